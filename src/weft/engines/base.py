@@ -1,0 +1,243 @@
+"""The engine protocol: one model, its KV fragments, one model call a step.
+
+An engine runs rows and owns the KV bytes. It knows nothing of trees, queues, handles or text. The scheduler
+is the only caller, from one thread at a time; an engine needs no lock.
+
+What a row sees::
+
+    path spans (root → tip)          dest (present slots)        row.tokens
+    ├──────── shared, read-only ─────┤├── own tail, if any ──────┤├── new: causal among themselves ──┤
+    0                                                            row.position
+
+Fragments hold the KV of consecutive tokens of one path. Slots are valid only at the position where they were
+written. `split` and `join` change how slots are grouped, never what a forward computes.
+
+Concrete engines import this module, `weft.tokens`, `weft.sampling` and `weft.errors`; never kv, sched or lm.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..sampling.chain import DrawBatch, DrawResult
+
+KVKind = Literal["addressable", "sequence", "hidden"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is and can do; fixed for its life.
+
+    kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident leaves) or
+    "hidden" (no fragments: rows carry whole paths in `tokens`).
+    kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden.
+    overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step before.
+    owner_thread: every call must come from the thread that made the first one.
+    own_random: `Output.draw` does not follow Weft's random streams.
+    """
+
+    name: str
+    model: str
+    n_layers: int
+    n_vocab: int
+    n_positions: int
+    kv_bytes_per_token: int
+    dtype: str
+    fingerprint: str
+    device: str = "cpu"
+    kv: KVKind = "addressable"
+    max_paths: int | None = None
+    overlap: bool = False
+    owner_thread: bool = False
+    own_random: bool = False
+    adapters: frozenset[str] = frozenset()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Fragment:
+    """KV slots of consecutive tokens; engines subclass it. `length` counts the slots that hold tokens."""
+
+    __slots__ = ("length",)
+
+    def __init__(self, length: int = 0) -> None:
+        self.length = length
+
+
+class Span(NamedTuple):
+    """The first `length` slots of a fragment."""
+
+    fragment: Fragment
+    length: int
+
+
+class LateTokens(NamedTuple):
+    """One token that a launched step drew and the host has not seen: entry `index` of `draws`."""
+
+    draws: Draws
+    index: int
+
+
+class ScoreSpan(NamedTuple):
+    """Ask how likely given tokens are.
+
+    start: row-local index of the token whose logits score targets[0]; targets[i] is scored at start + i.
+    top: also give the `top` likeliest ids at every position (0: none).
+    """
+
+    start: int
+    targets: tuple[int, ...]
+    top: int = 0
+
+
+@dataclass(slots=True)
+class Score:
+    """Answer to a ScoreSpan of n targets, from raw logits, full vocabulary, natural log.
+
+    logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top], top_logprobs
+    float32 [n, top], likeliest first, ties by lower id.
+    """
+
+    logprobs: NDArray[np.float32]
+    entropies: NDArray[np.float32]
+    ranks: NDArray[np.int64]
+    top_ids: NDArray[np.int64]
+    top_logprobs: NDArray[np.float32]
+
+
+class Row:
+    """One cursor's share of a step. The scheduler may reuse the object for its next step.
+
+    path: spans from the root, `length` slots of each, in order. Rows from one place share the same tuple
+    object, so an engine may group by identity.
+    tokens: ids to run, at least one; or LateTokens (exactly one token). Hidden engines: the whole path.
+    position: absolute position of tokens[0] (0 for hidden engines).
+    dest: receives the new slots; may already hold some, which the row sees after its path. None: nothing is
+    written, the slots live for this call only.
+    logits_at: row-local indices, ascending, whose logits are wanted.
+    """
+
+    __slots__ = ("adapter", "dest", "logits_at", "path", "position", "scores", "tokens")
+
+    def __init__(
+        self,
+        path: tuple[Span, ...],
+        tokens: Sequence[int] | LateTokens,
+        position: int,
+        dest: Fragment | None = None,
+        logits_at: tuple[int, ...] = (),
+        scores: tuple[ScoreSpan, ...] = (),
+        adapter: str | None = None,
+    ) -> None:
+        self.path = path
+        self.tokens = tokens
+        self.position = position
+        self.dest = dest
+        self.logits_at = logits_at
+        self.scores = scores
+        self.adapter = adapter
+
+    @property
+    def n_tokens(self) -> int:
+        return 1 if isinstance(self.tokens, LateTokens) else len(self.tokens)
+
+
+class Draws(Protocol):
+    """Tokens drawn by a step, perhaps still on their way to the host."""
+
+    def result(self) -> DrawResult:
+        """Wait for the draws and return them. Raises ForwardError if the step failed."""
+        ...
+
+
+class Output(ABC):
+    """What one forward gives. Logits rows are numbered in row order, then `logits_at` order."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block until the step is done. Raises whatever made it fail."""
+
+    @abstractmethod
+    def logits(self, index: int) -> NDArray[np.float32]:
+        """Raw logits row `index` on the host: float32 [V], the caller's own copy. Waits."""
+
+    @abstractmethod
+    def scores(self) -> list[list[Score]]:
+        """One list a row, one Score a ScoreSpan. Waits."""
+
+    @abstractmethod
+    def draw(self, batch: DrawBatch) -> Draws:
+        """Draw tokens from this step's logits rows (`batch.rows` are their numbers); does not wait."""
+
+
+class Usage(NamedTuple):
+    """slots: slots that hold tokens; bytes: bytes allocated for KV now, spare room included."""
+
+    slots: int
+    bytes: int
+
+
+class Fragments(ABC):
+    """The KV memory of an engine. All methods change it, except `export` and `usage`; none moves a position."""
+
+    @abstractmethod
+    def new(self, parent: Fragment | None) -> Fragment:
+        """Make an empty fragment whose path continues `parent` (None: at the root)."""
+
+    @abstractmethod
+    def split(self, fragment: Fragment, at: int) -> Fragment:
+        """Cut before slot `at` (0 < at < length): return the new upper part; `fragment` becomes the lower."""
+
+    @abstractmethod
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        """Put `upper`'s slots before `lower`'s; `upper` is gone, `lower` is the whole."""
+
+    @abstractmethod
+    def trim(self, fragment: Fragment, length: int) -> None:
+        """Forget the slots from `length` on (0 <= length <= fragment.length)."""
+
+    @abstractmethod
+    def settle(self, fragment: Fragment) -> None:
+        """The fragment will not grow soon: give spare room back."""
+
+    @abstractmethod
+    def free(self, fragment: Fragment) -> None:
+        """Give all slots back; the fragment must not be used again."""
+
+    @abstractmethod
+    def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """Copy the slots to host arrays that `load` of the same model accepts. Waits for launched steps."""
+
+    @abstractmethod
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
+        """Make a fragment from exported arrays, at the position where they were exported."""
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """What is held now."""
+
+
+class Engine(ABC):
+    """One loaded model. `fragments` is None for hidden engines."""
+
+    info: EngineInfo
+    fragments: Fragments | None
+
+    @abstractmethod
+    def forward(self, rows: Sequence[Row]) -> Output:
+        """Run all rows in one model call and append their slots to their `dest`.
+
+        Rows of one call never depend on each other, all have the same adapter, and no two share a `dest`.
+        On return every `dest.length` has grown by the row's tokens; on an exception none has.
+        An overlapping engine may raise later, from `Output.wait`; the scheduler then trims.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back; idempotent."""

@@ -1,0 +1,145 @@
+"""Every error Weft raises on purpose.
+
+WeftError
+├── ConfigError [ValueError]
+├── EngineError
+│   ├── EngineUnavailable [ImportError]
+│   ├── ModelLoadError
+│   ├── Unsupported [NotImplementedError]
+│   └── ForwardError
+├── CapacityError
+│   ├── KVFull
+│   └── ContextOverflow [ValueError]
+├── TreeError
+│   ├── StaleHandle
+│   ├── HasChildren
+│   └── Terminal
+├── ConstraintError
+│   ├── GrammarError [ValueError]
+│   └── DeadEnd
+├── StoreError
+│   ├── FormatError
+│   └── ModelMismatch
+├── Conflict
+├── QueueFull
+└── Cancelled
+    └── BatchAbandoned [RuntimeError]
+
+The built-in in brackets is a second parent, so callers may catch either. A message says what was wrong,
+what is allowed and what to do; `hint` repeats the last part for interfaces that show it apart.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Base of all errors that Weft raises on purpose; `hint` says what to do next."""
+
+    hint: str = ""
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+
+
+class ConfigError(WeftError, ValueError):
+    """An argument is outside what is allowed."""
+
+
+class EngineError(WeftError):
+    """An engine could not do what was asked."""
+
+
+class EngineUnavailable(EngineError, ImportError):
+    """The engine's package is not installed; the message names the extra to install."""
+
+
+class ModelLoadError(EngineError):
+    """The model's files are missing, broken or do not belong together."""
+
+
+class Unsupported(EngineError, NotImplementedError):
+    """This engine or model cannot do it; the message names the capability."""
+
+
+class ForwardError(EngineError):
+    """A model call failed; every ticket of that step gets it, nothing of the step is kept."""
+
+
+class CapacityError(WeftError):
+    """Something does not fit."""
+
+
+class KVFull(CapacityError):
+    """A path does not fit in the KV budget even alone; `needed` and `capacity` are in slots."""
+
+    def __init__(self, message: str = "", *, needed: int = 0, capacity: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.needed = needed
+        self.capacity = capacity
+
+
+class ContextOverflow(CapacityError, ValueError):
+    """A path is longer than the model's context; `n_tokens` and `n_ctx` carry both numbers."""
+
+    def __init__(self, message: str = "", *, n_tokens: int = 0, n_ctx: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.n_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
+class TreeError(WeftError):
+    """A tree operation is not possible on this node."""
+
+
+class StaleHandle(TreeError):
+    """The handle was used after close, prune or removal."""
+
+
+class HasChildren(TreeError):
+    """A node with children was to be pruned alone."""
+
+
+class Terminal(TreeError):
+    """The node ended with an end token and cannot be grown (`force=True` grows it anyway)."""
+
+
+class ConstraintError(WeftError):
+    """A constraint cannot be built or followed."""
+
+
+class GrammarError(ConstraintError, ValueError):
+    """The grammar is not valid; the message gives line and reason."""
+
+
+class DeadEnd(ConstraintError):
+    """No token is legal here; carries the path."""
+
+
+class StoreError(WeftError):
+    """A loom could not be read or written."""
+
+
+class FormatError(StoreError):
+    """The file is not a loom, is broken, or has a newer format version."""
+
+
+class ModelMismatch(StoreError):
+    """The loom was saved with another model: fingerprints or vocabularies differ."""
+
+
+class Conflict(WeftError):
+    """Somebody else changed it meanwhile."""
+
+
+class QueueFull(WeftError):
+    """Too much is waiting; try again later."""
+
+
+class Cancelled(WeftError):
+    """The work was cancelled before it ended."""
+
+
+class BatchAbandoned(Cancelled, RuntimeError):
+    """The batch this work belonged to was given up."""

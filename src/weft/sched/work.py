@@ -1,0 +1,167 @@
+"""What faces ask of the scheduler: extends and runs, and the tickets that answer them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..errors import Cancelled
+
+if TYPE_CHECKING:
+    from ..kv.cursor import Place
+    from ..sampling.chain import Sampler
+
+FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", "error"]
+
+
+class Logits(NamedTuple):
+    """Want the raw logits after the path's first `depth` tokens; answered by float32 [V], the caller's own."""
+
+    depth: int
+
+
+class Scores(NamedTuple):
+    """Want the path's own tokens first+0, first+1, … last-1 scored (absolute depths, first >= 1).
+
+    Answered by one `engines.base.Score` over last - first targets; `top` likeliest ids at every position.
+    """
+
+    first: int
+    last: int
+    top: int = 0
+
+
+class Draw(NamedTuple):
+    """Want one token drawn by each sampler from the logits after the path's first `depth` tokens.
+
+    Answered by a `sampling.chain.DrawResult` in the samplers' order.
+    """
+
+    depth: int
+    samplers: tuple[Sampler, ...]
+
+
+Want = Logits | Scores | Draw
+
+
+@dataclass(slots=True, eq=False)
+class Extend:
+    """Run `tokens` after `place` and answer `wants`; depths may lie anywhere on the whole path.
+
+    No tokens: a read. The result is a list, one answer a want.
+    """
+
+    place: Place
+    tokens: Sequence[int] = ()
+    wants: tuple[Want, ...] = ()
+
+
+# Called after each token of a run, under the scheduler's lock: returns why the run ends, or None to go on.
+Sink = Callable[["RunState"], FinishReason | None]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Generate after `place` + `tokens` until a stop id, `max_tokens`, the context's end, or the sink says so.
+
+    stop_ids: end tokens; the one drawn is not part of the result.
+    sink: see Sink; exceptions raised by it fail this run only.
+    """
+
+    place: Place
+    sampler: Sampler
+    tokens: Sequence[int] = ()
+    stop_ids: frozenset[int] = frozenset()
+    max_tokens: int = 256
+    sink: Sink | None = None
+
+
+class RunState:
+    """The tokens of a run so far; lists grow in step. Sinks read it, nobody else writes it.
+
+    ended_by: the stop id that ended the run, if one did; it is in none of the lists.
+    """
+
+    __slots__ = ("ended_by", "entropies", "finish_reason", "logprobs", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.entropies: list[float] = []
+        self.finish_reason: FinishReason | None = None
+        self.ended_by: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RunResult:
+    """What a run made. `end` is the place after its last token, held for the caller.
+
+    logprobs, entropies: raw, full vocabulary, nats; one a token.
+    A cancelled run is a result too (finish_reason "cancelled"), with what it had made.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    finish_reason: FinishReason
+    ended_by: int | None
+    end: Place
+
+
+class Ticket:
+    """The answer to one item, when it comes. Callbacks run under the scheduler's lock: keep them short."""
+
+    __slots__ = ("_callbacks", "_event", "cancelled", "done", "error", "item", "value")
+
+    def __init__(self, item: Extend | Run) -> None:
+        self.item = item
+        self.done = False
+        self.cancelled = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[Ticket], None]] = []
+
+    def cancel(self) -> None:
+        """Ask for an early end: a run keeps what it made, an extend raises Cancelled. The next step does it."""
+        self.cancelled = True
+
+    def result(self) -> Any:
+        """Return the answer or raise the error; only when `done`."""
+        if self.error is not None:
+            raise self.error
+        if not self.done:
+            raise Cancelled("the ticket is not done yet; drive the LM first")
+        return self.value
+
+    def on_done(self, callback: Callable[[Ticket], None]) -> None:
+        """Call back once done (now, if it is)."""
+        if self.done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def resolve(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Set the answer once; the scheduler's part."""
+        if self.done:
+            return
+        self.value, self.error, self.done = value, error, True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a scheduler has done so far: tokens, steps, and seconds a phase (wall clock)."""
+
+    prefilled: int = 0
+    reused: int = 0
+    decoded: int = 0
+    recomputed: int = 0
+    steps: int = 0
+    parked: int = 0
+    evicted: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "forward": 0.0, "deliver": 0.0})
