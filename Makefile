@@ -1,0 +1,73 @@
+# Every target works from a fresh clone; stamp files keep later calls quick.
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_VENV ?= .venv-demo
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
+SOURCES = $(shell find src -type f -not -name '*.pyc')
+
+.PHONY: help demo test slow coverage lint format types pyright imports check dist clean
+
+help:
+	@echo "make demo      a venv with the base package, then weft demo"
+	@echo "make test      a venv with torch for CPUs, then the default tests"
+	@echo "make check     test, lint, types and imports, as CI does"
+	@echo "also: slow coverage lint format types pyright imports dist clean"
+
+demo: $(DEMO_VENV)/.stamp
+	$(DEMO_VENV)/bin/weft demo
+
+$(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install --quiet .
+	@touch $@
+
+# torch goes first and alone: "2.13.0+cpu", from pip's own sources or from PyTorch's CPU index, sorts above
+# PyPI's "2.13.0" (which is a CUDA build on Linux), whatever else is installed.
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
+	$(PIP) --editable '.[torch,dev]'
+	@touch $@
+
+test: $(VENV)/.stamp
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+slow: $(VENV)/.stamp
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+coverage: $(VENV)/.stamp
+	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+	$(BIN)/python -m coverage report --fail-under=100 \
+	    --include='src/weft/kv/*,src/weft/sched/*,src/weft/sampling/*'
+
+lint: $(VENV)/.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.stamp
+	$(BIN)/mypy
+
+pyright: $(VENV)/.stamp
+	$(BIN)/pyright
+
+imports: $(VENV)/.stamp
+	$(BIN)/lint-imports
+
+check: test lint types imports
+
+dist: $(VENV)/.stamp
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) $(DEMO_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

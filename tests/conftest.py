@@ -1,0 +1,39 @@
+"""Skips tests whose marker names a package or device that is not here, and says why."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+PACKAGES = {
+    "torch": ("torch", "transformers"),
+    "gpu": ("torch", "transformers"),
+    "mlx": ("mlx_lm",),
+    "llamacpp": ("llama_cpp",),
+    "vllm": ("vllm",),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {
+        marker: _why_not(marker)
+        for marker in PACKAGES
+        if any(item.get_closest_marker(marker) for item in items)
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_not(marker: str) -> str:
+    for package in PACKAGES[marker]:
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed"
+    if marker == "gpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            return "no CUDA device here"
+    return ""
