@@ -1,0 +1,176 @@
+"""Samplers of runs, and the chain that draws for many of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .history import History
+from .metrics import Moments, moments
+from .params import SamplingParams
+from .rng import uniform24
+from .settings import Settings
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class DrawResult:
+    """Tokens drawn, one a sampler, in their order.
+
+    ids: int64 [B]. logprobs, entropies: float32 [B], from raw logits, full vocabulary, nats: whatever the
+    temperature, the filters and the penalties were.
+    """
+
+    ids: Ids
+    logprobs: Floats
+    entropies: Floats
+
+
+@dataclass(slots=True)
+class DrawBatch:
+    """What to draw from one step's logits: `chain` draws sampler i from row rows[i] at positions[i].
+
+    rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
+    """
+
+    rows: Ids
+    chain: Chain
+    positions: NDArray[np.uint64]
+
+
+class Sampler:
+    """How one run draws: its parameters, its random stream, and the tokens its penalties count.
+
+    needs_host: the next draw depends on tokens that must have reached the host.
+    """
+
+    __slots__ = ("_history", "greedy", "needs_host", "params", "stream")
+
+    def __init__(self, params: SamplingParams, stream: int) -> None:
+        self.params = params
+        self.stream = stream
+        self.greedy = params.temperature == 0
+        self.needs_host = bool(
+            params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        )
+        self._history = History() if self.needs_host else None
+
+    @property
+    def history(self) -> History | None:
+        """The tokens counted so far; None without penalties."""
+        return self._history
+
+    def prime(self, prompt_ids: Iterable[int]) -> None:
+        """Note the prompt's tokens: repetition_penalty counts them, the other two do not."""
+        if self._history is not None:
+            self._history.see(prompt_ids)
+
+    def accept(self, token: int) -> None:
+        """Count one generated token."""
+        if self._history is not None:
+            self._history.generate(token)
+
+    def clone(self) -> Sampler:
+        """Return a sampler with the same stream and its own copy of the counts."""
+        twin = Sampler(self.params, self.stream)
+        twin._history = None if self._history is None else self._history.copy()
+        return twin
+
+
+class Chain:
+    """Draws for B samplers at once; make it once and keep it while the same samplers step together.
+
+    What a sampler draws from given logits depends on nothing else: not on its companions, nor their order.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self.samplers = tuple(samplers)
+        self._streams = np.array([sampler.stream for sampler in samplers], dtype=np.uint64)
+        self._rows = np.arange(len(samplers))
+        self._settings = Settings([sampler.params for sampler in samplers])
+        self._stateful = any(sampler.needs_host for sampler in samplers)
+        self._alike = not self._stateful and _alike(samplers)
+
+    def draw(
+        self, logits: Floats, rows: Ids, positions: NDArray[np.uint64]
+    ) -> DrawResult:
+        """Draw one token a sampler.
+
+        logits: float32 [R, V], raw; not modified. rows: int64 [B], which logits row each sampler draws from.
+        positions: uint64 [B].
+        Raises: ForwardError if a row is NaN, +inf or all -inf; DeadEnd if logit_bias leaves no token.
+        """
+        if not self.samplers:
+            return DrawResult(self._rows, *np.zeros((2, 0), dtype=np.float32))
+        raw, lane = self._distinct(logits, rows)
+        found = moments(raw)
+        if lane is None:
+            ids = self._choose(self._settings, raw, found, None, positions)
+            return DrawResult(ids, _logprobs(raw, self._rows, ids, found), found.entropies)
+        if self._alike:
+            settings = Settings([self.samplers[0].params] * len(raw))
+            ids = self._choose(settings, raw, found, lane, positions)
+        else:
+            wide = Moments(*(part[lane] for part in found))
+            ids = self._choose(self._settings, raw[lane], wide, None, positions)
+        return DrawResult(ids, _logprobs(raw, lane, ids, found), found.entropies[lane])
+
+    def _distinct(self, logits: Floats, rows: Ids) -> tuple[Floats, Ids | None]:
+        """Return the logits rows in use, and which of them each sampler draws from (None: its own)."""
+        n = len(self._rows)
+        if len(rows) == n == len(logits) and np.array_equal(rows, self._rows):
+            return logits, None
+        used, lane = np.unique(rows, return_inverse=True)
+        if len(used) == n:
+            return logits[rows], None
+        return logits[used], lane
+
+    def _choose(
+        self,
+        settings: Settings,
+        logits: Floats,
+        found: Moments,
+        lane: Ids | None,
+        positions: NDArray[np.uint64],
+    ) -> Ids:
+        histories = [sampler.history for sampler in self.samplers] if self._stateful else []
+        edited = settings.edit(logits, histories)
+        if settings.all_greedy:
+            ids = edited.argmax(axis=1)
+            return ids if lane is None else ids[lane]
+        kept = settings.temper(settings.filter(edited))
+        weights = found.weights if kept is logits else _weights(kept)
+        ids = _pick(weights, uniform24(self._streams, positions), lane)
+        greedy = settings.greedy_rows
+        if greedy.size:
+            ids[greedy] = edited[greedy].argmax(axis=1)
+        return ids
+
+
+def _alike(samplers: Sequence[Sampler]) -> bool:
+    """Whether all draw by the same rules; n, stop and seed may differ without harm, but then it is False."""
+    return all(sampler.params == samplers[0].params for sampler in samplers)
+
+
+def _weights(logits: Floats) -> Floats:
+    below = logits - logits.max(axis=1, keepdims=True)
+    return np.exp(below, out=below)
+
+
+def _logprobs(raw: Floats, lane: Ids, ids: Ids, found: Moments) -> Floats:
+    return raw[lane, ids] - found.peak[lane] - found.log_total[lane]
+
+
+def _pick(weights: Floats, u: NDArray[np.float64], lane: Ids | None) -> Ids:
+    """Return, for each u, the first id whose cumulative weight exceeds u * total."""
+    mass = np.cumsum(weights, axis=1, dtype=np.float64)
+    if len(mass) == 1:
+        return mass[0].searchsorted(u * mass[0, -1], side="right")
+    if lane is not None:
+        mass = mass[lane]
+    return (mass > (u * mass[:, -1])[:, None]).argmax(axis=1)

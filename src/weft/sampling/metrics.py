@@ -1,0 +1,97 @@
+"""Log-probabilities and entropies: raw logits, full vocabulary, natural log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engines.base import Score
+from ..errors import ForwardError
+
+Floats = NDArray[np.float32]
+
+
+class Moments(NamedTuple):
+    """What one pass over logits [B, V] gives.
+
+    peak: [B], the largest logit. weights: [B, V], exp(logit - peak). log_total: [B], log of the weights' sum.
+    entropies: [B], nats.
+    """
+
+    peak: Floats
+    weights: Floats
+    log_total: Floats
+    entropies: Floats
+
+
+def shifted(logits: Floats) -> Floats:
+    """Return the logits minus their row's largest."""
+    return logits - logits.max(axis=1, keepdims=True)
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Return log-probabilities: float32 [B, V]."""
+    below = shifted(logits)
+    return below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+
+
+def moments(logits: Floats) -> Moments:
+    """Return what a draw and its figures share, with one exp an entry. logits: float32 [B, V]; not modified.
+
+    Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
+    """
+    # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
+    with np.errstate(invalid="ignore"):
+        peak = logits.max(axis=1)
+        below = logits - peak[:, None]
+        weights = np.exp(below)
+        total = weights.sum(axis=1)
+        np.multiply(below, weights, out=below)
+        mean = below.sum(axis=1)
+        if np.isnan(mean).any():
+            mean = _repaired(below, total)
+    log_total = np.log(total)
+    entropies = np.maximum(log_total - mean / total, np.float32(0))
+    return Moments(peak, weights, log_total, entropies)
+
+
+def logprob_entropy(logits: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return the log-probability of ids [B] and the entropy of every row: float32 [B] each."""
+    found = moments(logits)
+    chosen = logits[np.arange(len(ids)), ids]
+    return chosen - found.peak - found.log_total, found.entropies
+
+
+def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
+    """Score one target a row. logits: float32 [n, V], raw; not modified."""
+    from .filters import largest
+
+    found = moments(logits)
+    chosen = logits[np.arange(len(targets)), targets][:, None]
+    base = (found.peak + found.log_total)[:, None]
+    top_ids = largest(logits, top) if top else np.empty((len(targets), 0), dtype=np.int64)
+    return Score(
+        logprobs=(chosen - found.peak[:, None] - found.log_total[:, None])[:, 0],
+        entropies=found.entropies,
+        ranks=_ranks(logits, targets, chosen),
+        top_ids=top_ids,
+        top_logprobs=np.take_along_axis(logits, top_ids, axis=1) - base,
+    )
+
+
+def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArray[np.int64]:
+    earlier = np.arange(logits.shape[1]) < targets[:, None]
+    before = (logits > chosen) | ((logits == chosen) & earlier)
+    return before.sum(axis=1, dtype=np.int64)
+
+
+def _repaired(products: Floats, total: Floats) -> Floats:
+    """Return the row sums of weight * shifted logit, where -inf logits made 0 * -inf = NaN."""
+    if not np.isfinite(total).all():
+        raise ForwardError(
+            "the model gave logits that are NaN, +inf or all -inf; the weights or the dtype are at fault",
+            hint="Load the model in float32, or check its files.",
+        )
+    return np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)

@@ -1,0 +1,291 @@
+"""SamplingParams: how tokens are drawn; one frozen value for every face, flag and field."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, TypedDict
+
+from ..errors import ConfigError, Unsupported
+
+_log = logging.getLogger(__name__)
+
+# Names from other libraries, and what to write here instead.
+_FOREIGN = {
+    "best_of": "n",
+    "do_sample": "temperature (0 is greedy)",
+    "grammar": "constraint",
+    "length_penalty": "no option here; rank finished branches by their mean log-probability",
+    "logprobs": "no option here; log-probabilities are always recorded",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens (it counts new tokens only)",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_beams": "n (plain branches)",
+    "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "num_samples": "n",
+    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "response_format": "constraint",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "temp": "temperature",
+    "topk": "top_k",
+    "topp": "top_p",
+    "typical": "typical_p",
+}
+# What a model's generation_config.json may set, when its do_sample is true.
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The keywords of SamplingParams, for `**sampling: Unpack[SamplingOptions]`."""
+
+    n: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    constraint: Any
+    temperature_first: bool
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class SamplingParams:
+    """How tokens are drawn, checked when made; equal values are equal and hashable.
+
+    n: continuations of a node. max_tokens: new tokens of each at most.
+    temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
+    repetition_penalty: on prompt and generated tokens; presence and frequency: on generated ones only.
+    logit_bias: added to raw logits, by token id; kept as sorted pairs.
+    stop: strings that end a continuation; kept as a tuple.
+    seed: makes a call reproducible; None takes a fresh one.
+    temperature_first: temperature before the filters instead of after them.
+    """
+
+    n: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    stop: tuple[str, ...]
+    seed: int | None
+    constraint: Any
+    temperature_first: bool
+
+    # Written out, so that arguments may be wider (a dict, one string) than what is kept.
+    def __init__(
+        self,
+        *,
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        constraint: Any = None,
+        temperature_first: bool = False,
+    ) -> None:
+        if constraint is not None:
+            raise Unsupported(
+                "constraint is not supported yet: grammars come later. Leave constraint out",
+                hint="Leave constraint out.",
+            )
+        checked = {
+            "n": _whole("n", n, 1),
+            "max_tokens": _whole("max_tokens", max_tokens, 1),
+            "temperature": _number("temperature", temperature, low=0.0),
+            "top_p": _number("top_p", top_p, low=0.0, high=1.0, open_low=True),
+            "top_k": _whole("top_k", top_k, 0),
+            "min_p": _number("min_p", min_p, low=0.0, high=1.0),
+            "typical_p": _number("typical_p", typical_p, low=0.0, high=1.0, open_low=True),
+            "repetition_penalty": _number(
+                "repetition_penalty", repetition_penalty, low=0.0, open_low=True
+            ),
+            "presence_penalty": _number("presence_penalty", presence_penalty),
+            "frequency_penalty": _number("frequency_penalty", frequency_penalty),
+            "logit_bias": _biases(logit_bias),
+            "stop": _stops(stop),
+            "seed": None if seed is None else _whole("seed", seed, 0, 2**64 - 1),
+            "constraint": None,
+            "temperature_first": _flag("temperature_first", temperature_first),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def resolve(
+        cls, given: Mapping[str, Any], defaults: SamplingParams | None = None
+    ) -> SamplingParams:
+        """Return `defaults` (None: neutral) with what was given; an unknown keyword raises ConfigError."""
+        for name in given:
+            if name not in _NAMES:
+                raise _unknown(name)
+        base = {} if defaults is None else {name: getattr(defaults, name) for name in _NAMES}
+        return cls(**{**base, **given})
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
+        """Return what a model's generation_config.json asks for; neutral unless its do_sample is true.
+
+        A value outside what is allowed here is left at its default, with a warning in the log.
+        """
+        taken = cls()
+        if not config.get("do_sample"):
+            return taken
+        for name in _FROM_MODEL:
+            if config.get(name) is None:
+                continue
+            try:
+                taken = cls.resolve({name: config[name]}, taken)
+            except ConfigError as error:
+                _log.warning("generation_config.json: %s; the default is used", error)
+        return taken
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values as plain JSON data; infinite biases become the strings "inf" and "-inf"."""
+        data: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
+        data["stop"] = list(self.stop)
+        data["logit_bias"] = {
+            str(token_id): value if math.isfinite(value) else str(value)
+            for token_id, value in self.logit_bias
+        }
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SamplingParams:
+        """Read what `to_dict` wrote; names that are absent take their default."""
+        biases = data.get("logit_bias") or {}
+        try:
+            parsed = {int(token_id): float(value) for token_id, value in biases.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"logit_bias is {biases!r}; allowed is a mapping from token id to number"
+            ) from error
+        return cls.resolve({**data, "logit_bias": parsed})
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{name}={getattr(self, name)!r}"
+            for name in _NAMES
+            if getattr(self, name) != getattr(_NEUTRAL, name)
+        ]
+        return f"SamplingParams({', '.join(changed)})"
+
+
+def _unknown(name: str) -> ConfigError:
+    right = _FOREIGN.get(name)
+    if right is not None and right.startswith("no option"):
+        message = f"{name}? There is {right}"
+    elif right is not None:
+        message = f"{name}? Here it is {right}"
+    else:
+        close = difflib.get_close_matches(name, _NAMES, n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(_NAMES)}"
+    return ConfigError(message, hint=message)
+
+
+def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    allowed = f"a whole number >= {low}" if high is None else f"a whole number from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
+    whole = int(value)
+    if whole < low or (high is not None and whole > high):
+        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
+    return whole
+
+
+def _number(
+    name: str,
+    value: object,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+) -> float:
+    allowed = "a finite number"
+    if low > -math.inf:
+        allowed += f" {'>' if open_low else '>='} {low:g}"
+    if high < math.inf:
+        allowed += f" and <= {high:g}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
+    number = float(value)
+    outside = number < low or number > high or (open_low and number == low)
+    if outside or not math.isfinite(number):
+        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
+    return number
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; allowed is True or False")
+    return value
+
+
+def _biases(
+    given: Mapping[int, float] | Sequence[tuple[int, float]] | None,
+) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = dict(given or ())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"logit_bias is {given!r}; allowed is a mapping from token id to number"
+        ) from error
+    return tuple(sorted(_bias(token_id, value) for token_id, value in pairs.items()))
+
+
+def _bias(token_id: object, value: object) -> tuple[int, float]:
+    whole = _whole("a token id in logit_bias", token_id, 0)
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
+        raise ConfigError(
+            f"logit_bias of token {whole} is {value!r}; allowed is any number, "
+            "-inf to forbid the token included"
+        )
+    return whole, float(value)
+
+
+def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    try:
+        stops = (given,) if isinstance(given, str) else tuple(given)
+    except TypeError as error:
+        raise ConfigError(f"stop is {given!r}; allowed is a string or strings") from error
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise ConfigError(
+                f"stop has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
+            )
+    return tuple(dict.fromkeys(stops))
+
+
+_NAMES = tuple(field.name for field in fields(SamplingParams))
+_NEUTRAL = SamplingParams()
