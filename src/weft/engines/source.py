@@ -1,0 +1,286 @@
+"""Where a model's files are: the packaged folder, the user's folder, or the Hub's own cache."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib.resources
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, ModelLoadError, Unsupported
+
+# phase ("download"), bytes done, bytes in all, a note. May be called from other threads.
+Progress = Callable[[str, int, int, str], None]
+
+EMBEDDED = "tiny"
+WANTED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.jinja",
+    "chat_template.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_log = logging.getLogger("weft.engines")
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on the Hub: `org/name`, and a branch, tag or commit (None: the default branch)."""
+
+    id: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.revision}" if self.revision else self.id
+
+
+def resolve(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+    remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Return the folder with the model's files, downloading them into the Hub's cache if need be.
+
+    The Hub's client, cache and environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+    HF_HUB_OFFLINE) are used. When the Hub is no help, a cached copy is used if there is one.
+
+    Args:
+        model: "tiny" (the embedded model), a folder, `org/name` or `org/name@revision`.
+        remote_code: also fetch the repository's Python files (nothing is run here).
+        progress: told size and destination before the first byte is fetched, then how far it is;
+            without it the Hub's client shows its own bars.
+
+    Raises:
+        ConfigError: `model` is none of these, or names two revisions.
+        ModelLoadError: there is no such folder, repository, revision or cached copy.
+        Unsupported: a GGUF file.
+    """
+    name = os.fspath(model)
+    if name == EMBEDDED:
+        return _embedded(revision)
+    folder = Path(name).expanduser()
+    if name.lower().endswith(".gguf"):
+        raise Unsupported(
+            f"{name} is a GGUF file; the llama.cpp engine that reads it is not in this version yet",
+            hint="Use a Transformers-format folder (config.json, *.safetensors) of the same model.",
+        )
+    if name and folder.exists():
+        return _local(folder, revision)
+    wanted = _hub_model(name, revision)
+    return _from_hub(wanted, token, local_files_only, remote_code, progress)
+
+
+def cached_models() -> list[str]:
+    """Return the ids of the models in the Hub's cache, sorted; reads one folder listing."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
+    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+
+
+def _embedded(revision: str | None) -> Path:
+    if revision:
+        raise ConfigError(
+            f'the embedded model "{EMBEDDED}" has one revision, got {revision!r}; leave it out'
+        )
+    folder = Path(str(importlib.resources.files("weft").joinpath("data", EMBEDDED)))
+    if not folder.is_dir():
+        raise ModelLoadError(f"the embedded model is missing at {folder}; install weft again")
+    return folder
+
+
+def _local(folder: Path, revision: str | None) -> Path:
+    if not folder.is_dir():
+        raise ModelLoadError(
+            f"{folder} is a file; give the folder that holds config.json and *.safetensors"
+        )
+    if revision:
+        raise ConfigError(
+            f"revision={revision!r} is for models on the Hub; the folder {folder} has only one"
+        )
+    return folder
+
+
+def _hub_model(name: str, revision: str | None) -> HubModel:
+    id_, at, tag = name.partition("@")
+    if at and not tag:
+        raise ConfigError(f"{name!r} ends in @: give a branch, tag or commit after it")
+    if tag and revision and tag != revision:
+        raise ConfigError(
+            f"two revisions: {tag!r} in {name!r} and revision={revision!r}; give one of them"
+        )
+    if _HUB_ID.fullmatch(id_):
+        return HubModel(id_, tag or revision)
+    if any(mark in name for mark in ("/", "\\")) or name.startswith((".", "~")):
+        raise ModelLoadError(f"there is no folder {name}{_nearest(name)}")
+    raise ConfigError(
+        f'model {name!r} is not known: allowed are "{EMBEDDED}", a folder, and a Hub id '
+        f"such as org/name or org/name@revision{_nearest(name)}"
+    )
+
+
+def _from_hub(
+    wanted: HubModel,
+    token: str | None,
+    local_files_only: bool,
+    remote_code: bool,
+    progress: Progress | None,
+) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    options: dict[str, Any] = {
+        "repo_id": wanted.id,
+        "revision": wanted.revision,
+        "token": token,
+        "allow_patterns": [*WANTED, *(("*.py",) if remote_code else ())],
+        # fnmatch's * crosses slashes: without this, copies in onnx/ or original/ would come too.
+        "ignore_patterns": ["*/*"],
+    }
+    if local_files_only or constants.HF_HUB_OFFLINE:
+        return _from_cache(wanted, options, None)
+    try:
+        missing = _missing_bytes(wanted, options)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the client's errors, and those of the HTTP library below it
+        return _from_cache(wanted, options, error)
+    if missing:
+        note = f"{wanted}: {_size(missing)} to {constants.HF_HUB_CACHE}"
+        _log.info("downloading %s", note)
+        if progress is not None:
+            progress("download", 0, missing, note)
+            options["tqdm_class"] = _reporting_bar(progress, missing, note)
+    try:
+        path = Path(snapshot_download(**options))
+    except Exception as error:
+        raise _readable(wanted, error) from error
+    if missing and progress is not None:
+        progress("download", missing, missing, f"{wanted}: in {path}")
+    return path
+
+
+def _missing_bytes(wanted: HubModel, options: dict[str, Any]) -> int:
+    """Return how many bytes of the wanted files are not cached yet; refuse what is no model."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    api = HfApi(token=options["token"])
+    info = api.model_info(wanted.id, revision=wanted.revision, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    files = [name for name in sizes if _is_wanted(name, options["allow_patterns"])]
+    if not any(name.endswith(".safetensors") for name in files) or "config.json" not in files:
+        raise ModelLoadError(
+            f"{wanted} has no Transformers-format weights (config.json and model*.safetensors); "
+            f"it holds {', '.join(sorted(sizes)[:8]) or 'nothing'}",
+            hint="Choose a repository that has safetensors weights.",
+        )
+    return sum(
+        sizes[name]
+        for name in files
+        if not isinstance(try_to_load_from_cache(wanted.id, name, revision=info.sha), str)
+    )
+
+
+def _is_wanted(name: str, patterns: list[str]) -> bool:
+    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _from_cache(wanted: HubModel, options: dict[str, Any], reason: Exception | None) -> Path:
+    """Return the cached folder; `reason` is why the Hub was no help (None: it was not asked)."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = Path(snapshot_download(**options, local_files_only=True))
+    except Exception as error:
+        raise _readable(wanted, reason or error) from (reason or error)
+    if reason is not None:
+        _log.warning("using the cached %s: %s", wanted, _first_line(reason))
+    return path
+
+
+def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
+    """Say in our own words what the Hub's client said, and what can be done."""
+    from huggingface_hub import constants, errors
+
+    nearest, hub, cache = _nearest(wanted.id), constants.ENDPOINT, constants.HF_HUB_CACHE
+    match error:
+        case errors.GatedRepoError():
+            what = f"{wanted} is gated: accept its terms at {hub}/{wanted.id}"
+            todo = "then pass token=… or set HF_TOKEN"
+        case errors.RepositoryNotFoundError():
+            what = f"{wanted} is neither a folder here nor a public model at {hub}"
+            todo = f"check the name; for a private model pass token=… or set HF_TOKEN{nearest}"
+        case errors.RevisionNotFoundError():
+            what = f"{wanted.id} has no revision {wanted.revision!r}"
+            todo = f"give a branch, a tag or a full commit hash: {hub}/{wanted.id}/tree/main"
+        case errors.LocalEntryNotFoundError():
+            what = f"{wanted} is not (wholly) in the cache {cache}, and the Hub may not be asked"
+            todo = f"load it once without local_files_only and HF_HUB_OFFLINE=1{nearest}"
+        case _:
+            what = f"could not get {wanted} from {hub}: {_first_line(error)}"
+            todo = f"check the connection, HF_ENDPOINT and the free space in {cache}{nearest}"
+    return ModelLoadError(f"{what}; {todo}")
+
+
+def _nearest(name: str) -> str:
+    """Return '; near it: …' with known names that look alike, or ''."""
+    known = {full.lower(): full for full in [EMBEDDED, *cached_models()]}
+    short = {full.rpartition("/")[2]: full for full in known}
+    asked = name.partition("@")[0].lower()
+    hits = difflib.get_close_matches(asked, known, 3, 0.6)
+    hits += [short[hit] for hit in difflib.get_close_matches(asked, short, 3, 0.75)]
+    names = list(dict.fromkeys(known[hit] for hit in hits))
+    return f"; near it: {', '.join(names)}" if names else ""
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _size(n_bytes: int) -> str:
+    if n_bytes < 1000:
+        return f"{n_bytes} bytes"
+    size, units = n_bytes / 1000, iter(("kB", "MB", "GB"))
+    unit = next(units)
+    while size >= 1000 and unit != "GB":
+        size, unit = size / 1000, next(units)
+    return f"{size:.1f} {unit}"
+
+
+def _reporting_bar(progress: Progress, total: int, note: str) -> type:
+    """Return a bar class for the Hub's client that shows nothing and tells `progress` the bytes."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.counts_bytes = options.get("unit") == "B"
+            self.done = int(options.get("initial") or 0)
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            self.done += int(n or 0)
+            # The client keeps one bar of received and one of written bytes, so the figure may fall
+            # back once; it never exceeds the total.
+            if self.counts_bytes:
+                progress("download", min(self.done, total), total, note)
+
+    return Bar

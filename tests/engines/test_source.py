@@ -1,0 +1,267 @@
+"""Where models come from: the wheel, a folder, and a Hub that runs here on 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loopback_hub import Hub, Repo, serve
+from weft.engines import source
+from weft.engines.source import resolve
+from weft.errors import ConfigError, ModelLoadError, Unsupported
+
+TINY = Path(source.__file__).parents[1] / "data" / "tiny"
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "chat_template.jinja": b"{{ x }}",
+    "model.safetensors": b"w" * 5000,
+    "README.md": b"# readme",
+    "pytorch_model.bin": b"p" * 9000,
+    "consolidated.safetensors": b"c" * 9000,
+    "modeling_own.py": b"raise SystemExit",
+    "onnx/config.json": b"{}",
+}
+WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, bars off, and no way to the real Hub."""
+    from huggingface_hub import constants
+
+    folder = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    _point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}")
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serve() as hub:
+        _point_at(monkeypatch, hub.url)
+        hub.add(Repo("maker/model")).push("main", FILES)
+        yield hub
+
+
+def _point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_tiny_is_the_packaged_folder() -> None:
+    assert resolve("tiny") == TINY
+    assert (TINY / "model.safetensors").is_file()
+
+
+def test_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path)) == tmp_path
+    assert resolve(tmp_path) == tmp_path
+
+
+def test_revision_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has one revision, got 'x'"):
+        resolve("tiny", revision="x")
+    with pytest.raises(ConfigError, match="for models on the Hub"):
+        resolve(tmp_path, revision="x")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/nowhere", "a/b/c"])
+def test_missing_folder_is_named(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"there is no folder {name}"):
+        resolve(name)
+
+
+def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(ModelLoadError, match="is a file; give the folder"):
+        resolve(file)
+
+
+def test_gguf_names_the_engine_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"llama\.cpp engine"):
+        resolve(tmp_path / "model.GGUF")
+
+
+@pytest.mark.parametrize("name", ["", "tinny", "org/", "a b/c@"])
+def test_unknown_name_says_what_is_allowed(name: str) -> None:
+    with pytest.raises((ConfigError, ModelLoadError)):
+        resolve(name)
+
+
+def test_unknown_name_offers_the_nearest(cache: Path) -> None:
+    (cache / "models--Qwen--Qwen3-0.6B").mkdir(parents=True)
+    assert source.cached_models() == ["Qwen/Qwen3-0.6B"]
+    with pytest.raises(ConfigError, match="near it: tiny"):
+        resolve("tinny")
+    with pytest.raises(ConfigError, match="near it: Qwen/Qwen3-0.6B"):
+        resolve("qwen3-0.6b")
+
+
+def test_at_without_revision_and_two_revisions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ends in @"):
+        resolve("maker/model@")
+    with pytest.raises(ConfigError, match="two revisions: 'a'"):
+        resolve("maker/model@a", revision="b")
+
+
+def test_download_takes_only_the_wanted_files(hub: Hub, cache: Path) -> None:
+    folder = resolve("maker/model")
+    assert _files(folder) == WANTED
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert folder.is_relative_to(cache)
+
+
+def test_remote_code_comes_only_when_asked(hub: Hub) -> None:
+    assert _files(resolve("maker/model", remote_code=True)) == WANTED | {"modeling_own.py"}
+
+
+def test_size_and_destination_come_before_the_first_byte(hub: Hub, cache: Path) -> None:
+    told: list[tuple[str, int, int, str]] = []
+    served: list[int] = []
+    lock = threading.Lock()
+
+    def progress(phase: str, done: int, total: int, note: str) -> None:
+        with lock:
+            told.append((phase, done, total, note))
+            served.append(sum("/resolve/" in request for request in hub.requests))
+
+    resolve("maker/model", progress=progress)
+    total = sum(len(FILES[name]) for name in WANTED)
+    assert told[0] == ("download", 0, total, f"maker/model: 5.0 kB to {cache}")
+    assert served[0] == 0
+    assert told[-1][:3] == ("download", total, total)
+    assert all(0 <= done <= total for _, done, _, _ in told)
+    told.clear()
+    resolve("maker/model", progress=progress)
+    assert told == []
+
+
+def test_cached_copy_needs_no_network(hub: Hub) -> None:
+    folder = resolve("maker/model")
+    asked = len(hub.requests)
+    assert resolve("maker/model", local_files_only=True) == folder
+    assert len(hub.requests) == asked
+
+
+def test_cached_copy_serves_when_the_hub_is_away(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = resolve("maker/model")
+    _point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}")
+    with caplog.at_level("WARNING", logger="weft.engines"):
+        assert resolve("maker/model") == folder
+    assert "using the cached maker/model" in caplog.text
+
+
+def test_offline_switch_is_obeyed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelLoadError, match="not .* in the cache .*HF_HUB_OFFLINE=1"):
+        resolve("maker/model")
+    assert hub.requests == []
+
+
+def test_local_files_only_without_a_copy_is_readable(hub: Hub) -> None:
+    with pytest.raises(ModelLoadError, match="load it once without local_files_only"):
+        resolve("maker/model", local_files_only=True)
+    assert hub.requests == []
+
+
+def test_revisions_are_kept_apart(hub: Hub) -> None:
+    sha = hub.repos["maker/model"].push("v2", {**FILES, "config.json": b'{"v": 2}'})
+    first = resolve("maker/model")
+    assert (resolve("maker/model@v2") / "config.json").read_bytes() == b'{"v": 2}'
+    assert resolve("maker/model", revision=sha) == resolve("maker/model@v2")
+    assert (first / "config.json").read_bytes() == b"{}"
+
+
+def test_new_commit_fetches_only_what_changed(hub: Hub) -> None:
+    resolve("maker/model")
+    hub.repos["maker/model"].push("main", {**FILES, "config.json": b'{"v": 3}'})
+    hub.requests.clear()
+    assert (resolve("maker/model") / "config.json").read_bytes() == b'{"v": 3}'
+    assert not any(r.startswith("GET") and r.endswith("model.safetensors") for r in hub.requests)
+
+
+def test_unknown_repository_offers_the_nearest_cached(hub: Hub) -> None:
+    resolve("maker/model")
+    with pytest.raises(ModelLoadError, match="neither a folder here nor .*near it: maker/model"):
+        resolve("maker/modle")
+
+
+def test_unknown_revision_is_named(hub: Hub) -> None:
+    with pytest.raises(ModelLoadError, match="maker/model has no revision 'v9'"):
+        resolve("maker/model@v9")
+
+
+def test_private_repository_opens_with_its_token(hub: Hub) -> None:
+    hub.add(Repo("maker/secret", token="hf_t")).push("main", FILES)
+    with pytest.raises(ModelLoadError, match="pass token="):
+        resolve("maker/secret")
+    assert _files(resolve("maker/secret", token="hf_t")) == WANTED
+
+
+def test_gated_repository_says_where_its_terms_are(hub: Hub) -> None:
+    hub.add(Repo("maker/gated", token="hf_t", gated=True)).push("main", FILES)
+    with pytest.raises(ModelLoadError, match=f"accept its terms at {hub.url}/maker/gated"):
+        resolve("maker/gated")
+
+
+def test_repository_without_safetensors_is_refused_before_the_download(hub: Hub) -> None:
+    hub.add(Repo("maker/old")).push("main", {"config.json": b"{}", "pytorch_model.bin": b"p"})
+    with pytest.raises(ModelLoadError, match=r"holds config\.json, pytorch_model\.bin"):
+        resolve("maker/old")
+    assert not any("/resolve/" in request for request in hub.requests)
+
+
+def test_unreachable_hub_is_readable() -> None:
+    with pytest.raises(ModelLoadError, match="could not get maker/model from http://127.0.0.1"):
+        resolve("maker/model")
+
+
+def test_environment_of_the_hub_client_is_enough(hub: Hub, tmp_path: Path) -> None:
+    """The variables alone, in a fresh process: nothing in it is patched."""
+    code = "from weft.engines.source import resolve; print(resolve('maker/model'))"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    environment.update(PYTHONPATH=os.pathsep.join(sys.path), HF_HUB_DISABLE_PROGRESS_BARS="1")
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    folder = Path(done.stdout.strip())
+    assert folder.is_relative_to(tmp_path / "home" / "hub")
+    assert _files(folder) == WANTED
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(7, "7 bytes"), (1500, "1.5 kB"), (2 * 10**6, "2.0 MB"), (3e12, "3000.0 GB")],
+)
+def test_sizes_read_well(n_bytes: int, text: str) -> None:
+    assert source._size(int(n_bytes)) == text
