@@ -102,7 +102,7 @@ def _embedded(revision: str | None) -> Path:
         raise ConfigError(
             f'the embedded model "{EMBEDDED}" has one revision, got {revision!r}; leave it out'
         )
-    folder = Path(str(importlib.resources.files("weft").joinpath("data", EMBEDDED)))
+    folder = Path(str(importlib.resources.files("weft") / "data" / EMBEDDED))
     if not folder.is_dir():
         raise ModelLoadError(f"the embedded model is missing at {folder}; install weft again")
     return folder
