@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from ..engines.base import Score
 from ..errors import ForwardError
+from .order import largest
+from .scratch import Scratch
 
 Floats = NDArray[np.float32]
 
@@ -37,16 +39,20 @@ def log_softmax(logits: Floats) -> Floats:
     return below - np.log(np.exp(below).sum(axis=1, keepdims=True))
 
 
-def moments(logits: Floats) -> Moments:
+def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
     """Return what a draw and its figures share, with one exp an entry. logits: float32 [B, V]; not modified.
 
+    scratch: where the weights live, if given; they are then valid until it is used again.
     Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
     """
     # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
+    space = Scratch() if scratch is None else scratch
+    below = space.take("below", logits.shape, np.float32)
+    weights = space.take("weights", logits.shape, np.float32)
     with np.errstate(invalid="ignore"):
         peak = logits.max(axis=1)
-        below = logits - peak[:, None]
-        weights = np.exp(below)
+        np.subtract(logits, peak[:, None], out=below)
+        np.exp(below, out=weights)
         total = weights.sum(axis=1)
         np.multiply(below, weights, out=below)
         mean = below.sum(axis=1)
@@ -66,8 +72,6 @@ def logprob_entropy(logits: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Flo
 
 def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
     """Score one target a row. logits: float32 [n, V], raw; not modified."""
-    from .filters import largest
-
     found = moments(logits)
     chosen = logits[np.arange(len(targets)), targets][:, None]
     base = (found.peak + found.log_total)[:, None]
