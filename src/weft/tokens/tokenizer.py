@@ -1,0 +1,216 @@
+"""Tokenizer: text to token ids and back, whoever made the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, Unsupported
+from .chat import render_chat
+from .folder import default_template, read_folder
+from .text import TextStream
+from .vocab import byte_vocab, first_space_is_dummy
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+# Texts before a continuation, tried in order until one stays a token prefix of its own.
+_ANCHORS = ("x", "\n", "a")
+
+
+class Tokenizer:
+    """One model's tokenizer. It never changes an object that was handed in; methods change nothing.
+
+    Decoding goes by bytes: the text of a list of ids is their bytes joined and decoded, so whole and
+    incremental decoding agree. Special tokens are rendered.
+
+    object: what was handed in, or this tokenizer itself.
+    stop_ids: every id that ends a text.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        stop_ids: Iterable[int] = (),
+        given: Any = None,
+    ) -> None:
+        """Take over `backend`: it becomes this object's own."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        self._anchors: dict[tuple[str, bool], list[int]] = {}
+        self.chat_template = chat_template
+        self.object: Any = self if given is None else given
+        self.bos_token_id = self._special_id("bos_token")
+        self.eos_token_id = self._special_id("eos_token")
+        self.pad_token_id = self._special_id("pad_token")
+        ends = () if self.eos_token_id is None else (self.eos_token_id,)
+        self.stop_ids = frozenset((*stop_ids, *ends))
+
+    @classmethod
+    def from_folder(cls, path: str | Path, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
+        """Read a Transformers-format folder. `stop_ids` adds to the end tokens that its files name.
+
+        Raises: ModelLoadError naming the file that is missing or broken.
+        """
+        files = read_folder(Path(path))
+        return cls(
+            files.backend,
+            special_tokens=files.special_tokens,
+            chat_template=files.chat_template,
+            stop_ids=(*files.stop_ids, *stop_ids),
+        )
+
+    @classmethod
+    def wrap(cls, given: Any, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
+        """Take an already loaded Transformers tokenizer, or one of the tokenizers library.
+
+        The object is copied, never changed; later changes to it are not seen.
+        Raises: Unsupported for a tokenizer written in Python.
+        """
+        from tokenizers import Tokenizer as Backend
+
+        if isinstance(given, Tokenizer):
+            return given
+        if isinstance(given, Backend):
+            return cls(_copy(given), stop_ids=stop_ids, given=given)
+        # NOTE: the one place that looks into a Transformers tokenizer.
+        backend = getattr(given, "backend_tokenizer", None) or getattr(given, "_tokenizer", None)
+        if not isinstance(backend, Backend):
+            raise Unsupported(
+                f"a tokenizer of type {type(given).__name__} has no tokenizers backend. Hand over a fast "
+                "tokenizer (AutoTokenizer with use_fast=True) or a tokenizers.Tokenizer"
+            )
+        tokens = dict(getattr(given, "special_tokens_map", {}))
+        return cls(
+            _copy(backend),
+            special_tokens={name: str(text) for name, text in tokens.items()},
+            chat_template=default_template(getattr(given, "chat_template", None)),
+            stop_ids=stop_ids,
+            given=given,
+        )
+
+    def __len__(self) -> int:
+        """Return the number of tokens, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def n_vocab(self) -> int:
+        """One more than the highest token id."""
+        return len(self.vocab_bytes)
+
+    @cached_property
+    def vocab_bytes(self) -> list[bytes]:
+        """The bytes of every token, by id; made once, not to be changed."""
+        return byte_vocab(self._backend)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of special tokens."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of a whole text.
+
+        special: special tokens written in the text become those tokens; otherwise they are plain text.
+        add_bos: True or False puts just the begin token first, or nothing; None leaves it to the tokenizer.
+        """
+        ids = self._encode(text, special=special, decorated=add_bos is None)
+        if not add_bos:
+            return ids
+        if self.bos_token_id is None:
+            raise ConfigError("this tokenizer has no begin token; leave add_bos out")
+        return [self.bos_token_id, *ids]
+
+    def continuation(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text that goes on after other text: no begin token, no added space."""
+        for anchor in _ANCHORS:
+            before = self._anchor_ids(anchor, special=special)
+            whole = self._encode(anchor + text, special=special)
+            if before and whole[: len(before)] == before:
+                return whole[len(before) :]
+        return self._encode(text, special=special)
+
+    def decode(self, ids: Iterable[int], *, first: bool = False) -> str:
+        """Return the text of token ids, special tokens rendered.
+
+        first: the ids start a text, so the dummy space that some tokenizers begin with is left out.
+        """
+        joined = b"".join(map(self.token_bytes, ids))
+        if first and self._first_space_is_dummy:
+            joined = joined.removeprefix(b" ")
+        return joined.decode(errors="replace")
+
+    def stream(self, *, first: bool = False) -> TextStream:
+        """Return an incremental `decode`."""
+        strip = first and self._first_space_is_dummy
+        return TextStream(self.vocab_bytes, strip_first_space=strip)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's bytes; b"" for the ids above the vocabulary that padded models have."""
+        table = self.vocab_bytes
+        return table[token_id] if token_id < len(table) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's text, U+FFFD where it is part of a character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> str:
+        """Return the prompt text of chat messages; encode it with `special=True, add_bos=False`.
+
+        options: further variables for the template. Raises: ConfigError if there is no template.
+        """
+        if self.chat_template is None:
+            raise ConfigError(
+                "this model has no chat template; give the prompt as plain text with template=False"
+            )
+        names = {"bos_token": "", "eos_token": "", **self._special_tokens, **options}
+        return render_chat(
+            self.chat_template, messages, add_generation_prompt=add_generation_prompt, **names
+        )
+
+    @cached_property
+    def _first_space_is_dummy(self) -> bool:
+        return first_space_is_dummy(self._backend)
+
+    @cached_property
+    def _plain_backend(self) -> Backend:
+        plain = _copy(self._backend)
+        plain.encode_special_tokens = True
+        return plain
+
+    def _special_id(self, name: str) -> int | None:
+        text = self._special_tokens.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
+        backend = self._backend if special else self._plain_backend
+        ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
+        return ids
+
+    def _anchor_ids(self, anchor: str, *, special: bool) -> list[int]:
+        kept = self._anchors.get((anchor, special))
+        if kept is None:
+            kept = self._anchors[anchor, special] = self._encode(anchor, special=special)
+        return kept
+
+
+def _copy(backend: Backend) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    return Backend.from_str(backend.to_str())

@@ -1,0 +1,141 @@
+"""The exact bytes of every token id."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Unsupported
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Speller = Callable[[str], bytes]
+
+
+def byte_vocab(backend: Backend) -> list[bytes]:
+    """Return the bytes of every token; index = token id, b"" where no token has that id.
+
+    Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in UTF-8 (up
+    to the dummy space that some tokenizers put before the first word: `first_space_is_dummy`).
+    Cost: a fraction of a second for 128k tokens; call it once.
+    Raises: Unsupported for decoders whose tokens have no bytes of their own.
+    """
+    spell = _speller(_decoder_steps(backend))
+    model = backend.get_vocab(with_added_tokens=False)
+    added = {
+        token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()
+    }
+    size = 1 + max((*model.values(), *added), default=-1)
+    table = [b""] * size
+    for token, token_id in model.items():
+        table[token_id] = spell(token)
+    for token_id, content in added.items():
+        table[token_id] = content.encode()
+    return table
+
+
+def first_space_is_dummy(backend: Backend) -> bool:
+    """Whether decoding drops one space at the start of a text, because encoding put it there."""
+    for step in _decoder_steps(backend):
+        kind = step["type"]
+        if kind == "Strip" and step["content"] == " " and step["start"] > 0:
+            return True
+        if kind == "Metaspace":
+            return bool(step.get("prepend_scheme", "always") != "never")
+        if kind in ("WordPiece", "Words"):
+            return True
+    return False
+
+
+def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
+    """Return the decoder's parts in order, as the tokenizer file spells them."""
+    if backend.decoder is not None:
+        return _flat(json.loads(backend.decoder.__getstate__()), "decoders")
+    if backend.pre_tokenizer is not None:
+        parts = _flat(json.loads(backend.pre_tokenizer.__getstate__()), "pretokenizers")
+        if any(part["type"] == "ByteLevel" for part in parts):
+            return [{"type": "ByteLevel"}]
+    # Without a decoder the library puts a space between tokens.
+    return [{"type": "Words"}]
+
+
+def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    return list(part[inner]) if part["type"] == "Sequence" else [part]
+
+
+def _speller(steps: list[dict[str, Any]]) -> Speller:
+    """Return the function from a token's own spelling to its bytes."""
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return _spell_byte_level
+    edits = [edit for edit in map(_edit, steps) if edit is not None]
+    has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+
+    def spell(token: str) -> bytes:
+        if has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes((int(match[1], 16),))
+        for edit in edits:
+            token = edit(token)
+        return token.encode()
+
+    return spell
+
+
+def _edit(step: dict[str, Any]) -> Callable[[str], str] | None:
+    """Return what one decoder part does to a token's text; None if nothing a single token shows."""
+    kind = step["type"]
+    if kind == "Replace":
+        return _replacement(step)
+    if kind == "Metaspace":
+        mark: str = step["replacement"]
+        return lambda token: token.replace(mark, " ")
+    if kind == "WordPiece":
+        prefix: str = step["prefix"]
+        return lambda token: token[len(prefix) :] if token.startswith(prefix) else f" {token}"
+    if kind == "BPEDecoder":
+        suffix: str = step["suffix"]
+        return lambda token: token.replace(suffix, " ")
+    if kind == "Words":
+        return lambda token: f" {token}"
+    if kind in ("ByteFallback", "Fuse", "Strip"):
+        return None
+    raise Unsupported(
+        f"tokens of a tokenizer with a {kind} decoder have no bytes of their own; use a model with a "
+        "byte-level, SentencePiece or WordPiece tokenizer"
+    )
+
+
+def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
+    (kind, pattern), *_ = step["pattern"].items()
+    content: str = step["content"]
+    if kind == "String":
+        return lambda token: token.replace(pattern, content)
+    expression = re.compile(pattern)
+    return lambda token: expression.sub(lambda _: content, token)
+
+
+def _byte_letters() -> dict[int, int]:
+    """Return letter → byte of byte-level BPE: printable Latin-1 stands for itself, the rest from 256 on.
+
+    Other Latin-1 letters map to a non-letter, so that no byte is made of them.
+    """
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(own)]
+    letters = {byte: 0xFFFF for byte in rest}
+    letters.update({byte: byte for byte in own})
+    letters.update({256 + index: byte for index, byte in enumerate(rest)})
+    return letters
+
+
+_LETTERS = _byte_letters()
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return token.translate(_LETTERS).encode("latin-1")
+    except UnicodeEncodeError:
+        # A letter outside the alphabet: the token is plain text.
+        return token.encode()
