@@ -1,1 +1,1 @@
-"""From logits to token ids: parameters, filters, random streams, and the figures recorded on the way."""
+"""From logits to token ids: parameters, filters, random streams, recorded figures."""

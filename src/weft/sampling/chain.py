@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .history import History
-from .metrics import Moments, moments
+from .metrics import Moments, moments, shifted
 from .params import SamplingParams
 from .rng import Uniforms
 from .scratch import Scratch
@@ -25,8 +25,8 @@ _BLOCK = 64
 class DrawResult:
     """Tokens drawn, one a sampler, in their order.
 
-    ids: int64 [B]. logprobs, entropies: float32 [B], from raw logits, full vocabulary, nats: whatever the
-    temperature, the filters and the penalties were.
+    ids: int64 [B]. logprobs, entropies: float32 [B], nats; from raw logits over the full
+    vocabulary, whatever the temperature, the filters and the penalties were.
     """
 
     ids: Ids
@@ -36,7 +36,7 @@ class DrawResult:
 
 @dataclass(slots=True)
 class DrawBatch:
-    """What to draw from one step's logits: `chain` draws sampler i from row rows[i] at positions[i].
+    """What to draw from one step's logits: sampler i of `chain` from row rows[i].
 
     rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
     """
@@ -88,7 +88,8 @@ class Sampler:
 class Chain:
     """Draws for B samplers at once; make it once and keep it while the same samplers step together.
 
-    What a sampler draws from given logits depends on nothing else: not on its companions, nor their order.
+    What a sampler draws from given logits does not depend on its companions or their order.
+    A chain belongs to one thread.
     """
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
@@ -103,9 +104,11 @@ class Chain:
     def draw(self, logits: Floats, rows: Ids, positions: NDArray[np.uint64]) -> DrawResult:
         """Draw one token a sampler.
 
-        logits: float32 [R, V], raw; not modified. rows: int64 [B], which logits row each sampler draws from.
+        logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of
+        each sampler.
         positions: uint64 [B].
-        Raises: ForwardError if a row is NaN, +inf or all -inf; DeadEnd if logit_bias leaves no token.
+        Raises: ForwardError if a row has NaN or +inf, or is all -inf; DeadEnd if logit_bias leaves
+        no token.
         """
         if not self.samplers:
             return DrawResult(self._rows, *np.zeros((2, 0), dtype=np.float32))
@@ -123,7 +126,7 @@ class Chain:
         return DrawResult(ids, _logprobs(raw, lane, ids, found), found.entropies[lane])
 
     def _distinct(self, logits: Floats, rows: Ids) -> tuple[Floats, Ids | None]:
-        """Return the logits rows in use, and which of them each sampler draws from (None: its own)."""
+        """Return the logits rows in use, and which of them each sampler draws from (None: own)."""
         n = len(self._rows)
         if len(rows) == n == len(logits) and np.array_equal(rows, self._rows):
             return logits, None
@@ -143,8 +146,8 @@ class Chain:
         histories = [sampler.history for sampler in self.samplers] if self._stateful else []
         edited = settings.edit(logits, histories)
         if settings.all_greedy:
-            ids = edited.argmax(axis=1)
-            return ids if lane is None else ids[lane]
+            largest: Ids = edited.argmax(axis=1)
+            return largest if lane is None else largest[lane]
         kept = settings.temper(settings.filter(edited))
         weights = found.weights if kept is logits else _weights(kept)
         ids = self._pick(weights, self._uniforms.at(positions), lane)
@@ -156,7 +159,8 @@ class Chain:
     def _pick(self, weights: Floats, u: NDArray[np.float64], lane: Ids | None) -> Ids:
         """Return, for each u, the first id whose cumulative weight exceeds u * total.
 
-        Sums blocks first, then looks inside one block a row: summing every prefix takes five times as long.
+        Sums blocks first, then looks inside one block a row: five times as fast as summing every
+        prefix.
         """
         n_rows, n_vocab = weights.shape
         n_blocks = -(-n_vocab // _BLOCK)
@@ -174,21 +178,24 @@ class Chain:
         offset = passed.argmax(axis=1)
         short = np.flatnonzero(~passed[:, -1])
         if short.size:
-            # Rounding left the block's own prefix a hair short of its edge: take its last weighty id.
+            # Rounding left the block's own sums a hair short of its edge: its last weighty id.
             offset[short] = _BLOCK - 1 - (inside[short, ::-1] > 0).argmax(axis=1)
-        return block * _BLOCK + offset
+        ids: Ids = block * _BLOCK + offset
+        return ids
 
 
 def _alike(samplers: Sequence[Sampler]) -> bool:
-    """Whether all draw by the same rules; parameters that no draw reads may make it False without harm."""
+    """Whether all draw by the same rules; a different seed or stop makes it False, at no harm."""
     first = samplers[0].params if samplers else None
     return all(sampler.params is first or sampler.params == first for sampler in samplers)
 
 
 def _weights(logits: Floats) -> Floats:
-    below = logits - logits.max(axis=1, keepdims=True)
-    return np.exp(below, out=below)
+    weights = shifted(logits)
+    np.exp(weights, out=weights)
+    return weights
 
 
 def _logprobs(raw: Floats, lane: Ids, ids: Ids, found: Moments) -> Floats:
-    return raw[lane, ids] - found.peak[lane] - found.log_total[lane]
+    logprobs: Floats = raw[lane, ids] - found.peak[lane] - found.log_total[lane]
+    return logprobs

@@ -1,7 +1,7 @@
 """What happens to logits before a draw: pure functions on [B, V] logits with one parameter a row.
 
-Each returns a new array, with dropped tokens at -inf; the input is not modified. Rows never look at each
-other, and no reduction depends on B, so a row gives the same bits alone and in a batch.
+Each returns a new array, with dropped tokens at -inf; the input is not modified. Rows never look at
+each other, and no reduction depends on B, so a row gives the same bits alone and in a batch.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def penalties(
 ) -> Floats:
     """Push down tokens that came before.
 
-    rows, ids, counts: one entry for each token a row has seen, with how often it was generated (0: it is in
-    the prompt only). repetition, presence, frequency: [B].
-    Repetition divides positive logits and multiplies negative ones, for all seen tokens; presence and
-    frequency are taken off generated ones.
+    rows, ids, counts: one entry for each token a row has seen, with how often it was generated
+    (0: it is in the prompt only). repetition, presence, frequency: [B].
+    Repetition divides positive logits and multiplies negative ones, for all seen tokens; presence
+    and frequency are taken off generated ones.
     """
     out = logits.copy()
     seen = out[rows, ids]
@@ -76,7 +76,7 @@ def min_p(logits: Floats, p: Shares) -> Floats:
 
 
 def typical(logits: Floats, p: Shares) -> Floats:
-    """Keep the smallest set of tokens whose surprisal is nearest the entropy, with probability p or more.
+    """Keep the smallest set of tokens with surprisal nearest the entropy that reaches p.
 
     Ties go to the lower id.
     """
@@ -99,7 +99,8 @@ def _without(logits: Floats, dropped: Mask) -> Floats:
 
 
 def _n_reaching(weights: Floats, p: Shares) -> Counts:
-    """Return how many leading weights of each row it takes to reach p of the row's total, at least one."""
+    """Return how many leading weights of each row reach p of the row's total, at least one."""
     mass = np.cumsum(weights.astype(np.float64), axis=1)
     # A token stays while the mass before it has not reached p of the whole.
-    return 1 + (mass[:, :-1] < (p * mass[:, -1])[:, None]).sum(axis=1)
+    wanted: Counts = 1 + (mass[:, :-1] < (p * mass[:, -1])[:, None]).sum(axis=1)
+    return wanted

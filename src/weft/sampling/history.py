@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 class History:
     """Distinct token ids in the order they came, with how often each was generated.
 
-    Prompt tokens count zero. Adding one token costs O(1); the arrays are views, valid until the next change.
+    Prompt tokens count zero. Adding one token costs O(1). The arrays are views, valid until the
+    next change.
     """
 
     __slots__ = ("_counts", "_ids", "_index", "_n")

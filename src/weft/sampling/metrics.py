@@ -18,8 +18,8 @@ Floats = NDArray[np.float32]
 class Moments(NamedTuple):
     """What one pass over logits [B, V] gives.
 
-    peak: [B], the largest logit. weights: [B, V], exp(logit - peak). log_total: [B], log of the weights' sum.
-    entropies: [B], nats.
+    peak: [B], the largest logit. weights: [B, V], exp(logit - peak).
+    log_total: [B], log of the weights' sum. entropies: [B], nats.
     """
 
     peak: Floats
@@ -30,18 +30,21 @@ class Moments(NamedTuple):
 
 def shifted(logits: Floats) -> Floats:
     """Return the logits minus their row's largest."""
-    return logits - logits.max(axis=1, keepdims=True)
+    below: Floats = logits - logits.max(axis=1, keepdims=True)
+    return below
 
 
 def log_softmax(logits: Floats) -> Floats:
     """Return log-probabilities: float32 [B, V]."""
     below = shifted(logits)
-    return below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+    logprobs: Floats = below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+    return logprobs
 
 
 def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
-    """Return what a draw and its figures share, with one exp an entry. logits: float32 [B, V]; not modified.
+    """Return what a draw and its figures share, with one exp an entry.
 
+    logits: float32 [B, V]; not modified.
     scratch: where the weights live, if given; they are then valid until it is used again.
     Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
     """
@@ -88,14 +91,17 @@ def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
 def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArray[np.int64]:
     earlier = np.arange(logits.shape[1]) < targets[:, None]
     before = (logits > chosen) | ((logits == chosen) & earlier)
-    return before.sum(axis=1, dtype=np.int64)
+    ranks: NDArray[np.int64] = before.sum(axis=1, dtype=np.int64)
+    return ranks
 
 
 def _repaired(products: Floats, total: Floats) -> Floats:
     """Return the row sums of weight * shifted logit, where -inf logits made 0 * -inf = NaN."""
     if not np.isfinite(total).all():
         raise ForwardError(
-            "the model gave logits that are NaN, +inf or all -inf; the weights or the dtype are at fault",
+            "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite ones "
+            "and -inf. Load the model in float32, or check its files",
             hint="Load the model in float32, or check its files.",
         )
-    return np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)
+    sums: Floats = np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)
+    return sums

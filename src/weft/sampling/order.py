@@ -11,7 +11,7 @@ Mask = NDArray[np.bool_]
 
 
 def largest(logits: Floats, n: int) -> NDArray[np.int64]:
-    """Return the ids of the n largest logits of every row, largest first, ties by lower id: int64 [B, n]."""
+    """Return the ids of every row's n largest logits, largest first: int64 [B, n]."""
     n_rows, n_vocab = logits.shape
     wanted = np.full(n_rows, min(n, n_vocab))
     kept = largest_mask(logits, wanted, descending(logits))
@@ -21,7 +21,7 @@ def largest(logits: Floats, n: int) -> NDArray[np.int64]:
 
 
 def largest_mask(logits: Floats, n: Counts, ordered: Floats) -> Mask:
-    """Mark the n largest of every row, ties by lower id; `ordered` holds the row's values, largest first."""
+    """Mark the n largest of every row; `ordered` holds the row's values, largest first."""
     edge = np.take_along_axis(ordered, n[:, None] - 1, axis=1)
     kept = logits >= edge
     surplus = np.flatnonzero(kept.sum(axis=1) > n)
@@ -40,7 +40,7 @@ def descending(logits: Floats) -> Floats:
 
 
 def ascending_ids(values: Floats) -> Counts:
-    """Return a stable argsort of non-negative values, by sorting (bits of the value, id) as one integer."""
+    """Return a stable argsort of values >= 0, by sorting (bits of the value, id) as one integer."""
     keys = values.view(np.uint32).astype(np.int64) << 32
     keys |= np.arange(values.shape[1])
     keys.sort(axis=1)

@@ -69,7 +69,8 @@ class SamplingParams:
 
     n: continuations of a node. max_tokens: new tokens of each at most.
     temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
-    repetition_penalty: on prompt and generated tokens; presence and frequency: on generated ones only.
+    repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
+    generated ones only.
     logit_bias: added to raw logits, by token id; kept as sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
     seed: makes a call reproducible; None takes a fresh one.
@@ -143,7 +144,10 @@ class SamplingParams:
     def resolve(
         cls, given: Mapping[str, Any], defaults: SamplingParams | None = None
     ) -> SamplingParams:
-        """Return `defaults` (None: neutral) with what was given; an unknown keyword raises ConfigError."""
+        """Return `defaults` (None: neutral) with what was given.
+
+        Raises: ConfigError for an unknown keyword, naming the right one.
+        """
         for name in given:
             if name not in _NAMES:
                 raise _unknown(name)
@@ -152,7 +156,7 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
-        """Return what a model's generation_config.json asks for; neutral unless its do_sample is true.
+        """Return what a model's generation_config.json asks for; neutral unless it says do_sample.
 
         A value outside what is allowed here is left at its default, with a warning in the log.
         """
@@ -169,7 +173,7 @@ class SamplingParams:
         return taken
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values as plain JSON data; infinite biases become the strings "inf" and "-inf"."""
+        """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
         data: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
         data["stop"] = list(self.stop)
         data["logit_bias"] = {

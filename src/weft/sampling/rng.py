@@ -1,6 +1,7 @@
 """Random numbers that depend on a stream and a position only, never on who draws beside.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): key = stream, counter = position.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3") with the stream as key
+and the position as counter.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def philox(
 
 
 def uniform24(streams: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return one number in [0, 1) for every stream and position: float64 [B], multiples of 2**-24."""
+    """Return a number in [0, 1) for each stream and position: float64 [B], multiples of 2**-24."""
     if len(streams) <= _FEW:
         pairs = zip(streams.tolist(), positions.tolist(), strict=True)
         words = [_first_word(stream, position) for stream, position in pairs]
@@ -75,7 +76,7 @@ class Uniforms:
         self._ahead = np.zeros((0, len(streams)))
 
     def at(self, positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Return float64 [B]; reading, to be treated so by the caller."""
+        """Return `uniform24` of the streams at uint64 [B] positions; not to be written to."""
         n_ahead = len(self._ahead)
         together = False
         if n_ahead:
@@ -84,18 +85,23 @@ class Uniforms:
             step = int(steps[0])
             together = step <= n_ahead and bool((steps == step).all())
             if together and step < n_ahead:
-                return self._ahead[step]
-        self._make(positions, _AHEAD if together else 1)
-        return self._ahead[0]
+                found: NDArray[np.float64] = self._ahead[step]
+                return found
+        return self._make(positions, _AHEAD if together else 1)
 
-    def _make(self, positions: NDArray[np.uint64], n: int) -> None:
+    def _make(self, positions: NDArray[np.uint64], n: int) -> NDArray[np.float64]:
         at = positions + np.arange(n, dtype=np.uint64)[:, None]
-        numbers = uniform24(np.tile(self._streams, n), at.reshape(-1))
-        self._first, self._ahead = positions.copy(), numbers.reshape(n, -1)
+        numbers = uniform24(np.tile(self._streams, n), at.reshape(-1)).reshape(n, -1)
+        self._first, self._ahead = positions.copy(), numbers
+        first: NDArray[np.float64] = numbers[0]
+        return first
 
 
 def stream_of(seed: int, lineage: tuple[int, ...] = ()) -> int:
-    """Return the 64-bit stream of a seed and a lineage (child index in the call, then one pair a fork)."""
+    """Return the 64-bit stream of a seed and a lineage.
+
+    lineage: child index in the call, then (position, ordinal there) of every fork; all >= 0.
+    """
     packed = struct.pack(f"<{1 + len(lineage)}Q", seed, *lineage)
     digest = hashlib.blake2b(packed, digest_size=8, person=b"weft stream").digest()
     return int.from_bytes(digest, "little")

@@ -12,8 +12,10 @@ _KEPT_BYTES = 8 << 20
 
 
 class Scratch:
-    """Buffers by name, reused from call to call; fresh ones of this size would cost more in page faults than
-    the arithmetic done in them. Contents are undefined when taken. One thread at a time.
+    """Buffers by name, reused from call to call.
+
+    Fresh ones cost more in page faults than the arithmetic done in them. Contents are undefined
+    when taken. One thread at a time.
     """
 
     __slots__ = ("_buffers",)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DeadEnd
 from . import filters
 from .history import History
+from .metrics import shifted
 from .params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -18,8 +19,9 @@ Filter = Callable[[Floats], Floats]
 
 
 class Settings:
-    """Parameters of B rows, compiled once. Its methods return their argument itself where nothing is to do.
+    """Parameters of B rows, compiled once.
 
+    The methods return their argument itself where nothing is to do.
     all_greedy, greedy_rows: whether every row, and which rows, take the largest logit.
     """
 
@@ -28,7 +30,7 @@ class Settings:
         greedy = temperature == 0
         first = np.array([p.temperature_first for p in params]) & ~greedy
         one = np.float32(1)
-        # NOTE: a temperature below 1e-30 would round to a float32 zero or denormal; the draw is the same.
+        # NOTE: a temperature near 0 would become a float32 zero; at 1e-30 the draw is the same.
         warmth = np.maximum(np.where(greedy, one, temperature), np.float32(1e-30))
         self.greedy_rows: Rows = np.flatnonzero(greedy)
         self.all_greedy = len(self.greedy_rows) == len(params)
@@ -95,7 +97,7 @@ def _scaled(logits: Floats, scale: Floats | None) -> Floats:
     if scale is None:
         return logits
     with np.errstate(over="ignore"):
-        return np.divide(filters.shifted(logits), scale)
+        return np.divide(shifted(logits), scale)
 
 
 def _compiled_bias(params: Sequence[SamplingParams]) -> tuple[Rows, Rows, Floats] | None:
@@ -136,5 +138,6 @@ def _on_active(
 def _check_ids(ids: Rows, n_vocab: int, where: str) -> None:
     if ids.size and ids.max() >= n_vocab:
         raise ConfigError(
-            f"{where}: token id {ids.max()} is outside the vocabulary; allowed are 0 to {n_vocab - 1}"
+            f"token id {ids.max()} in {where} is outside the vocabulary; "
+            f"allowed are 0 to {n_vocab - 1}"
         )

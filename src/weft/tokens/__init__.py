@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizer, chat templates, the bytes of every token, incremental text."""
+"""Between text and token ids: tokenizer, chat templates, byte vocabulary, incremental text."""

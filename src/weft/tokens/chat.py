@@ -59,8 +59,8 @@ def render_chat(
         )
     except (TemplateError, *_RUNTIME_ERRORS) as error:
         raise ConfigError(
-            f"the model's chat template refused the messages: {error}. Change the messages, or give "
-            "the prompt as plain text with template=False"
+            f"the model's chat template refused the messages: {error}. Change the messages, "
+            "or give the prompt as plain text with template=False"
         ) from error
 
 
@@ -93,7 +93,7 @@ def _compiled(template: str) -> Template:
 
 @cache
 def _environment() -> Environment:
-    """Return the environment that chat templates are written for: the names that Transformers gives."""
+    """Return the environment that chat templates are written for: Transformers' own names."""
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
@@ -102,7 +102,7 @@ def _environment() -> Environment:
     class Generation(Extension):
         """{% generation %} marks the assistant's words for training; here it is transparent."""
 
-        tags = {"generation"}  # noqa: RUF012
+        tags = {"generation"}
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

@@ -89,8 +89,8 @@ def _read_backend(path: Path) -> Backend:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise ModelLoadError(
-            f"{path} has no tokenizer.json. Weft reads tokenizers in that format only; Transformers "
-            "writes one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            f"{path} has no tokenizer.json. Weft reads tokenizers in that format only; "
+            "Transformers writes one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     try:
         return Backend.from_file(str(file))

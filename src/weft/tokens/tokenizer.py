@@ -23,8 +23,8 @@ _ANCHORS = ("x", "\n", "a")
 class Tokenizer:
     """One model's tokenizer. It never changes an object that was handed in; methods change nothing.
 
-    Decoding goes by bytes: the text of a list of ids is their bytes joined and decoded, so whole and
-    incremental decoding agree. Special tokens are rendered.
+    Decoding goes by bytes: the text of a list of ids is their bytes joined and decoded, so whole
+    and incremental decoding agree. Special tokens are rendered.
 
     object: what was handed in, or this tokenizer itself.
     stop_ids: every id that ends a text.
@@ -84,8 +84,8 @@ class Tokenizer:
         backend = getattr(given, "backend_tokenizer", None) or getattr(given, "_tokenizer", None)
         if not isinstance(backend, Backend):
             raise Unsupported(
-                f"a tokenizer of type {type(given).__name__} has no tokenizers backend. Hand over a fast "
-                "tokenizer (AutoTokenizer with use_fast=True) or a tokenizers.Tokenizer"
+                f"a tokenizer of type {type(given).__name__} has no tokenizers backend. Hand over "
+                "a fast tokenizer (AutoTokenizer with use_fast=True) or a tokenizers.Tokenizer"
             )
         tokens = dict(getattr(given, "special_tokens_map", {}))
         return cls(
@@ -116,13 +116,11 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
-    def encode(
-        self, text: str, *, special: bool = False, add_bos: bool | None = None
-    ) -> list[int]:
+    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         """Return the token ids of a whole text.
 
-        special: special tokens written in the text become those tokens; otherwise they are plain text.
-        add_bos: True or False puts just the begin token first, or nothing; None leaves it to the tokenizer.
+        special: special tokens written in the text become those tokens, instead of plain text.
+        add_bos: True puts the begin token first, False nothing; None leaves it to the tokenizer.
         """
         ids = self._encode(text, special=special, decorated=add_bos is None)
         if not add_bos:
@@ -132,7 +130,7 @@ class Tokenizer:
         return [self.bos_token_id, *ids]
 
     def continuation(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text that goes on after other text: no begin token, no added space."""
+        """Return the token ids of text that goes on after other text: no begin token or space."""
         for anchor in _ANCHORS:
             before = self._anchor_ids(anchor, special=special)
             whole = self._encode(anchor + text, special=special)

@@ -19,8 +19,8 @@ Speller = Callable[[str], bytes]
 def byte_vocab(backend: Backend) -> list[bytes]:
     """Return the bytes of every token; index = token id, b"" where no token has that id.
 
-    Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in UTF-8 (up
-    to the dummy space that some tokenizers put before the first word: `first_space_is_dummy`).
+    Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in
+    UTF-8, up to the dummy space that some put before the first word (`first_space_is_dummy`).
     Cost: a fraction of a second for 128k tokens; call it once.
     Raises: Unsupported for decoders whose tokens have no bytes of their own.
     """
@@ -103,8 +103,8 @@ def _edit(step: dict[str, Any]) -> Callable[[str], str] | None:
     if kind in ("ByteFallback", "Fuse", "Strip"):
         return None
     raise Unsupported(
-        f"tokens of a tokenizer with a {kind} decoder have no bytes of their own; use a model with a "
-        "byte-level, SentencePiece or WordPiece tokenizer"
+        f"tokens of a tokenizer with a {kind} decoder have no bytes of their own; use a model with "
+        "a byte-level, SentencePiece or WordPiece tokenizer"
     )
 
 
@@ -118,7 +118,7 @@ def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
 
 
 def _byte_letters() -> dict[int, int]:
-    """Return letter → byte of byte-level BPE: printable Latin-1 stands for itself, the rest from 256 on.
+    """Return letter → byte of byte-level BPE: printable Latin-1 is itself, the rest from 256 on.
 
     Other Latin-1 letters map to a non-letter, so that no byte is made of them.
     """
