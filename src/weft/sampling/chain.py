@@ -128,8 +128,9 @@ class Chain:
     def _distinct(self, logits: Floats, rows: Ids) -> tuple[Floats, Ids | None]:
         """Return the logits rows in use, and which of them each sampler draws from (None: own)."""
         n = len(self._rows)
-        if len(rows) == n == len(logits) and np.array_equal(rows, self._rows):
-            return logits, None
+        start = int(rows[0])
+        if np.array_equal(rows, self._rows + start):
+            return logits[start : start + n], None
         used, lane = np.unique(rows, return_inverse=True)
         if len(used) == n:
             return logits[rows], None

@@ -17,7 +17,7 @@ Shares = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# An infinite bias would make inf - inf later on; this is larger than any logit and still finite.
+# An infinite logit would make inf - inf later on; this is larger than any and still finite.
 _HUGE = np.float32(1e30)
 
 
@@ -47,10 +47,11 @@ def penalties(
     out = logits.copy()
     seen = out[rows, ids]
     repeat = repetition[rows]
-    seen = np.where(seen > 0, seen / repeat, seen * repeat)
+    with np.errstate(over="ignore"):
+        seen = np.where(seen > 0, seen / repeat, seen * repeat)
     generated = counts.astype(np.float32)
     seen -= frequency[rows] * generated + presence[rows] * (counts > 0)
-    out[rows, ids] = seen
+    out[rows, ids] = np.minimum(seen, _HUGE)
     return out
 
 

@@ -43,10 +43,9 @@ _FOREIGN = {
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The keywords of SamplingParams, for `**sampling: Unpack[SamplingOptions]`."""
+class BranchOptions(TypedDict, total=False):
+    """The keywords of SamplingParams but `n`, for calls that have `n` apart."""
 
-    n: int
     max_tokens: int
     temperature: float
     top_p: float
@@ -61,6 +60,12 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     constraint: Any
     temperature_first: bool
+
+
+class SamplingOptions(BranchOptions, total=False):
+    """The keywords of SamplingParams, for `**sampling: Unpack[SamplingOptions]`."""
+
+    n: int
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)

@@ -17,6 +17,9 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Filter = Callable[[Floats], Floats]
 
+# Parameters are Python floats, logits are float32: these bounds change no draw.
+_TINY, _HUGE = 1e-30, 1e30
+
 
 class Settings:
     """Parameters of B rows, compiled once.
@@ -26,12 +29,10 @@ class Settings:
     """
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
-        temperature = _floats([p.temperature for p in params])
-        greedy = temperature == 0
-        first = np.array([p.temperature_first for p in params]) & ~greedy
+        greedy = np.array([p.temperature == 0 for p in params], dtype=bool)
+        first = np.array([p.temperature_first for p in params], dtype=bool) & ~greedy
         one = np.float32(1)
-        # NOTE: a temperature near 0 would become a float32 zero; at 1e-30 the draw is the same.
-        warmth = np.maximum(np.where(greedy, one, temperature), np.float32(1e-30))
+        warmth = np.where(greedy, one, _floats([p.temperature for p in params], low=_TINY))
         self.greedy_rows: Rows = np.flatnonzero(greedy)
         self.all_greedy = len(self.greedy_rows) == len(params)
         self._early = _scale(np.where(first, warmth, one))
@@ -39,7 +40,7 @@ class Settings:
         self._filters = _compiled_filters(params, ~greedy)
         self._bias = _compiled_bias(params)
         self._penalties = (
-            _floats([p.repetition_penalty for p in params]),
+            _floats([p.repetition_penalty for p in params], low=_TINY),
             _floats([p.presence_penalty for p in params]),
             _floats([p.frequency_penalty for p in params]),
         )
@@ -84,8 +85,10 @@ class Settings:
         return edited
 
 
-def _floats(values: list[float]) -> Floats:
-    return np.array(values, dtype=np.float32)
+def _floats(values: Sequence[float], *, low: float = -_HUGE) -> Floats:
+    # What is finite must not become inf or 0 in float32, or inf - inf and 0 / 0 would follow.
+    with np.errstate(over="ignore"):
+        return np.clip(np.array(values, dtype=np.float64), low, _HUGE).astype(np.float32)
 
 
 def _scale(temperature: Floats) -> Floats | None:
@@ -105,7 +108,7 @@ def _compiled_bias(params: Sequence[SamplingParams]) -> tuple[Rows, Rows, Floats
     if not entries:
         return None
     rows, ids, values = zip(*entries, strict=True)
-    return np.array(rows), np.array(ids), _floats(list(values))
+    return np.array(rows), np.array(ids), _floats(values, low=-np.inf)
 
 
 def _compiled_filters(
