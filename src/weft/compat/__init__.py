@@ -1,0 +1,1 @@
+"""The lower-level names of systems that people come from; scripts change their import line."""

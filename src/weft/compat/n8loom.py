@@ -1,0 +1,363 @@
+"""Names that n8loom's users call: `from weft.compat.n8loom import Loom, load_for_loom, …`.
+
+Fragments and caches are NumPy arrays [1, n_kv_heads, T, head_dim] a layer, sequence on axis 2, at
+their own positions (rotary positions are baked into keys). Unlike there, a node's fragment holds
+exactly its own tokens, no cache is one token behind, and fragments know their token ids, so that
+what is fused finds its way back into the token tree.
+
+There is one difference in reading a call: `model` and `tokenizer` are an LM and its tokenizer (from
+`load_for_loom`), or a loaded Transformers model and tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle, KVFrag, Loom, StreamItem
+from ..loom.grow import Growth, seeded
+from ..loom.known import items
+from ..sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..kv.cursor import Place
+
+__all__ = [
+    "Heddle",
+    "KVCache",
+    "KVFrag",
+    "Loom",
+    "PromptCache",
+    "clip_frag",
+    "frag_batch_gen",
+    "frag_cache",
+    "fuse_cache_frags",
+    "generate_batched",
+    "generate_batched_stream",
+    "load_for_loom",
+    "prompt_to_cache",
+]
+
+
+class KVCache:
+    """Keys and values of one layer. `offset` counts the tokens in it."""
+
+    def __init__(self, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        self.keys = keys
+        self.values = values
+
+    @property
+    def offset(self) -> int:
+        """Tokens held."""
+        return int(self.keys.shape[2])
+
+    @property
+    def state(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(keys, values)."""
+        return self.keys, self.values
+
+
+class PromptCache(list[KVCache]):
+    """One KVCache a layer. `rows` are the token ids of each batch row; `start` is where they
+    begin.
+    """
+
+    def __init__(
+        self, layers: Sequence[KVCache], rows: Sequence[Sequence[int]], start: int = 0
+    ) -> None:
+        super().__init__(layers)
+        self.rows = [list(row) for row in rows]
+        self.start = start
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of a cache with one row."""
+        return self.rows[0] if self.rows else []
+
+    def place(self, lm: LM) -> Place:
+        """Put the cache into an LM's token tree and return the place after it."""
+        _whole_prefix(self)
+        arrays = {}
+        for i, layer in enumerate(self):
+            arrays[f"k.{i}"], arrays[f"v.{i}"] = layer.keys[0], layer.values[0]
+        return lm.import_kv(self.token_ids, arrays)
+
+
+def load_for_loom(
+    path_or_hf_repo: str,
+    tokenizer_config: Mapping[str, Any] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    adapter_path: str | None = None,
+    lazy: bool = False,
+) -> tuple[LM, Any]:
+    """Load a model: return the LM and its tokenizer, for `Loom(model, tokenizer, prompt)`.
+
+    The configs must be empty and there are no adapters yet; `lazy` has no effect.
+    """
+    from ..lm import load
+
+    if tokenizer_config or model_config or adapter_path is not None:
+        raise ConfigError(
+            "tokenizer_config, model_config and adapter_path are not supported; leave them out, or "
+            "load the model with Transformers and use Loom(model, tokenizer, prompt)"
+        )
+    lm = load(path_or_hf_repo)
+    return lm, lm.tokenizer
+
+
+# Caches and fragments
+
+
+def prompt_to_cache(
+    model: Any,
+    tokenizer: Any,
+    prompt_ids: Sequence[int],
+    c: PromptCache | None = None,
+    prefill_step_size: int = 512,
+    offset: int = 0,
+) -> tuple[PromptCache, int]:
+    """Run a prompt and return (its cache, how many tokens were run).
+
+    Args:
+        c: a cache that the prompt continues; it is filled in place.
+        prefill_step_size: accepted; the scheduler has its own chunks.
+        offset: this many last ids are not run.
+    """
+    if offset < 0 or offset > len(prompt_ids):
+        raise ConfigError(f"offset is {offset}; allowed is 0 to {len(prompt_ids)}")
+    lm = LM.of(model, tokenizer)
+    ids = list(prompt_ids)[: len(prompt_ids) - offset]
+    known = [] if c is None else c.token_ids
+    before = None if c is None or not known else c.place(lm)
+    made = _exported(lm, lm.place(ids, after=before), known + ids)
+    if c is None:
+        return made, len(ids)
+    c[:], c.rows = made, made.rows
+    return c, len(ids)
+
+
+def frag_cache(cache: PromptCache, start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
+    """Return slots start_idx to end_idx of each layer. NOTE: the default leaves the last one
+    out.
+    """
+    start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
+    return _cut(cache, 0, start, stop)
+
+
+def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
+    """Return the first `token_limit` slots of each layer's fragment."""
+    return [
+        KVFrag(
+            frag.keys[:, :, :token_limit].copy(),
+            frag.values[:, :, :token_limit].copy(),
+            frag.token_ids[:token_limit],
+            frag.start,
+        )
+        for frag in frags
+    ]
+
+
+def frag_batch_gen(
+    cache: PromptCache, total_prompt_len: int, generated_lengths: Sequence[int]
+) -> list[list[KVFrag]]:
+    """Return [branch][layer]: each branch's slots from `total_prompt_len` on, as many as it has.
+
+    The cache of `generate_batched` holds new tokens only: pass 0.
+    """
+    return [
+        _cut(cache, row, total_prompt_len, total_prompt_len + length)
+        for row, length in enumerate(generated_lengths)
+    ]
+
+
+def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> PromptCache:
+    """Join fragments ([layer][fragment], in path order) to a cache. `offset` is accepted, not used.
+
+    Raises ConfigError when a fragment does not begin where the one before it ends.
+    """
+    layers = []
+    for of_layer in frags:
+        _check_joints(of_layer)
+        keys = np.concatenate([frag.keys for frag in of_layer], axis=2)
+        values = np.concatenate([frag.values for frag in of_layer], axis=2)
+        layers.append(KVCache(keys, values))
+    first = list(frags[0]) if frags else []
+    ids = [token for frag in first for token in frag.token_ids]
+    return PromptCache(layers, [ids], first[0].start if first else 0)
+
+
+# Generation
+
+
+def generate_batched(
+    model: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    batch_size: int,
+    *,
+    prompt_cache: PromptCache | None = None,
+    verbose: bool = False,
+    max_tokens: int = 256,
+    temp: float = 0.0,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    min_tokens_to_keep: int = 1,
+    repetition_penalty: float = 1.0,
+    repetition_context_size: int = 20,
+    prefill_step_size: int = 512,
+    stop_strings: Sequence[str] = (),
+    **kwargs: Any,
+) -> tuple[list[list[int]], PromptCache, int, list[int], list[bool]]:
+    """Generate `batch_size` continuations of a prompt in one batch.
+
+    Args:
+        prompt: token ids: the whole path; or, with a cache that does not begin them, what follows
+            it (ids that the cache already ends with are not run twice, except the last).
+        verbose, min_tokens_to_keep, repetition_context_size, prefill_step_size: accepted, not used.
+        top_p: 0 is off, as is 1. kwargs: further SamplingParams, such as `seed`.
+
+    Returns:
+        (token ids of each, the cache of the new tokens, the prompt's length, lengths, which ended
+        with an end token). Rows of the cache are padded with zeros to the longest.
+    """
+    options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
+    lm, growth = _growth(
+        model, tokenizer, prompt, prompt_cache, streamed=False,
+        n=batch_size, temperature=temp, max_tokens=max_tokens, min_p=min_p,
+        stop=tuple(stop_strings) or None, **options,
+    )  # fmt: skip
+    children = growth.run()
+    rows = [child.tokens for child in children]
+    lengths = [len(row) for row in rows]
+    start = growth.shoots[0].origin.depth
+    cache = _generated(lm, children, start)
+    return rows, cache, start, lengths, [child.terminal for child in children]
+
+
+def generate_batched_stream(
+    model: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    batch_size: int,
+    *,
+    prompt_cache: PromptCache | None = None,
+    max_tokens: int = 256,
+    temp: float = 0.0,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop_strings: Sequence[str] = (),
+    verbose: bool = False,
+    min_tokens_to_keep: int = 1,
+    repetition_context_size: int = 20,
+    prefill_step_size: int = 512,
+    **kwargs: Any,
+) -> Generator[StreamItem, None, None]:
+    """As `generate_batched`, yielding the known items; the last one has the cache of the new
+    tokens.
+    """
+    options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
+    lm, growth = _growth(
+        model, tokenizer, prompt, prompt_cache, streamed=True,
+        n=batch_size, temperature=temp, max_tokens=max_tokens, min_p=min_p,
+        stop=tuple(stop_strings) or None, **options,
+    )  # fmt: skip
+    start = growth.shoots[0].origin.depth
+    for item in items(growth):
+        if item["type"] == "final":
+            item = item.but(prompt_cache=_generated(lm, growth.children, start))
+        yield item
+
+
+def _growth(
+    model: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    cache: PromptCache | None,
+    *,
+    streamed: bool,
+    **sampling: Any,
+) -> tuple[LM, Growth]:
+    lm = LM.of(model, tokenizer)
+    params = SamplingParams.resolve({**sampling, "temperature_first": True}, SamplingParams())
+    if cache is not None and cache.token_ids:
+        root = Heddle(lm, None, _path(cache.token_ids, list(prompt)))
+        place = cache.place(lm)
+        if root._tokens[: place.depth] == cache.token_ids:
+            root._place = lm.place(root._tokens[place.depth :], after=place)
+    else:
+        root = Heddle(lm, None, list(prompt))
+    growth = Growth(lm, streamed=streamed)
+    growth.add(root, seeded(params))
+    return lm, growth
+
+
+def _path(cached: list[int], prompt: list[int]) -> list[int]:
+    """Return the whole path that a cache and a prompt mean together; see `generate_batched`."""
+    if prompt[: len(cached)] == cached:
+        return prompt
+    if not prompt:
+        return cached
+    if cached[len(cached) - len(prompt) + 1 :] == prompt[:-1]:
+        return [*cached, prompt[-1]]
+    return [*cached, *prompt]
+
+
+def _exported(lm: LM, place: Place, ids: Sequence[int]) -> PromptCache:
+    return PromptCache(_layers([lm.export_kv(place)], 0), [ids])
+
+
+def _generated(lm: LM, children: Sequence[Heddle], start: int) -> PromptCache:
+    exports = [lm.export_kv(child._where()) for child in children]
+    return PromptCache(_layers(exports, start), [child.tokens for child in children], start)
+
+
+def _layers(exports: Sequence[dict[str, NDArray[Any]]], start: int) -> list[KVCache]:
+    """Return one KVCache a layer over all rows, from slot `start`, padded to the longest."""
+    n_layers = sum(1 for name in exports[0] if name.startswith("k."))
+    return [
+        KVCache(_stacked(exports, f"k.{i}", start), _stacked(exports, f"v.{i}", start))
+        for i in range(n_layers)
+    ]
+
+
+def _stacked(exports: Sequence[dict[str, NDArray[Any]]], name: str, start: int) -> NDArray[Any]:
+    rows = [each[name][:, start:] for each in exports]
+    longest = max(row.shape[1] for row in rows)
+    out = np.zeros((len(rows), rows[0].shape[0], longest, rows[0].shape[2]), rows[0].dtype)
+    for index, row in enumerate(rows):
+        out[index, :, : row.shape[1]] = row
+    return out
+
+
+def _cut(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
+    ids = cache.rows[row][start:stop]
+    pick = (slice(row, row + 1), slice(None), slice(start, stop))
+    return [
+        KVFrag(layer.keys[pick].copy(), layer.values[pick].copy(), ids, cache.start + start)
+        for layer in cache
+    ]
+
+
+def _check_joints(frags: Sequence[KVFrag]) -> None:
+    for before, after in zip(frags, frags[1:], strict=False):
+        end = before.start + before.keys.shape[2]
+        if end != after.start:
+            raise ConfigError(
+                f"a fragment that begins at token {after.start} cannot follow one that ends at "
+                f"{end}: keys hold their position. Fuse fragments of one path, in order"
+            )
+
+
+def _whole_prefix(cache: PromptCache) -> None:
+    if cache.start or len(cache.rows) != 1 or len(cache.token_ids) != cache[0].offset:
+        raise ConfigError(
+            "a cache can be continued when it is one whole prefix from token 0 with known ids; "
+            "this one is a part of a path, a batch, or was made from arrays without token ids"
+        )

@@ -1,0 +1,119 @@
+"""Questions to the model at a node, which add nothing to the tree: next tokens, scores, KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..results import Distribution, TextScore, TokenProb
+from ..sampling.metrics import log_softmax
+from ..sched.work import Extend, Logits, Scores
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..engines.base import Score
+    from ..kv.cursor import Place
+    from ..lm import LM
+    from .node import Node
+
+
+def at_end(node: Node) -> Place:
+    """Return the node's place; ConfigError when nothing stands before it."""
+    place = node._where()
+    if not place.depth:
+        raise ConfigError("there is nothing to ask after: the node's whole path is empty. Add text")
+    return place
+
+
+def next_item(node: Node, top: int) -> Extend:
+    """Return the work item of `next`."""
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise ConfigError(f"top is {top!r}; allowed is a whole number from 1")
+    place = at_end(node)
+    return Extend(place, (), (Logits(place.depth),))
+
+
+def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
+    """Return the `top` likeliest ids, ties by lower id."""
+    logprobs = log_softmax(logits[None])[0]
+    order = np.argsort(-logprobs, kind="stable")[:top].tolist()
+    values = logprobs[order].astype(np.float64)
+    text = lm.text
+    return Distribution(
+        TokenProb(token, text.token_text(token), text.token_bytes(token), logprob, p, rank)
+        for rank, (token, logprob, p) in enumerate(
+            zip(order, values.tolist(), np.exp(values).tolist(), strict=True)
+        )
+    )
+
+
+def measure_item(node: Node, text: str | Sequence[int]) -> Extend:
+    """Return the work item of `measure`."""
+    ids = node._encode(text) if isinstance(text, str) else list(text)
+    if not ids:
+        raise ConfigError("there is nothing to measure: the text has no tokens")
+    place = at_end(node)
+    node._home.live_lm().place(ids, after=place)
+    return Extend(place, ids, (Scores(place.depth, place.depth + len(ids)),))
+
+
+def text_score(lm: LM, item: Extend, score: Score) -> TextScore:
+    """Return the answer to `measure_item`."""
+    texts = tuple(lm.text.token_text(token) for token in item.tokens)
+    return TextScore(tuple(item.tokens), texts, tuple(score.logprobs.tolist()))
+
+
+class KVFrag(tuple[Any, Any]):
+    """Keys and values of consecutive tokens in one layer: arrays [1, n_kv_heads, T, head_dim].
+
+    `token_ids` are the tokens they belong to, `start` is where on the path they begin. Rotary
+    positions are
+    baked into keys: a fragment is valid only at its own position and after its own prefix.
+    """
+
+    token_ids: tuple[int, ...]
+    start: int
+
+    def __new__(
+        cls, keys: Any, values: Any, token_ids: Sequence[int] = (), start: int = 0
+    ) -> KVFrag:
+        """Pair keys with values."""
+        frag = super().__new__(cls, (keys, values))
+        frag.token_ids, frag.start = tuple(token_ids), start
+        return frag
+
+    @property
+    def keys(self) -> Any:
+        """[1, n_kv_heads, T, head_dim]."""
+        return self[0]
+
+    @property
+    def values(self) -> Any:
+        """[1, n_kv_heads, T, head_dim]."""
+        return self[1]
+
+    def __repr__(self) -> str:
+        return f"KVFrag(keys {self[0].shape}, values {self[1].shape}, start {self.start})"
+
+
+def layers(arrays: dict[str, NDArray[Any]]) -> int:
+    """Return how many layers exported KV has."""
+    return sum(1 for name in arrays if name.startswith("k."))
+
+
+def fragments(node: Node) -> list[KVFrag]:
+    """Return the node's own KV, one fragment a layer. Cost: exports the whole path."""
+    place = node._where()
+    ids = tuple(node._tokens)
+    start = place.depth - len(ids)
+    if not place.depth:
+        return []
+    arrays = node._home.live_lm().export_kv(place)
+    return [
+        KVFrag(arrays[f"k.{i}"][None, :, start:], arrays[f"v.{i}"][None, :, start:], ids, start)
+        for i in range(layers(arrays))
+    ]

@@ -1,0 +1,354 @@
+"""One growing call: many branches of many nodes, submitted together, attached as they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Generator, Iterable
+from contextlib import aclosing, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import ConfigError, Terminal
+from ..results import Delta
+from ..sampling.chain import Sampler
+from ..sampling.params import SamplingParams
+from ..sampling.rng import fresh_seed, stream_of
+from ..sched.driver import Channel
+from ..sched.work import FinishReason, Run, RunState, Ticket
+from ..tokens.text import StopStrings, TextStream
+
+if TYPE_CHECKING:
+    from ..kv.cursor import Place
+    from ..lm import LM
+    from .heddle import Heddle
+
+_log = logging.getLogger(__name__)
+
+
+class Branches(list["Heddle"]):
+    """The children that a call made, in branch order; `skipped` are terminal nodes it left
+    alone.
+    """
+
+    def __init__(self, made: Iterable[Heddle] = (), *, skipped: Iterable[Heddle] = ()) -> None:
+        super().__init__(made)
+        self.skipped: list[Heddle] = list(skipped)
+
+
+class Event(NamedTuple):
+    """One new token of a branch; without a token: the branch is over."""
+
+    shoot: Shoot
+    token: int | None
+    logprob: float = 0.0
+    entropy: float = 0.0
+
+
+News = tuple["Shoot", list[Event]]
+
+
+class Shoot:
+    """One branch on its way: the child it will be, and what its run has told so far."""
+
+    def __init__(self, index: int, child: Heddle, parent: Heddle, origin: Place, lm: LM) -> None:
+        self.index = index
+        self.child = child
+        self.parent = parent
+        self.origin = origin
+        self.lm = lm
+        self.ticket: Ticket | None = None
+        self.stops: StopStrings | None = None
+        self.stopped: str | None = None
+        self.channel: Channel | None = None
+        self.text: TextStream | None = None
+        self.over = False
+        self.attached = False
+
+    def run(self, params: SamplingParams, sampler: Sampler) -> Run:
+        """Return the work item. A sink is only there when somebody needs each token."""
+        self.stops = StopStrings(params.stop) if params.stop else None
+        return Run(
+            self.origin,
+            sampler,
+            stop_ids=self.lm.text.stop_ids,
+            max_tokens=params.max_tokens,
+            sink=self._sink if self.stops is not None or self.channel is not None else None,
+        )
+
+    def _sink(self, state: RunState) -> FinishReason | None:
+        token = state.tokens[-1]
+        if self.channel is not None:
+            self.channel.put(Event(self, token, state.logprobs[-1], state.entropies[-1]))
+        if self.stops is None:
+            return None
+        self.stopped = self.stops.push(self.lm.text.token_bytes(token))
+        return "stop" if self.stopped is not None else None
+
+    def finish(self, reason: FinishReason | None = None) -> None:
+        """Take the run's result over into the child and attach it. `reason` replaces
+        "cancelled".
+        """
+        assert self.ticket is not None
+        result = self.ticket.value
+        child = self.child
+        child._tokens, child._text = list(result.tokens), None
+        child.logprobs, child.entropies = list(result.logprobs), list(result.entropies)
+        child.stop_string = self.stopped
+        child.terminal = result.ended_by is not None
+        child.finish_reason = "stop" if self.stopped is not None else result.finish_reason
+        if reason is not None and child.finish_reason == "cancelled":
+            child.finish_reason = reason
+        self._attach(result.end)
+
+    def keep(self, reason: FinishReason) -> None:
+        """End the branch early with the tokens that were delivered; a branch without any is
+        dropped.
+        """
+        self.child.finish_reason = reason
+        self._attach(None)
+
+    def _attach(self, end: Place | None) -> None:
+        self.over = True
+        child = self.child
+        if not child._tokens and child.finish_reason in ("cancelled", "interrupted"):
+            return
+        # The parent may have changed meanwhile: then the child's place is made anew when it is
+        # used.
+        child._place = end if self.parent._place is self.origin else None
+        self.parent._children.append(child)
+        self.attached = True
+
+
+class Growth:
+    """All branches of one call. Fill with `add`, then `run`, `steps` or their async twins, once."""
+
+    def __init__(self, lm: LM, *, streamed: bool = False) -> None:
+        self.lm = lm
+        self.shoots: list[Shoot] = []
+        self.skipped: list[Heddle] = []
+        self._runs: list[Run] = []
+        self._tickets: list[Ticket] = []
+        self._channel = Channel() if streamed else None
+
+    def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
+        """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
+        assert params.seed is not None
+        if node._home.live_lm() is not self.lm:
+            raise ConfigError(
+                "the nodes of one call must belong to one model; grow the others apart"
+            )
+        origin = node._where()
+        if not origin.depth:
+            raise ConfigError(
+                "the node's whole path is empty: there are no tokens to continue. Add text"
+            )
+        made = []
+        for branch in range(params.n):
+            child = node._child([])
+            child.params, child.lineage = params, (first + branch,)
+            shoot = Shoot(len(self.shoots), child, node, origin, self.lm)
+            shoot.channel = self._channel
+            if self._channel is not None:
+                shoot.text = self.lm.text.stream()
+            sampler = Sampler(params, stream_of(params.seed, child.lineage))
+            if sampler.needs_host:
+                sampler.prime(node.get_prefix_tokens())
+            self._runs.append(shoot.run(params, sampler))
+            self.shoots.append(shoot)
+            made.append(shoot)
+        return made
+
+    @property
+    def children(self) -> Branches:
+        """The children made, in branch order: those that are in the tree."""
+        made = (shoot.child for shoot in self.shoots if shoot.attached)
+        return Branches(made, skipped=self.skipped)
+
+    # All at once
+
+    def run(self) -> Branches:
+        """Grow to the end and attach the children; on an error none of them."""
+        self._submit()
+        try:
+            self.lm.drive(self._tickets)
+        except KeyboardInterrupt:
+            self._finish_kept("interrupted")
+            raise
+        return self._finish_all()
+
+    async def arun(self) -> Branches:
+        """As `run`, beside a running loop. A cancelled task keeps what was made, as "cancelled"."""
+        self._submit()
+        try:
+            await self.lm.adrive(self._tickets)
+        except asyncio.CancelledError:
+            self._cancel()
+            await self.lm.adrive(self._tickets)
+            self._finish_kept("cancelled")
+            raise
+        return self._finish_all()
+
+    def _submit(self) -> None:
+        if not self._runs:
+            return
+        # Tickets must be known before the first event can be read, not before it is put.
+        self._tickets = self.lm.submit(self._runs)
+        for shoot, ticket in zip(self.shoots, self._tickets, strict=True):
+            shoot.ticket = ticket
+            if self._channel is not None:
+                ticket.on_done(_Farewell(shoot, self._channel))
+
+    def _finish_all(self) -> Branches:
+        for ticket in self._tickets:
+            ticket.result()
+        for shoot in self.shoots:
+            shoot.finish()
+        return self.children
+
+    def _finish_kept(self, reason: FinishReason) -> None:
+        for shoot in self.shoots:
+            if shoot.ticket is not None and shoot.ticket.done and shoot.ticket.error is None:
+                shoot.finish(reason)
+
+    def _cancel(self) -> None:
+        for ticket in self._tickets:
+            if not ticket.done:
+                ticket.cancel()
+
+    # Step by step
+
+    def news(self) -> Generator[list[News], None, None]:
+        """Yield what each step brought, for `delta`. Closing it early keeps what `delta` has
+        told.
+        """
+        assert self._channel is not None
+        self._submit()
+        try:
+            for events in self.lm.pump(self._channel, self._tickets):
+                yield self._sorted(events)
+            yield self._sorted(self._missed())
+        except KeyboardInterrupt:
+            self._abandon("interrupted")
+            raise
+        finally:
+            self._abandon("cancelled")
+        self._raise_first_error()
+
+    async def anews(self) -> AsyncGenerator[list[News], None]:
+        """As `news`, beside a running loop."""
+        assert self._channel is not None
+        self._submit()
+        try:
+            async for events in self.lm.apump(self._channel, self._tickets):
+                yield self._sorted(events)
+            yield self._sorted(self._missed())
+        finally:
+            self._abandon("cancelled")
+        self._raise_first_error()
+
+    def _abandon(self, reason: FinishReason) -> None:
+        # No waiting here: a generator may be closed by the garbage collector, anywhere. The
+        # scheduler drops cancelled runs in its next step.
+        self._cancel()
+        for shoot in self.shoots:
+            if not shoot.over:
+                shoot.keep(reason)
+
+    def _missed(self) -> list[Event]:
+        return [Event(shoot, None) for shoot in self.shoots if not shoot.over]
+
+    def _sorted(self, events: Iterable[Event]) -> list[News]:
+        came: dict[int, list[Event]] = {}
+        for event in events:
+            if not event.shoot.over:
+                came.setdefault(event.shoot.index, []).append(event)
+        return [(self.shoots[index], of_one) for index, of_one in came.items()]
+
+    def _raise_first_error(self) -> None:
+        for ticket in self._tickets:
+            if ticket.error is not None and not ticket.cancelled:
+                raise ticket.error
+
+
+def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
+    """Yield the deltas of a growth one by one; return the children."""
+    if growth is None:
+        return Branches()
+    with closing(growth.news()) as steps:
+        for news in steps:
+            for shoot, events in news:
+                yield delta(shoot, events)
+    return growth.children
+
+
+async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
+    """As `deltas`, beside a running loop."""
+    if growth is None:
+        return
+    async with aclosing(growth.anews()) as steps:
+        async for news in steps:
+            for shoot, events in news:
+                yield delta(shoot, events)
+
+
+class _Farewell:
+    """Tells the channel that a branch is over, in order with its tokens."""
+
+    def __init__(self, shoot: Shoot, channel: Channel) -> None:
+        self.shoot = shoot
+        self.channel = channel
+
+    def __call__(self, ticket: Ticket) -> None:
+        self.channel.put(Event(self.shoot, None))
+
+
+def delta(shoot: Shoot, events: list[Event]) -> Delta:
+    """Move a branch on by its new events and tell what they were."""
+    child, text = shoot.child, shoot.text
+    assert text is not None
+    assert shoot.ticket is not None
+    new = [event for event in events if event.token is not None]
+    tokens = tuple(event.token for event in new if event.token is not None)
+    child._tokens.extend(tokens)
+    child._text = None
+    child.logprobs.extend(event.logprob for event in new)
+    child.entropies.extend(event.entropy for event in new)
+    piece = "".join(text.push(token) for token in tokens)
+    if any(event.token is None for event in events):
+        piece += text.flush()
+        if shoot.ticket.error is not None:
+            shoot.over, child.finish_reason = True, "error"
+        else:
+            shoot.finish()
+    logprobs = tuple(event.logprob for event in new)
+    return Delta(shoot.index, child, tokens, piece, logprobs, child.finish_reason)
+
+
+def plan(nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool) -> Growth:
+    """Plan one call over `nodes`: terminal ones are skipped and reported, unless forced."""
+    params = seeded(params)
+    growth = Growth(nodes[0]._home.live_lm(), streamed=streamed)
+    for place, node in enumerate(nodes):
+        if node.terminal and not force:
+            growth.skipped.append(node)
+        else:
+            growth.add(node, params, first=place * params.n)
+    if growth.skipped:
+        _log.warning("%d terminal nodes were not grown; force=True grows them", len(growth.skipped))
+    return growth
+
+
+def seeded(params: SamplingParams) -> SamplingParams:
+    """Return the same parameters with a seed: a fresh one if none was given."""
+    return params if params.seed is not None else replace(params, seed=fresh_seed())
+
+
+def refuse_terminal(node: Heddle) -> None:
+    """Raise Terminal for a node that ended with an end token."""
+    if node.terminal:
+        raise Terminal(
+            "this node ended with an end token and cannot be grown. Grow it anyway with "
+            "force=True, or add text to it",
+            hint="force=True",
+        )

@@ -1,0 +1,282 @@
+"""Heddle: a node of a reasoning tree that grows, answers questions and shows itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, TextIO, Unpack
+
+from ..errors import ConfigError
+from ..results import Delta, Distribution, TextScore
+from ..sampling.params import BranchOptions, SamplingParams
+from . import ask, known, walk
+from .batch import at_each
+from .grow import Branches, Growth, adeltas, deltas, plan, refuse_terminal, seeded
+from .node import Node
+
+
+class Heddle(Node):
+    """A node: some tokens that continue its parent's. Equal siblings are two nodes over one KV.
+
+    May be subclassed: children are of their parent's class, made by its constructor.
+    """
+
+    # Growing
+
+    def grow(
+        self,
+        n: int = 1,
+        *,
+        at: Iterable[Heddle] | Heddle | None = None,
+        force: bool = False,
+        **sampling: Unpack[BranchOptions],
+    ) -> Branches:
+        """Generate `n` continuations and return them, attached as children.
+
+        Args:
+            at: grow these nodes instead of this one, all in one batch; n each, in their order.
+                Terminal ones are left alone and listed in `skipped` of the result.
+            force: grow terminal nodes too.
+            sampling: SamplingParams; the model's defaults hold for what is not given.
+
+        Raises:
+            Terminal: this one node ended with an end token.
+
+        On an error no child is there. Ctrl-C keeps what was made as finish_reason "interrupted".
+        """
+        growth = self._plan(n, at, force, sampling)
+        return growth.run() if growth is not None else Branches()
+
+    async def agrow(
+        self,
+        n: int = 1,
+        *,
+        at: Iterable[Heddle] | Heddle | None = None,
+        force: bool = False,
+        **sampling: Unpack[BranchOptions],
+    ) -> Branches:
+        """As `grow`, beside a running loop. A cancelled task keeps what was made, as
+        "cancelled".
+        """
+        growth = self._plan(n, at, force, sampling)
+        return await growth.arun() if growth is not None else Branches()
+
+    def stream(
+        self,
+        n: int = 1,
+        *,
+        at: Iterable[Heddle] | Heddle | None = None,
+        force: bool = False,
+        **sampling: Unpack[BranchOptions],
+    ) -> Generator[Delta, None, Branches]:
+        """As `grow`, token by token: yield what is new in each branch, a child being attached as
+        it ends.
+
+        Mistakes raise at the call; the model runs from the first `next`. Leaving the loop early
+        keeps what was delivered as nodes with finish_reason "cancelled". An error of one branch is
+        raised at the end.
+        """
+        return deltas(self._plan(n, at, force, sampling, streamed=True))
+
+    def astream(
+        self,
+        n: int = 1,
+        *,
+        at: Iterable[Heddle] | Heddle | None = None,
+        force: bool = False,
+        **sampling: Unpack[BranchOptions],
+    ) -> AsyncGenerator[Delta, None]:
+        """As `stream`, beside a running loop."""
+        return adeltas(self._plan(n, at, force, sampling, streamed=True))
+
+    def _plan(
+        self,
+        n: int,
+        at: Iterable[Heddle] | Heddle | None,
+        force: bool,
+        sampling: Mapping[str, Any],
+        *,
+        streamed: bool = False,
+    ) -> Growth | None:
+        lm = self._home.live_lm()
+        params = SamplingParams.resolve({**sampling, "n": n}, lm.defaults)
+        if at is None or isinstance(at, Heddle):
+            nodes = [self if at is None else at]
+            if not force:
+                refuse_terminal(nodes[0])
+        else:
+            nodes = list(at)
+        if not all(isinstance(node, Heddle) for node in nodes):
+            raise ConfigError("at takes heddles; allowed is one, or any iterable of them")
+        return plan(nodes, params, force=force, streamed=streamed) if nodes else None
+
+    def add(self, text: str | Sequence[int]) -> Heddle:
+        """Add a child with this text (or these token ids) and return it. The model runs when it is
+        needed.
+
+        The text is tokenised as a continuation: no BOS and no space creep in. Empty text makes an
+        empty node. Raises ContextOverflow when the path gets longer than the context.
+        """
+        child = self._child(self._encode(text) if isinstance(text, str) else text)
+        child._place = self._home.live_lm().place(child._tokens, after=self._where())
+        self.children.append(child)
+        return child
+
+    # Asking
+
+    def next(self, top: int = 10) -> Distribution:
+        """Return the `top` likeliest next tokens; raw probabilities, no filter."""
+        lm, item = self._home.live_lm(), ask.next_item(self, top)
+        tickets = lm.submit([item])
+        lm.drive(tickets)
+        return ask.distribution(lm, tickets[0].result()[0], top)
+
+    async def anext(self, top: int = 10) -> Distribution:
+        """As `next`, beside a running loop."""
+        lm, item = self._home.live_lm(), ask.next_item(self, top)
+        tickets = lm.submit([item])
+        await lm.adrive(tickets)
+        return ask.distribution(lm, tickets[0].result()[0], top)
+
+    def measure(self, text: str | Sequence[int]) -> TextScore:
+        """Return how likely the model finds this text (or these token ids) after the node. Adds
+        nothing.
+        """
+        lm, item = self._home.live_lm(), ask.measure_item(self, text)
+        tickets = lm.submit([item])
+        lm.drive(tickets)
+        return ask.text_score(lm, item, tickets[0].result()[0])
+
+    async def ameasure(self, text: str | Sequence[int]) -> TextScore:
+        """As `measure`, beside a running loop."""
+        lm, item = self._home.live_lm(), ask.measure_item(self, text)
+        tickets = lm.submit([item])
+        await lm.adrive(tickets)
+        return ask.text_score(lm, item, tickets[0].result()[0])
+
+    @property
+    def frag(self) -> list[ask.KVFrag]:
+        """The KV of the node's own tokens, a copy, one fragment a layer. Cost: exports the whole
+        path.
+        """
+        return ask.fragments(self)
+
+    def get_prefix_cache(self) -> Any:
+        """Return the whole path's KV as the engine library's own cache object, which its model
+        accepts.
+
+        Raises Unsupported on engines whose library has none.
+        """
+        return self._home.live_lm().engine_cache(ask.at_end(self))
+
+    # Showing
+
+    def show(
+        self,
+        *,
+        node: Callable[[Heddle], str] | None = None,
+        edge: Callable[[Heddle], str] | None = None,
+        file: TextIO | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Write the tree from here down to the terminal.
+
+        Args:
+            node: what to write for a node instead of its text and figures.
+            edge: what to write on the line to a node, before it.
+            file: instead of standard output.
+            limit: lines at most; the rest is counted.
+        """
+        from ..viz.text import show
+
+        show(self, node=node, edge=edge, file=file, limit=limit)
+
+    def __str__(self) -> str:
+        from ..viz.text import draw
+
+        return "\n".join(draw(self))
+
+    def _repr_html_(self) -> str:
+        from ..viz.text import as_html
+
+        return as_html(self)
+
+    # The known names
+
+    def add_text_child(self, text: str | Sequence[int]) -> Heddle:
+        """Return `add(text)`."""
+        return self.add(text)
+
+    def make_children(
+        self,
+        n: int = 4,
+        temp: float = 0.8,
+        max_tokens: int = 8,
+        min_p: float = 0.05,
+        stop_strings: str | Sequence[str] = (),
+        **kwargs: Any,
+    ) -> list[Heddle]:
+        """As `grow`, with the known defaults; [] on a terminal node.
+
+        Inside `apply_at_leaves` the list is filled when it is looked at, for all leaves in one
+        batch.
+        """
+        params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
+        if self.terminal:
+            return Branches()
+        if self._batch is not None:
+            self._where()
+            # A UserList: it reads and behaves like the list it becomes.
+            return self._batch.put_off(self, seeded(params))  # type: ignore[return-value]
+        return plan([self], params, force=False, streamed=False).run()
+
+    def make_child_stream(
+        self,
+        n: int = 4,
+        temp: float = 0.8,
+        max_tokens: int = 8,
+        min_p: float = 0.05,
+        stop_strings: str | Sequence[str] = (),
+        **kwargs: Any,
+    ) -> Generator[known.StreamItem, None, Branches]:
+        """As `make_children`, yielding the known items; `deltas` in each holds what is new."""
+        params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
+        return known.items(plan([self], params, force=False, streamed=True))
+
+    def ramify(self, arg: str | list[str] | None = None, **kwargs: Any) -> Any:
+        """Add a text child (a text), text children (a list of texts), or generate (nothing).
+
+        Generating takes the keywords of `make_children`; `stream=True` returns
+        `make_child_stream`. With text they are checked and have no effect.
+        """
+        streamed = kwargs.pop("stream", False)
+        if isinstance(arg, str) or known.ramify_texts(arg) is not None:
+            known.check(kwargs)
+            return self.add(arg) if isinstance(arg, str) else [self.add(text) for text in arg or ()]
+        return self.make_child_stream(**kwargs) if streamed else self.make_children(**kwargs)
+
+    def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
+        """Call `func` on every leaf and return the results; growing calls run as in
+        `apply_at_leaves`.
+        """
+        return at_each(walk.leaves(self), func)
+
+    def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
+        """Call each function on every leaf that there is then; return the results of the last one.
+
+        `ramify` and `make_children` that a function calls on its own leaf run as one batch for all
+        leaves.
+        """
+        results: list[Any] = []
+        for func in funcs:
+            results = at_each(walk.leaves(self), func)
+        return results
+
+    # Making
+
+    def _child(self, token_ids: Sequence[int]) -> Heddle:
+        """Make a child that is in no list yet."""
+        return self._child_class(self._home, None, list(token_ids), None, None, self)
+
+    @property
+    def _child_class(self) -> type[Heddle]:
+        return type(self)

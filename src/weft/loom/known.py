@@ -1,0 +1,133 @@
+"""The known names' streaming items and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..results import Delta
+from ..sampling.params import SamplingParams
+from .grow import Branches, Growth, delta
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+_NEUTRAL = SamplingParams()
+
+
+def params(
+    n: int,
+    temp: float,
+    max_tokens: int,
+    min_p: float,
+    stop_strings: str | Sequence[str],
+    more: Mapping[str, Any],
+) -> SamplingParams:
+    """Return the known parameters as ours: neutral defaults, temperature before the filters.
+
+    `more` takes our own names; `temperature` and `stop` replace `temp` and `stop_strings`.
+    """
+    given: dict[str, Any] = {
+        "n": n,
+        "temperature": temp,
+        "max_tokens": max_tokens,
+        "min_p": min_p,
+        "stop": stop_strings or None,
+        "temperature_first": True,
+    }
+    return SamplingParams.resolve({**given, **more}, _NEUTRAL)
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for keywords that `make_children` would refuse."""
+    own = {"n": 4, "temp": 0.8, "max_tokens": 8, "min_p": 0.05, "stop_strings": ()}
+    taken: dict[str, Any] = {name: given.get(name, default) for name, default in own.items()}
+    params(**taken, more={name: value for name, value in given.items() if name not in own})
+
+
+class StreamItem(Mapping[str, Any]):
+    """One item of a known stream, read like a dict; lists and texts are built when they are
+    read.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> None:
+        self._fields = dict(fields)
+        self._lazy = dict(lazy)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._lazy:
+            self._fields[key] = self._lazy.pop(key)()
+        return self._fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._fields, *self._lazy])
+
+    def __len__(self) -> int:
+        return len(self._fields) + len(self._lazy)
+
+    def but(self, **fields: Any) -> StreamItem:
+        """Return the item with other values for some fields."""
+        return StreamItem({**self._fields, **fields}, self._lazy)
+
+    def __repr__(self) -> str:
+        return f"StreamItem({self._fields.get('type')!r}: {', '.join(self)})"
+
+
+def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
+    """Yield the known items: an "update" a step, then "final"; the children are the return
+    value.
+    """
+    tokens: list[list[int]] = [[] for _ in growth.shoots]
+    ended = [False] * len(tokens)
+    n_prompt = growth.shoots[0].origin.depth if growth.shoots else 0
+    with closing(growth.news()) as steps:
+        for news in steps:
+            deltas = [delta(shoot, events) for shoot, events in news]
+            for new in deltas:
+                tokens[new.branch].extend(new.token_ids)
+                ended[new.branch] = ended[new.branch] or new.finish_reason == "stop"
+            if deltas:
+                yield _update(growth.lm, tokens, list(ended), deltas)
+    yield _final(growth, tokens, n_prompt)
+    return growth.children
+
+
+def _update(lm: LM, tokens: list[list[int]], ended: list[bool], deltas: list[Delta]) -> StreamItem:
+    # The lists go on growing: an item remembers how far they were.
+    lengths = [len(each) for each in tokens]
+
+    def so_far() -> list[list[int]]:
+        return [each[:length] for each, length in zip(tokens, lengths, strict=True)]
+
+    return StreamItem(
+        {"type": "update", "ended": ended, "deltas": deltas},
+        {"tokens": so_far, "decoded_texts": lambda: [lm.text.decode(ids) for ids in so_far()]},
+    )
+
+
+def _final(growth: Growth, tokens: list[list[int]], n_prompt: int) -> StreamItem:
+    lm = growth.lm
+    fields = {
+        "type": "final",
+        "tokens": tokens,
+        "generated_lengths": [len(each) for each in tokens],
+        "total_prompt_len": n_prompt,
+        "ended": [shoot.child.terminal for shoot in growth.shoots],
+        "prompt_cache": None,
+        "children": growth.children,
+        "deltas": [],
+    }
+    return StreamItem(fields, {"decoded_texts": lambda: [lm.text.decode(ids) for ids in tokens]})
+
+
+def ramify_texts(arg: object) -> list[str] | None:
+    """Return the texts that `ramify` is to add; None when it is to generate."""
+    if arg is None:
+        return None
+    if isinstance(arg, list) and all(isinstance(each, str) for each in arg):
+        return arg
+    raise ConfigError(
+        f"ramify takes a text, a list of texts or nothing (to generate), not {type(arg).__name__}"
+    )

@@ -1,0 +1,158 @@
+"""Loom: the root of a reasoning tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from ..errors import ConfigError
+from . import edit, walk
+from . import prompt as prompts
+from .heddle import Heddle
+from .home import Home
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..store.format import ModelMark
+
+
+class Loom(Heddle):
+    """The root heddle: its tokens are the prompt. A context manager; `close` lets go of all
+    places.
+    """
+
+    _is_root = True
+    # Whose tokens an opened loom holds; set by the store.
+    saved_by: ModelMark
+
+    @overload
+    def __init__(
+        self,
+        model: LM,
+        tokenizer: str | prompts.Messages | Sequence[int],
+        /,
+        *,
+        template: bool = True,
+        system: str | None = None,
+        heddle_class: type[Heddle] = Heddle,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        prompt: str | prompts.Messages | Sequence[int] | None = None,
+        *,
+        template: bool = True,
+        system: str | None = None,
+        heddle_class: type[Heddle] = Heddle,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        prompt: Any = None,
+        *,
+        template: bool = True,
+        system: str | None = None,
+        heddle_class: type[Heddle] = Heddle,
+    ) -> None:
+        """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
+
+        Args:
+            prompt: a text, chat messages, or token ids. A text goes through the model's chat
+                template, if it has one.
+            template: False takes a text as it is.
+            system: a system message before the prompt; needs a chat template.
+            heddle_class: the class of the nodes below.
+        """
+        if prompt is None:
+            prompt, tokenizer = tokenizer, None
+        if prompt is None:
+            raise ConfigError("a loom needs a prompt: Loom(lm, prompt)")
+        home = Home.of(model, tokenizer)
+        lm = home.text_lm()
+        made = prompts.read(lm.text, prompt, template=template, system=system)
+        self._begin(home, made, heddle_class)
+        self._place = lm.place(made.ids)
+
+    def _begin(self, home: Home, made: prompts.Prompt, heddle_class: type[Heddle]) -> None:
+        super().__init__(home, None, made.ids)
+        self.user_prompt = made.user_prompt
+        self.chat_template_used = made.chat_template_used
+        self.heddle_class = heddle_class
+        self.created = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @classmethod
+    def _restored(cls, home: Home, made: prompts.Prompt, heddle_class: type[Heddle]) -> Self:
+        """Make a loom from a file's content: nothing is tokenised or templated again."""
+        loom = cls.__new__(cls)
+        loom._begin(home, made, heddle_class)
+        return loom
+
+    @property
+    def _child_class(self) -> type[Heddle]:
+        return self.heddle_class
+
+    def _encode_own(self, text: str) -> list[int]:
+        # A root is a whole text, in which special tokens are rendered: they are read back as such.
+        return self._home.text_lm().text.encode(text, special=True, add_bos=False)
+
+    def display_text(self) -> str:
+        """Return the prompt to show: what the user asked when a chat template was used."""
+        if not self.chat_template_used:
+            return self.text
+        return f"Prompt: {self.user_prompt}\n\nResponse:\n\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole loom to a file, atomically: afterwards the file is the old one or the
+        new one.
+
+        Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON.
+        """
+        from ..store import save
+
+        save(self, path)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        lm: LM | None = None,
+        *,
+        force: bool = False,
+        heddle_class: type[Heddle] = Heddle,
+    ) -> Self:
+        """Read a saved loom. Without an LM it reads, searches and saves; growing raises
+        ConfigError.
+
+        Args:
+            force: take the tokens as they are even if another model with the same vocabulary size
+                saved them.
+
+        Raises:
+            FormatError: the file is no loom, broken, or of a newer version.
+            ModelMismatch: another model saved it.
+        """
+        from ..store import load
+
+        return load(path, lm, force=force, loom_class=cls, heddle_class=heddle_class)
+
+    def close(self) -> None:
+        """Let go of all places in the token tree; idempotent. Reading and saving still work."""
+        self._home.closed = True
+        edit.forget_places(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def count_tokens(self) -> int:
+        """Return how many tokens all nodes hold together."""
+        return sum(len(node._tokens) for node in walk.preorder(self))

@@ -1,0 +1,90 @@
+"""From what a caller calls a prompt to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ConfigError
+from .edit import token_ids
+
+if TYPE_CHECKING:
+    from ..tokens.tokenizer import Tokenizer
+
+Messages = Sequence[dict[str, Any]]
+
+
+class Prompt(NamedTuple):
+    """ids: what the root holds. user_prompt: what the user asked, untemplated."""
+
+    ids: list[int]
+    user_prompt: str
+    chat_template_used: bool
+
+
+def read(
+    tokenizer: Tokenizer,
+    prompt: str | Messages | Sequence[int],
+    *,
+    template: bool = True,
+    system: str | None = None,
+) -> Prompt:
+    """Return the prompt as token ids. A template's error is raised, never worked around.
+
+    A str goes through the chat template when there is one and `template` is true; messages need
+    one; token ids are taken as they are.
+    """
+    if isinstance(prompt, str):
+        made = _from_text(tokenizer, prompt, template, system)
+    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
+        made = _from_messages(tokenizer, list(prompt), template, system)
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        if system is not None:
+            raise ConfigError("system needs a text prompt; put it into the token ids yourself")
+        ids = token_ids(prompt)  # type: ignore[arg-type]
+        made = Prompt(ids, tokenizer.decode(ids) if _all_known(tokenizer, ids) else "", False)
+    else:
+        raise ConfigError(
+            "a prompt is a text, a list of chat messages or a list of token ids, "
+            f"not {type(prompt).__name__}"
+        )
+    if not made.ids:
+        raise ConfigError("the prompt is empty: there are no tokens to continue. Give it some text")
+    return made
+
+
+def _from_text(tokenizer: Tokenizer, text: str, template: bool, system: str | None) -> Prompt:
+    if not text:
+        raise ConfigError("the prompt is empty: there are no tokens to continue. Give it some text")
+    if template and tokenizer.chat_template is not None:
+        messages = [{"role": "user", "content": text}]
+        return _from_messages(tokenizer, messages, template, system)
+    if system is not None:
+        raise ConfigError(
+            "system needs a chat template: this model has none, or template=False. Put it into "
+            "the prompt"
+        )
+    return Prompt(tokenizer.encode(text), text, False)
+
+
+def _from_messages(
+    tokenizer: Tokenizer, messages: list[Any], template: bool, system: str | None
+) -> Prompt:
+    if not template or tokenizer.chat_template is None:
+        raise ConfigError(
+            "chat messages need a chat template: this model has none, or template=False. Give a "
+            "text"
+        )
+    if system is not None:
+        if messages[0].get("role") == "system":
+            raise ConfigError("there is a system message already; leave system out, or the message")
+        messages = [{"role": "system", "content": system}, *messages]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+    user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
+    # The rendered text has its BOS, if there is to be one.
+    return Prompt(tokenizer.encode(rendered, special=True, add_bos=False), user_prompt, True)
+
+
+def _all_known(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return all(0 <= token < tokenizer.n_vocab for token in ids)

@@ -1,0 +1,125 @@
+"""What the faces return: frozen values with a representation that fits on one screen."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .loom import Heddle
+    from .sched.work import FinishReason
+
+# Rows that a representation shows before it says how many more there are.
+_SCREEN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProb:
+    """One token id of a next-token distribution; rank 0 is the likeliest, logprob is natural
+    log.
+    """
+
+    id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    p: float
+    rank: int
+
+    def __repr__(self) -> str:
+        return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
+
+
+class Distribution(tuple[TokenProb, ...]):
+    """The likeliest next tokens, likeliest first; a tuple of TokenProb."""
+
+    __slots__ = ()
+
+    def p_of(self, text: str) -> float:
+        """Return the summed p of the listed tokens with this text; 0.0 when none is listed."""
+        return sum(entry.p for entry in self if entry.text == text)
+
+    def __repr__(self) -> str:
+        lines = [f"{e.rank:>4}  {e.p:7.2%}  {e.id:>7}  {e.text!r}" for e in self[:_SCREEN]]
+        return "\n".join([*lines, *_more(len(self))])
+
+    def _repr_html_(self) -> str:
+        return _table(
+            ("rank", "p", "id", "text"),
+            ((str(e.rank), f"{e.p:.2%}", str(e.id), repr(e.text)) for e in self[:_SCREEN]),
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TextScore:
+    """How likely a model finds given tokens: one logprob a token, from raw logits, natural log."""
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """The sum of the logprobs: the logprob of the whole text."""
+        return math.fsum(self.logprobs)
+
+    @property
+    def mean(self) -> float:
+        """The logprob a token."""
+        return self.total / len(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean); infinite where a token is impossible."""
+        try:
+            return math.exp(-self.mean)
+        except OverflowError:
+            return math.inf
+
+    def __repr__(self) -> str:
+        head = (
+            f"TextScore({len(self.tokens)} tokens, logprob {self.total:.3f}, "
+            f"mean {self.mean:.3f}, perplexity {self.perplexity:.3f})"
+        )
+        rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
+        lines = [f"  {logprob:9.3f}  {text!r}" for text, logprob in rows]
+        return "\n".join([head, *lines, *_more(len(self.tokens))])
+
+    def _repr_html_(self) -> str:
+        rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
+        return _table(("logprob", "text"), ((f"{lp:.3f}", repr(text)) for text, lp in rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """What is new in one branch of a stream.
+
+    branch: index of the branch in the call, over all nodes grown.
+    node: the branch's heddle; it grows as deltas are delivered and is among its parent's children
+    once `finish_reason` is set.
+    token_ids, logprobs: the new tokens only. text: their text; a character that is not whole yet
+    comes with the delta that completes it.
+    finish_reason: None while the branch goes on. "error": it failed and is in no tree.
+    """
+
+    branch: int
+    node: Heddle
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None = None
+
+
+def _more(length: int) -> list[str]:
+    return [f"  … {length - _SCREEN} more"] if length > _SCREEN else []
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{cells}</tr>{body}</table>"

@@ -1,0 +1,210 @@
+"""A reasoning tree as lines of text: for terminals, logs and, escaped, for notebooks."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TextIO
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from ..loom import Heddle, Loom
+
+Label = Callable[[Heddle], str]
+
+_WIDTH = 100
+# Below this a label is not shortened further, however deep it stands.
+_MIN_LABEL = 24
+_NOTEBOOK_LIMIT = 200
+
+
+class Style(NamedTuple):
+    """The characters of one drawing: four columns a level, and what stands for cut text."""
+
+    tee: str
+    corner: str
+    pipe: str
+    blank: str
+    cut: str
+    dot: str
+    deep: str
+
+
+UNICODE = Style("├── ", "└── ", "│   ", "    ", "…", "·", "⋯")
+ASCII = Style("|-- ", "`-- ", "|   ", "    ", "...", ",", "~")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One node's line, in the parts that are coloured apart. `p` is None for given text."""
+
+    rails: str
+    edge: str
+    label: str
+    figures: str
+    p: float | None
+
+    def __str__(self) -> str:
+        return f"{self.rails}{self.edge}{self.label}{self.figures}".rstrip()
+
+
+def lines(
+    root: Heddle,
+    *,
+    node: Label | None = None,
+    edge: Label | None = None,
+    width: int = _WIDTH,
+    style: Style = UNICODE,
+) -> Iterator[Line]:
+    """Yield the lines of the tree from `root` down. Cost: O(nodes), however deep."""
+    stack: list[tuple[Heddle, str, int, bool]] = [(root, "", 0, True)]
+    while stack:
+        at, rails, depth, is_last = stack.pop()
+        joint = "" if depth == 0 else style.corner if is_last else style.tee
+        yield _line(at, _shown(rails, depth, width, style) + joint, node, edge, width, style)
+        if depth:
+            # Only the last columns are ever shown: keeping more would make deep trees quadratic.
+            rails = (rails + (style.blank if is_last else style.pipe))[-width:]
+        children = at.children
+        for child in reversed(children):
+            stack.append((child, rails, depth + 1, child is children[-1]))
+
+
+def draw(
+    root: Heddle,
+    *,
+    node: Label | None = None,
+    edge: Label | None = None,
+    width: int = _WIDTH,
+    style: Style = UNICODE,
+    limit: int | None = None,
+) -> Iterator[str]:
+    """Yield the drawing line by line, without colours; after `limit` lines the rest is counted."""
+    made = lines(root, node=node, edge=edge, width=width, style=style)
+    yield from map(str, itertools.islice(made, limit))
+    if limit is not None and (rest := root.count_children() - limit) > 0:
+        yield f"{style.cut} {rest} more nodes"
+
+
+def show(
+    root: Heddle,
+    *,
+    node: Label | None = None,
+    edge: Label | None = None,
+    file: TextIO | None = None,
+    limit: int | None = None,
+) -> None:
+    """Write the drawing to `file` (standard output): coloured and as wide as a terminal is."""
+    out = sys.stdout if file is None else file
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if out.isatty() else _WIDTH
+    style = UNICODE if _can_write(out, "".join(UNICODE)) else ASCII
+    if not out.isatty():
+        for line in draw(root, node=node, edge=edge, width=width, style=style, limit=limit):
+            out.write(_encodable(out, line) + "\n")
+        return
+    console = Console(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    made = lines(root, node=node, edge=edge, width=width, style=style)
+    for each in itertools.islice(made, limit):
+        console.print(_coloured(each))
+    if limit is not None and (rest := root.count_children() - limit) > 0:
+        console.print(f"{style.cut} {rest} more nodes", style="dim")
+
+
+def as_html(root: Heddle, *, limit: int = _NOTEBOOK_LIMIT) -> str:
+    """Return the drawing for a notebook: escaped, so that model text cannot add markup."""
+    return f"<pre>{html.escape(chr(10).join(draw(root, limit=limit)))}</pre>"
+
+
+def _shown(rails: str, depth: int, width: int, style: Style) -> str:
+    """Return the rails, or how deep we are and the last of them when they would fill the width."""
+    columns = 4 * max(depth - 1, 0)
+    room = width // 2
+    if columns <= room:
+        return rails
+    mark = f"{style.deep}{depth} "
+    keep = (room - len(mark)) // 4 * 4
+    return mark + (rails[-keep:] if keep > 0 else "")
+
+
+def _line(
+    at: Heddle, rails: str, node: Label | None, edge: Label | None, width: int, style: Style
+) -> Line:
+    before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
+    figures = "" if node is not None else _figures(at, style)
+    label = _clean(_headline(at) if node is None else node(at), style)
+    room = max(width - len(rails + figures) - _cells(before), _MIN_LABEL)
+    p = at.mean_p if at.logprobs else None
+    return Line(rails, before, _fit(label, room, style), figures, p)
+
+
+def _headline(at: Heddle) -> str:
+    if isinstance(at, Loom):
+        return at.user_prompt or at.text
+    return at.display_text()
+
+
+def _figures(at: Heddle, style: Style) -> str:
+    facts = [f"{len(at.tokens)} tok"]
+    if at.logprobs:
+        facts.append(f"p {at.mean_p:.2f}")
+    if at.score is not None:
+        facts.append(f"score {at.score:.3g}")
+    if at.terminal:
+        facts.append("end")
+    elif at.finish_reason is not None:
+        facts.append(at.finish_reason)
+    return "  " + f" {style.dot} ".join(facts)
+
+
+def _clean(text: str, style: Style) -> str:
+    """Return the text on one line, with what a terminal would obey written out."""
+    text = text.strip("\n").replace("\n", "\\n" if style is ASCII else "⏎")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _fit(text: str, room: int, style: Style) -> str:
+    # A label of thousands of characters is cut before it is measured.
+    text = text[: 2 * room]
+    if _cells(text) <= room:
+        return text
+    return set_cell_size(text, room - len(style.cut)).rstrip() + style.cut
+
+
+def _cells(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _coloured(line: Line) -> Text:
+    text = Text(no_wrap=True)
+    text.append(line.rails, "dim")
+    text.append(line.edge, "cyan")
+    text.append(line.label, "bold" if line.p is None else _colour(line.p))
+    text.append(line.figures, "dim")
+    return text
+
+
+def _colour(p: float) -> str:
+    return "green" if p >= 0.8 else "yellow" if p >= 0.5 else "red"
+
+
+def _can_write(out: TextIO, text: str) -> bool:
+    try:
+        text.encode(out.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _encodable(out: TextIO, line: str) -> str:
+    if _can_write(out, line):
+        return line
+    encoding = out.encoding or "utf-8"
+    return line.encode(encoding, errors="backslashreplace").decode(encoding)

@@ -1,0 +1,139 @@
+"""Laws of saved looms, seen without a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.errors import ConfigError, FormatError, StoreError
+from weft.loom import Loom
+from written_looms import file_of, node_record, open_written
+
+
+def rich_nodes() -> list[dict[str, Any]]:
+    return [
+        node_record(0, None, meta={"k": [1, {"ü": None}]}),
+        node_record(
+            1,
+            0,
+            logprobs=[-0.1, "-inf"],
+            entropies=[1.5, 0.0],
+            params={
+                "n": 2,
+                "temperature": 0.25,
+                "stop": ["\n"],
+                "seed": 7,
+                "logit_bias": {"3": "-inf"},
+            },
+            lineage=[3],
+            finish_reason="stop",
+            stop_string="\n",
+            score="nan",
+        ),
+        node_record(2, 1, terminal=True, finish_reason="stop", score=-1e-300),
+    ]
+
+
+def test_saving_what_was_opened_gives_the_same_file(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"{name}.loom.json" for name in "abc")
+    first.write_text(json.dumps(file_of(rich_nodes())), encoding="utf-8")
+    loom = Loom.open(first)
+    loom.save(second)
+    Loom.open(second).save(third)
+    assert second.read_bytes() == third.read_bytes()
+    node = Loom.open(third).find("n1")
+    assert node.logprobs == [-0.1, -math.inf]
+    assert node.entropies == [1.5, 0.0]
+    assert node.params is not None
+    assert (node.params.seed, node.params.temperature, node.params.stop) == (7, 0.25, ("\n",))
+    assert node.params.logit_bias == ((3, -math.inf),)
+    assert node.lineage == (3,)
+    assert (node.finish_reason, node.stop_string) == ("stop", "\n")
+    assert math.isnan(node.score or 0)
+    assert node.children[0].score == -1e-300
+    assert node.children[0].terminal
+    assert Loom.open(third).meta == {"k": [1, {"ü": None}]}
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.loom.json"
+    loom = open_written(path, [None, 0])
+    before = path.read_bytes()
+    for bad in (object(), float("nan"), {1, 2}):
+        loom.children[0].meta = {"bad": bad}
+        with pytest.raises(ConfigError, match="meta of node n1"):
+            loom.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["x.loom.json"]
+
+
+def test_a_folder_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
+    loom = open_written(tmp_path / "x.loom.json", [None])
+    with pytest.raises(StoreError, match="cannot write"):
+        loom.save(tmp_path / "no" / "x.loom.json")
+    with pytest.raises(StoreError, match="cannot read"):
+        Loom.open(tmp_path / "nothing.loom.json")
+
+
+def test_a_lone_surrogate_is_saved(tmp_path: Path) -> None:
+    loom = open_written(tmp_path / "x.loom.json", [None])
+    loom.meta = {"x": "\udc80"}
+    loom.save(tmp_path / "y.loom.json")
+    assert Loom.open(tmp_path / "y.loom.json").meta == {"x": "\udc80"}
+
+
+BROKEN: list[tuple[str, Any]] = [
+    ("no saved loom", []),
+    ("no saved loom", {"format": "other"}),
+    ("version 2; this Weft reads up to 1", file_of([], version=2)),
+    ("version 0", file_of([], version=0)),
+    ("'version'", file_of([], version="1")),
+    ("no nodes", file_of([])),
+    (
+        "n_vocab",
+        file_of([node_record(0, None)], model={"name": "", "fingerprint": "", "n_vocab": 0}),
+    ),
+    ("fingerprint", file_of([node_record(0, None)], model={"name": "", "n_vocab": 9})),
+    ("parent must be null", file_of([node_record(0, 0)])),
+    ("parent of node 1", file_of([node_record(0, None), node_record(1, 1)])),
+    ("parent of node 1", file_of([node_record(0, None), node_record(1, None)])),
+    (
+        "same id",
+        file_of([node_record(0, None), node_record(0, 0)][:1] + [node_record(1, 0, id="n0")]),
+    ),
+    ("token of node 0", file_of([node_record(0, None, tokens=[64])])),
+    ("token of node 0", file_of([node_record(0, None, tokens=[-1])])),
+    ("token of node 0", file_of([node_record(0, None, tokens=[True])])),
+    ("token of node 0", file_of([node_record(0, None, tokens=["a"])])),
+    ("another count", file_of([node_record(0, None, logprobs=[0.0])])),
+    ("logprobs of node 0", file_of([node_record(0, None, logprobs=["x", "y"])])),
+    ("'terminal'", file_of([node_record(0, None, terminal=1)])),
+    ("finish_reason", file_of([node_record(0, None, finish_reason="done")])),
+    ("params", file_of([node_record(0, None, params={"temperature": -1})])),
+    ("params", file_of([node_record(0, None, params={"heat": 1})])),
+    ("score", file_of([node_record(0, None, score="high")])),
+    ("has no 'meta'", file_of([{k: v for k, v in node_record(0, None).items() if k != "meta"}])),
+    ("node 1", file_of([node_record(0, None), 5])),
+    ("'prompt'", file_of([node_record(0, None)], prompt=None)),
+]
+
+
+@pytest.mark.parametrize(("says", "data"), BROKEN)
+def test_a_broken_file_is_refused_and_says_where(tmp_path: Path, says: str, data: Any) -> None:
+    path = tmp_path / "x.loom.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(FormatError, match=says):
+        Loom.open(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 200_000, b"loom"])
+def test_what_is_no_json_is_a_format_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.loom.json"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="no saved loom"):
+        Loom.open(path)
