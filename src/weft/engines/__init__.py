@@ -1,0 +1,54 @@
+"""Engines by name: strings until one is asked for, so that nothing heavy is imported unused.
+
+Third parties add theirs with an entry point of the group "weft.engines": name = "module:Class".
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import cast
+
+from ..errors import ConfigError, EngineUnavailable
+from .base import Engine
+
+ENTRY_POINT_GROUP = "weft.engines"
+
+_BUILT_IN = {
+    "numpy": "weft.engines.numpy:NumpyEngine",
+    "torch": "weft.engines.torch:TorchEngine",
+}
+
+
+def engine_names() -> tuple[str, ...]:
+    """All names that `engine_class` knows: Weft's own first, then those of installed packages."""
+    return tuple(_BUILT_IN | _third_party())
+
+
+def engine_class(name: str) -> type[Engine]:
+    """Import and return the engine class called `name`.
+
+    Raises:
+        ConfigError: no engine has this name.
+        EngineUnavailable: the engine's own package is not installed.
+    """
+    target = (_third_party() | _BUILT_IN).get(name)
+    if target is None:
+        known = ", ".join(engine_names())
+        raise ConfigError(f"no engine is called {name!r}; the engines here are: {known}")
+    module, _, attribute = target.partition(":")
+    try:
+        return cast("type[Engine]", getattr(import_module(module), attribute))
+    except ModuleNotFoundError as error:
+        missing = error.name or "a package"
+        if missing.partition(".")[0] == "weft":
+            raise
+        hint = f'pip install "weft[{name}]"' if name in _BUILT_IN else f"pip install {missing}"
+        raise EngineUnavailable(
+            f"engine {name!r} needs the package {missing!r}, which is not installed; run: {hint}",
+            hint=hint,
+        ) from error
+
+
+def _third_party() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,273 @@
+"""A Transformers-format folder: check that it is whole, read its tensors, name its weights.
+
+Only headers are read until a tensor is asked for, so that a broken folder is refused at once. The
+same checks serve every engine that loads from such a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelLoadError, Unsupported
+
+_INDEX = "model.safetensors.index.json"
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_ESSENTIALS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_SAMPLE = 32
+
+
+class Tensor(NamedTuple):
+    """Where one stored tensor lies: bytes begin..end of `file`."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Checkpoint:
+    """The config and the tensors of one folder; made by `open_checkpoint`."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.folder = folder
+        self.config = config
+        self.tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def read(self, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.float32]:
+        """Read a tensor as a new float32 array.
+
+        Raises:
+            ModelLoadError: it is not stored, or not of the expected `shape`.
+            Unsupported: it is stored in a format other than float32, float16, bfloat16 or float64.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ModelLoadError(
+                f"{self.folder} has no tensor {name!r}, which its config.json calls for; "
+                "the files are of another model or incomplete: download the folder again"
+            )
+        if shape is not None and tensor.shape != shape:
+            raise ModelLoadError(
+                f"tensor {name!r} in {tensor.file} has shape {list(tensor.shape)}, but config.json "
+                f"calls for {list(shape)}; the two are of different models"
+            )
+        return _as_float32(_raw(name, tensor), tensor.dtype).reshape(tensor.shape)
+
+    def fingerprint(self) -> str:
+        """Return what names these weights, whatever the folder is called. Cost: a page a tensor."""
+        return fingerprint(self.config, self._samples())
+
+    def _samples(self) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+        for name, tensor in self.tensors.items():
+            raw = _raw(name, tensor)
+            yield name, tensor.shape, _as_float32(raw[sample_positions(raw.size)], tensor.dtype)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read config.json and all safetensors headers of `folder`.
+
+    Raises:
+        ModelLoadError: the folder, config.json, the weights or a shard is missing or broken.
+    """
+    config = read_config(folder)
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        tensors.update(_read_header(file))
+    _check_index(folder, tensors)
+    return Checkpoint(folder, config, tensors)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a model folder.
+
+    Raises:
+        ModelLoadError: there is no such folder, no config.json in it, or it is not a JSON object.
+    """
+    if not folder.is_dir():
+        raise ModelLoadError(f"there is no folder {folder}; give the path of a model folder")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{folder} has no config.json; a model folder holds config.json, *.safetensors "
+            "and tokenizer.json, as Transformers' save_pretrained writes them"
+        )
+    return _read_json(file)
+
+
+def check_tokenizer(folder: Path, n_vocab: int) -> None:
+    """Check that `folder` has a tokenizer whose ids fit a model of `n_vocab` tokens.
+
+    Fewer ids than the model's are usual (padded embeddings); one too large means a wrong tokenizer.
+
+    Raises:
+        ModelLoadError: there is none, it is broken, or it is of a model with more tokens.
+    """
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelLoadError(
+            f"{folder} has no tokenizer (looked for {', '.join(_TOKENIZER_FILES)}); "
+            "copy the model's own there, or pass tokenizer="
+        )
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return
+    largest = max(_token_ids(_read_json(file)), default=-1)
+    if largest < 0:
+        raise ModelLoadError(f"{file} names no tokens; copy the model's own tokenizer.json there")
+    if largest >= n_vocab:
+        raise ModelLoadError(
+            f"wrong tokenizer: {file} has token id {largest}, but the model's vocabulary has "
+            f"{n_vocab} tokens (ids 0 to {n_vocab - 1}); use the tokenizer made for this model"
+        )
+
+
+def fingerprint(
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, tuple[int, ...], NDArray[np.float32]]],
+) -> str:
+    """Return a sha256 over the model's shape and samples of its weights.
+
+    Args:
+        tensors: name, shape and the float32 values at `sample_positions`, in any order.
+    """
+    digest = hashlib.sha256()
+    digest.update(json.dumps([[key, config.get(key)] for key in _ESSENTIALS]).encode())
+    for name, shape, sample in sorted(tensors, key=lambda item: item[0]):
+        digest.update(f"{name}{list(shape)}".encode())
+        digest.update(np.ascontiguousarray(sample, dtype="<f4").tobytes())
+    return digest.hexdigest()
+
+
+def sample_positions(size: int) -> NDArray[np.int64]:
+    """Return the flat positions that `fingerprint` looks at: the first, middle and last few."""
+    if size <= 3 * _SAMPLE:
+        return np.arange(size)
+    run = np.arange(_SAMPLE)
+    return np.concatenate([run, size // 2 + run, size - _SAMPLE + run])
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if not index.is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelLoadError(
+                f"{folder} has no *.safetensors; weights in other formats are not read: "
+                "save them again with Transformers' save_pretrained"
+            )
+        whole = folder / "model.safetensors"
+        return [whole] if whole in files else files
+    files = [folder / name for name in sorted(set(_weight_map(index).values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"{folder} lacks {', '.join(missing)}, named in {_INDEX}; download the folder again"
+        )
+    return files
+
+
+def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    index = folder / _INDEX
+    if not index.is_file():
+        return
+    missing = sorted(set(_weight_map(index)) - set(tensors))
+    if missing:
+        raise ModelLoadError(
+            f"{_INDEX} in {folder} names {len(missing)} tensors that no shard holds, "
+            f"{missing[0]!r} among them; download the folder again"
+        )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index} has no weight_map; download the folder again")
+    return weight_map
+
+
+def _read_header(file: Path) -> dict[str, Tensor]:
+    """One safetensors file's tensors: 8 bytes of header length, a JSON header, then the data."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        n_header = int.from_bytes(stream.read(8), "little")
+        if size < 8 or n_header > size - 8:
+            raise _truncated(file, size, 8 + n_header)
+        try:
+            header = json.loads(stream.read(n_header))
+            header.pop("__metadata__", None)
+            tensors = {name: _tensor(file, 8 + n_header, entry) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
+    end = max((tensor.end for tensor in tensors.values()), default=0)
+    if end > size:
+        raise _truncated(file, size, end)
+    return tensors
+
+
+def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    return Tensor(file, entry["dtype"], tuple(entry["shape"]), base + begin, base + end)
+
+
+def _truncated(file: Path, size: int, needed: int) -> ModelLoadError:
+    return ModelLoadError(
+        f"{file} is truncated: it has {size} bytes of at least {needed}; download it again"
+    )
+
+
+def _raw(name: str, tensor: Tensor) -> NDArray[Any]:
+    """The stored items, flat, without reading them; bfloat16 as uint16."""
+    item_bytes = _ITEM_BYTES.get(tensor.dtype)
+    if item_bytes is None:
+        raise Unsupported(
+            f"tensor {name!r} in {tensor.file} is stored as {tensor.dtype}; "
+            f"this reader knows {', '.join(_ITEM_BYTES)}"
+        )
+    count = (tensor.end - tensor.begin) // item_bytes
+    if count != int(np.prod(tensor.shape, dtype=np.int64)):
+        raise ModelLoadError(f"{tensor.file}: size and shape of {name!r} do not agree")
+    if count == 0:
+        return np.empty(0, np.float32)
+    dtype = np.dtype(_DTYPES.get(tensor.dtype, np.uint16)).newbyteorder("<")
+    return np.asarray(np.memmap(tensor.file, dtype, "r", offset=tensor.begin, shape=(count,)))
+
+
+def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    if dtype == "BF16":  # bfloat16 is the upper half of a float32
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return raw.astype(np.float32)
+
+
+def _token_ids(tokenizer: dict[str, Any]) -> Iterator[int]:
+    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    yield from vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    yield from (token["id"] for token in tokenizer.get("added_tokens") or ())
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not JSON: {error}; download it again") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{file} holds no JSON object; download it again")
+    return value

@@ -1,0 +1,146 @@
+"""The shape of a Llama-family model, read from config.json; everything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ConfigError, ModelLoadError, Unsupported
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+ELSEWHERE = 'engine="torch" serves it'
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """What the NumPy engine needs to know of a model.
+
+    n_positions: how long a path may be. rope: the parameters of the rotary embedding, `rope_theta`
+    and `rope_type` among them.
+    """
+
+    model_type: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_hidden: int
+    n_intermediate: int
+    n_vocab: int
+    n_positions: int
+    norm_eps: float
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_groups(self) -> int:
+        """Query heads that share one KV head."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.n_layers * 2 * self.n_kv_heads * self.head_dim * 4
+
+
+def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaConfig:
+    """Read config.json's content; `n_ctx` shortens the context.
+
+    Raises:
+        Unsupported: the architecture, or something it asks for, is not served by this engine.
+        ModelLoadError: a value is missing or makes no sense.
+        ConfigError: n_ctx is below 1 or above the model's own.
+    """
+    architecture = _architecture(raw)
+    n_hidden, n_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
+    config = LlamaConfig(
+        model_type=str(raw.get("model_type", "llama")),
+        n_layers=_integer(raw, "num_hidden_layers"),
+        n_heads=n_heads,
+        n_kv_heads=_integer(raw, "num_key_value_heads", default=n_heads),
+        head_dim=_integer(raw, "head_dim", default=n_hidden // n_heads),
+        n_hidden=n_hidden,
+        n_intermediate=_integer(raw, "intermediate_size"),
+        n_vocab=_integer(raw, "vocab_size"),
+        n_positions=_n_positions(_integer(raw, "max_position_embeddings"), n_ctx),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        rope=_rope(raw),
+    )
+    _check(raw, config, architecture)
+    return config
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures") or [f"model_type {raw.get('model_type')}"]
+    for name in names:
+        if name in ARCHITECTURES:
+            return str(name)
+    raise Unsupported(
+        f"the NumPy engine has no {', '.join(map(str, names))}; "
+        f"it serves {', '.join(ARCHITECTURES)}, and {ELSEWHERE}",
+        hint=ELSEWHERE,
+    )
+
+
+def _integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
+    value = raw.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise ModelLoadError(f"config.json: {key} is {value!r}; it must be an integer of 1 or more")
+    return value
+
+
+def _n_positions(of_model: int, n_ctx: int | None) -> int:
+    if n_ctx is None:
+        return of_model
+    if not 1 <= n_ctx <= of_model:
+        raise ConfigError(f"n_ctx is {n_ctx}; this model allows 1 to {of_model}")
+    return n_ctx
+
+
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """One form out of two: `rope_parameters`, or the older `rope_theta` beside `rope_scaling`."""
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    return rope
+
+
+def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> None:
+    if config.n_heads % config.n_kv_heads:
+        raise ModelLoadError(
+            f"config.json: {config.n_heads} heads cannot share {config.n_kv_heads} KV heads evenly"
+        )
+    asks_for = None
+    if raw.get("hidden_act", "silu") != "silu":
+        asks_for = f"activation {raw['hidden_act']!r}"
+    elif raw.get("quantization_config"):
+        asks_for = "quantized weights"
+    elif config.rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        asks_for = "a partial rotary embedding"
+    elif config.head_dim % 2:
+        asks_for = f"an odd head dimension ({config.head_dim})"
+    elif (window := _window(raw, architecture)) is not None and window < config.n_positions:
+        asks_for = f"sliding-window attention (window {window})"
+    if asks_for:
+        raise Unsupported(
+            f"this {architecture} has {asks_for}, which the NumPy engine lacks; {ELSEWHERE}",
+            hint=ELSEWHERE,
+        )
+
+
+def _window(raw: Mapping[str, Any], architecture: str) -> int | None:
+    """The sliding window in use; Qwen's configs hold one that is switched off."""
+    if architecture.startswith("Qwen") and not raw.get("use_sliding_window"):
+        return None
+    return raw.get("sliding_window")

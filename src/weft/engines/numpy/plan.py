@@ -1,0 +1,255 @@
+"""The plan of a step: which queries meet which keys, and where new slots go.
+
+The tokens of all rows are packed into one matrix, in this order::
+
+    │ tails: one token each, in bank order │ chunks: the other rows, one after the other │
+
+and cut into blocks of queries that are attended together, so that scores stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ForwardError, Unsupported
+from ..base import LateTokens, Row, Span
+from .attention import Floats, Part, SpanPart, Where, attend
+from .config import LlamaConfig
+from .fragments import NumpyFragment, NumpyFragments
+from .own import Chunk, Tails
+
+_MAX_SCORES = 1 << 21  # scores of one block: 8 MB
+_MIN_BLOCK, _MAX_BLOCK = 16, 256  # queries
+
+_Range = tuple[int, int]
+
+
+class Packed(NamedTuple):
+    """One row's tokens in the packed matrix: lo … hi-1. `row`: its place in the caller's list."""
+
+    row: int
+    lo: int
+    hi: int
+    path: tuple[Span, ...]
+    dest: NumpyFragment | None
+    position: int
+    logits_at: tuple[int, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.hi - self.lo
+
+
+class Block(NamedTuple):
+    """Queries lo … hi-1 and what they meet; own[0] is the tails' part if `n_tails` is not 0."""
+
+    lo: int
+    hi: int
+    n_tails: int
+    own: list[Part]
+    shared: list[Part]
+
+
+class Plan:
+    """Made for one step; serves the next ones too, while the same tails grow on the same paths.
+
+    Making it reserves room for the new slots; no fragment's length changes before `commit`.
+
+    Attributes:
+        positions: int64 [N], of the packed tokens.
+        wanted: int64, packed indices of the wanted logits rows, in the order of `Output`.
+    """
+
+    def __init__(self, rows: Sequence[Row], config: LlamaConfig, fragments: NumpyFragments) -> None:
+        for row in rows:
+            _check(row, config)
+        self._config = config
+        self._fragments = fragments
+        fragments.reserve_tails([cast(NumpyFragment, row.dest) for row in rows if _is_tail(row)])
+        self._packed = _pack(rows)
+        self._lo = {packed.row: packed.lo for packed in self._packed}
+        dests = [packed.dest for packed in self._packed if _is_tail(packed)]
+        self._chunks = [self._chunk(packed) for packed in self._packed[len(dests) :]]
+        self._tails = Tails(cast("list[NumpyFragment]", dests), fragments.bank)
+        self._version = fragments.version
+        self._age = 0
+        self.positions = np.concatenate(
+            [np.arange(p.position, p.position + p.n_tokens) for p in self._packed]
+        )
+        wanted = [self._lo[index] + at for index, row in enumerate(rows) for at in row.logits_at]
+        self.wanted = np.array(wanted, np.int64)
+        self._blocks = [self._block(lo, hi) for lo, hi in self._cuts()]
+
+    def serves(self, rows: Sequence[Row]) -> bool:
+        """Whether `rows` are the next step of the very rows that this plan was made for."""
+        return (
+            len(rows) == len(self._packed) == self._tails.n
+            and self._version == self._fragments.version
+            and self._tails.has_room
+            and all(self._continues(rows[packed.row], packed) for packed in self._packed)
+        )
+
+    def begin(self, rows: Sequence[Row]) -> NDArray[np.int64]:
+        """Get ready for a step; return the packed token ids: int64 [N]."""
+        if self._tails.n:
+            self._tails.begin()
+        for block in self._blocks:
+            if block.n_tails:
+                block.own[0] = self._tails.part(block.lo, block.lo + block.n_tails)
+        ids: list[int] = []
+        for packed in self._packed:
+            ids.extend(token_ids(rows[packed.row]))
+        return np.array(ids, np.int64)
+
+    def write(self, layer: int, kv: Floats) -> None:
+        """Store the new tokens' keys and values of one layer: [N, 2, K, D]."""
+        n_tails = self._tails.n
+        if n_tails:
+            self._tails.write(layer, kv[:n_tails])
+        for packed, chunk in zip(self._packed[n_tails:], self._chunks, strict=True):
+            chunk.write(layer, kv[packed.lo : packed.hi])
+
+    def attend(self, layer: int, queries: Floats, out: Floats) -> None:
+        """Attend all queries of one layer: both [K, N, G, D]; `write` comes first."""
+        for lo, hi, _, own, shared in self._blocks:
+            attend(queries[:, lo:hi], own, shared, layer, out[:, lo:hi])
+
+    def first(self, index: int) -> int:
+        """The packed index of row `index`'s first token."""
+        return self._lo[index]
+
+    def commit(self) -> None:
+        """Count the written slots, and make ready for the same rows' next step."""
+        n_tails = self._tails.n
+        for packed in self._packed[:n_tails]:
+            self._fragments.appended(cast(NumpyFragment, packed.dest), 1, to_body=False)
+        for packed in self._packed[n_tails:]:
+            if packed.dest is not None:
+                self._fragments.appended(packed.dest, packed.n_tokens, to_body=True)
+        self._tails.commit()
+        self.positions += 1
+        self._age += 1
+
+    # ---- making it
+
+    def _continues(self, row: Row, packed: Packed) -> bool:
+        return (
+            row.path is packed.path
+            and row.dest is packed.dest
+            and row.position == packed.position + self._age < self._config.n_positions
+            and row.n_tokens == 1
+            and row.logits_at == packed.logits_at
+            and not row.scores
+        )
+
+    def _chunk(self, packed: Packed) -> Chunk:
+        n_tokens, config = packed.n_tokens, self._config
+        if packed.dest is not None:
+            return Chunk(self._fragments.reserve_body(packed.dest, n_tokens), n_tokens)
+        # Nothing is kept, so all layers may write to the same place.
+        room = np.empty((2, config.n_kv_heads, n_tokens, config.head_dim), np.float32)
+        strides = (0, *room.strides)
+        layers = np.lib.stride_tricks.as_strided(room, (config.n_layers, *room.shape), strides)
+        return Chunk(layers, n_tokens)
+
+    def _cuts(self) -> list[_Range]:
+        n_tokens, longest = self._packed[-1].hi, int(self.positions.max()) + 1
+        size = _MAX_SCORES // (self._config.n_heads * longest)
+        size = min(max(size, _MIN_BLOCK), _MAX_BLOCK)
+        return [(lo, min(lo + size, n_tokens)) for lo in range(0, n_tokens, size)]
+
+    def _block(self, lo: int, hi: int) -> Block:
+        n_tails = min(max(self._tails.n - lo, 0), hi - lo)
+        own: list[Part] = [cast(Part, None)] if n_tails else []  # set by `begin`, at every step
+        for packed, chunk in zip(self._packed[self._tails.n :], self._chunks, strict=True):
+            first, last = max(lo, packed.lo), min(hi, packed.hi)
+            if first < last:
+                own.append(chunk.part(first - packed.lo, last - packed.lo, first - lo))
+        return Block(lo, hi, n_tails, own, list(self._shared(lo, hi)))
+
+    def _shared(self, lo: int, hi: int) -> Iterable[Part]:
+        """One part for each distinct span on the paths of the block's queries."""
+        paths: dict[int, tuple[tuple[Span, ...], list[_Range]]] = {}
+        spans: dict[Span, list[_Range]] = {}
+        for packed in self._packed:
+            first, last = max(lo, packed.lo), min(hi, packed.hi)
+            if first >= last:
+                continue
+            where = (first - lo, last - lo)
+            paths.setdefault(id(packed.path), (packed.path, []))[1].append(where)
+            if _is_tail(packed) and packed.dest is not None and packed.dest.body:
+                spans.setdefault(Span(packed.dest, packed.dest.body), []).append(where)
+        for path, ranges in paths.values():
+            for span in path:
+                if span.length:
+                    spans.setdefault(span, []).extend(ranges)
+        for span, ranges in spans.items():
+            for view in self._fragments.views(cast(NumpyFragment, span.fragment), span.length):
+                yield SpanPart(view, _where(ranges))
+
+
+def token_ids(row: Row) -> Sequence[int]:
+    """Return the row's token ids on the host; waits for a late one."""
+    if isinstance(row.tokens, LateTokens):
+        return [int(row.tokens.draws.result().ids[row.tokens.index])]
+    return row.tokens
+
+
+def _is_tail(row: Row | Packed) -> bool:
+    return row.n_tokens == 1 and row.dest is not None
+
+
+def _pack(rows: Sequence[Row]) -> list[Packed]:
+    order = sorted(range(len(rows)), key=lambda index: _bank_row(rows[index]))
+    packed, lo = [], 0
+    for index in order:
+        row = rows[index]
+        hi = lo + row.n_tokens
+        dest = cast("NumpyFragment | None", row.dest)
+        packed.append(Packed(index, lo, hi, row.path, dest, row.position, row.logits_at))
+        lo = hi
+    return packed
+
+
+def _bank_row(row: Row) -> float:
+    return cast(NumpyFragment, row.dest).row if _is_tail(row) else np.inf
+
+
+def _where(ranges: list[_Range]) -> Where:
+    """One slice where the ranges touch, else their indices."""
+    merged: list[_Range] = []
+    for lo, hi in sorted(ranges):
+        if merged and merged[-1][1] == lo:
+            merged[-1] = (merged[-1][0], hi)
+        else:
+            merged.append((lo, hi))
+    if len(merged) == 1:
+        return slice(*merged[0])
+    return np.concatenate([np.arange(lo, hi) for lo, hi in merged])
+
+
+def _check(row: Row, config: LlamaConfig) -> None:
+    n_tokens, n_before = row.n_tokens, 0
+    for fragment, length in row.path:
+        n_before += length
+        if length > fragment.length:
+            raise ForwardError(f"a path wants {length} slots of a fragment of {fragment.length}")
+    n_before += row.dest.length if row.dest is not None else 0
+    end = row.position + n_tokens
+    if row.adapter is not None:
+        raise Unsupported(f"the NumPy engine has no adapters; row asks for {row.adapter!r}")
+    if n_tokens < 1:
+        raise ForwardError("a row has no tokens; it needs at least one")
+    if row.position != n_before:
+        raise ForwardError(f"a row starts at position {row.position} after {n_before} slots")
+    if end > config.n_positions:
+        raise ForwardError(f"a row ends at position {end}; the model has {config.n_positions}")
+    if any(not 0 <= at < n_tokens for at in row.logits_at):
+        raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n_tokens} tokens")
+    for span in row.scores:
+        if span.start < 0 or span.start + len(span.targets) > n_tokens:
+            raise ForwardError(f"{span} lies outside a row of {n_tokens} tokens")
