@@ -25,8 +25,9 @@ WeftError
 └── Cancelled
     └── BatchAbandoned [RuntimeError]
 
-The built-in in brackets is a second parent, so callers may catch either. A message says what was wrong,
-what is allowed and what to do; `hint` repeats the last part for interfaces that show it apart.
+The built-in in brackets is a second parent, so callers may catch either. A message says what was
+wrong, what is allowed and what to do; `hint` repeats the last part for interfaces that show it
+apart.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class CapacityError(WeftError):
 class KVFull(CapacityError):
     """A path does not fit in the KV budget even alone; `needed` and `capacity` are in slots."""
 
-    def __init__(self, message: str = "", *, needed: int = 0, capacity: int = 0, hint: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, needed: int = 0, capacity: int = 0, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.needed = needed
         self.capacity = capacity
@@ -83,7 +86,9 @@ class KVFull(CapacityError):
 class ContextOverflow(CapacityError, ValueError):
     """A path is longer than the model's context; `n_tokens` and `n_ctx` carry both numbers."""
 
-    def __init__(self, message: str = "", *, n_tokens: int = 0, n_ctx: int = 0, hint: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, n_tokens: int = 0, n_ctx: int = 0, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.n_tokens = n_tokens
         self.n_ctx = n_ctx

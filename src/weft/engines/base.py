@@ -1,18 +1,19 @@
 """The engine protocol: one model, its KV fragments, one model call a step.
 
-An engine runs rows and owns the KV bytes. It knows nothing of trees, queues, handles or text. The scheduler
-is the only caller, from one thread at a time; an engine needs no lock.
+An engine runs rows and owns the KV bytes. It knows nothing of trees, queues, handles or text. The
+scheduler is the only caller, from one thread at a time; an engine needs no lock.
 
 What a row sees::
 
     path spans (root → tip)          dest (present slots)        row.tokens
-    ├──────── shared, read-only ─────┤├── own tail, if any ──────┤├── new: causal among themselves ──┤
+    ├──────── shared, read-only ─────┤├── own tail, if any ──────┤├── new, causal ──┤
     0                                                            row.position
 
-Fragments hold the KV of consecutive tokens of one path. Slots are valid only at the position where they were
-written. `split` and `join` change how slots are grouped, never what a forward computes.
+Fragments hold the KV of consecutive tokens of one path. Slots are valid only at the position where
+they were written. `split` and `join` change how slots are grouped, never what a forward computes.
 
-Concrete engines import this module, `weft.tokens`, `weft.sampling` and `weft.errors`; never kv, sched or lm.
+Concrete engines import this module, `weft.tokens`, `weft.sampling` and `weft.errors`; never kv,
+sched or lm.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ KVKind = Literal["addressable", "sequence", "hidden"]
 class EngineInfo:
     """What an engine is and can do; fixed for its life.
 
-    kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident leaves) or
-    "hidden" (no fragments: rows carry whole paths in `tokens`).
+    kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
+    leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden.
-    overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step before.
+    overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
+    before.
     owner_thread: every call must come from the thread that made the first one.
     own_random: `Output.draw` does not follow Weft's random streams.
     """
@@ -62,7 +64,9 @@ class EngineInfo:
 
 
 class Fragment:
-    """KV slots of consecutive tokens; engines subclass it. `length` counts the slots that hold tokens."""
+    """KV slots of consecutive tokens; engines subclass it. `length` counts the slots that hold
+    tokens.
+    """
 
     __slots__ = ("length",)
 
@@ -87,7 +91,8 @@ class LateTokens(NamedTuple):
 class ScoreSpan(NamedTuple):
     """Ask how likely given tokens are.
 
-    start: row-local index of the token whose logits score targets[0]; targets[i] is scored at start + i.
+    start: row-local index of the token whose logits score targets[0]; targets[i] is scored at start
+    + i.
     top: also give the `top` likeliest ids at every position (0: none).
     """
 
@@ -100,8 +105,8 @@ class ScoreSpan(NamedTuple):
 class Score:
     """Answer to a ScoreSpan of n targets, from raw logits, full vocabulary, natural log.
 
-    logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top], top_logprobs
-    float32 [n, top], likeliest first, ties by lower id.
+    logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top],
+    top_logprobs float32 [n, top], likeliest first, ties by lower id.
     """
 
     logprobs: NDArray[np.float32]
@@ -114,12 +119,13 @@ class Score:
 class Row:
     """One cursor's share of a step. The scheduler may reuse the object for its next step.
 
-    path: spans from the root, `length` slots of each, in order. Rows from one place share the same tuple
-    object, so an engine may group by identity.
-    tokens: ids to run, at least one; or LateTokens (exactly one token). Hidden engines: the whole path.
+    path: spans from the root, `length` slots of each, in order. Rows from one place share the same
+    tuple object, so an engine may group by identity.
+    tokens: ids to run, at least one; or LateTokens (exactly one token). Hidden engines: the whole
+    path.
     position: absolute position of tokens[0] (0 for hidden engines).
-    dest: receives the new slots; may already hold some, which the row sees after its path. None: nothing is
-    written, the slots live for this call only.
+    dest: receives the new slots; may already hold some, which the row sees after its path. None:
+    nothing is written, the slots live for this call only.
     logits_at: row-local indices, ascending, whose logits are wanted.
     """
 
@@ -184,7 +190,9 @@ class Usage(NamedTuple):
 
 
 class Fragments(ABC):
-    """The KV memory of an engine. All methods change it, except `export` and `usage`; none moves a position."""
+    """The KV memory of an engine. All methods change it, except `export` and `usage`; none moves a
+    position.
+    """
 
     @abstractmethod
     def new(self, parent: Fragment | None) -> Fragment:
@@ -192,7 +200,9 @@ class Fragments(ABC):
 
     @abstractmethod
     def split(self, fragment: Fragment, at: int) -> Fragment:
-        """Cut before slot `at` (0 < at < length): return the new upper part; `fragment` becomes the lower."""
+        """Cut before slot `at` (0 < at < length): return the new upper part; `fragment` becomes the
+        lower.
+        """
 
     @abstractmethod
     def join(self, upper: Fragment, lower: Fragment) -> None:
@@ -212,7 +222,9 @@ class Fragments(ABC):
 
     @abstractmethod
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """Copy the slots to host arrays that `load` of the same model accepts. Waits for launched steps."""
+        """Copy the slots to host arrays that `load` of the same model accepts. Waits for launched
+        steps.
+        """
 
     @abstractmethod
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
@@ -233,9 +245,9 @@ class Engine(ABC):
     def forward(self, rows: Sequence[Row]) -> Output:
         """Run all rows in one model call and append their slots to their `dest`.
 
-        Rows of one call never depend on each other, all have the same adapter, and no two share a `dest`.
-        On return every `dest.length` has grown by the row's tokens; on an exception none has.
-        An overlapping engine may raise later, from `Output.wait`; the scheduler then trims.
+        Rows of one call never depend on each other, all have the same adapter, and no two share a
+        `dest`. On return every `dest.length` has grown by the row's tokens; on an exception none
+        has. An overlapping engine may raise later, from `Output.wait`; the scheduler then trims.
         """
 
     @abstractmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import Cancelled
@@ -17,7 +17,10 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", 
 
 
 class Logits(NamedTuple):
-    """Want the raw logits after the path's first `depth` tokens; answered by float32 [V], the caller's own."""
+    """Want the raw logits after the path's first `depth` tokens.
+
+    Answered by float32 [V], the caller's own.
+    """
 
     depth: int
 
@@ -25,7 +28,7 @@ class Logits(NamedTuple):
 class Scores(NamedTuple):
     """Want the path's own tokens first+0, first+1, … last-1 scored (absolute depths, first >= 1).
 
-    Answered by one `engines.base.Score` over last - first targets; `top` likeliest ids at every position.
+    Answered by one `engines.base.Score` over last - first targets, with the `top` likeliest ids.
     """
 
     first: int
@@ -58,13 +61,14 @@ class Extend:
     wants: tuple[Want, ...] = ()
 
 
-# Called after each token of a run, under the scheduler's lock: returns why the run ends, or None to go on.
+# Called after each token of a run, under the scheduler's lock: why the run ends, or None to go on.
 Sink = Callable[["RunState"], FinishReason | None]
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Generate after `place` + `tokens` until a stop id, `max_tokens`, the context's end, or the sink says so.
+    """Generate after `place` + `tokens`: to a stop id, `max_tokens`, the context's end or the
+    sink's word.
 
     stop_ids: end tokens; the one drawn is not part of the result.
     sink: see Sink; exceptions raised by it fail this run only.
@@ -111,22 +115,37 @@ class RunResult:
 
 
 class Ticket:
-    """The answer to one item, when it comes. Callbacks run under the scheduler's lock: keep them short."""
+    """The answer to one item, when it comes. Callbacks run under the scheduler's lock."""
 
-    __slots__ = ("_callbacks", "_event", "cancelled", "done", "error", "item", "value")
+    __slots__ = (
+        "_callbacks",
+        "_inbox",
+        "cancel_reason",
+        "cancelled",
+        "done",
+        "error",
+        "item",
+        "task",
+        "value",
+    )
 
-    def __init__(self, item: Extend | Run) -> None:
+    def __init__(self, item: Extend | Run, inbox: deque[Any]) -> None:
         self.item = item
+        self.task: Any = None  # the scheduler's
+        self._inbox = inbox
         self.done = False
         self.cancelled = False
+        self.cancel_reason: FinishReason = "cancelled"
         self.value: Any = None
         self.error: BaseException | None = None
-        self._event: threading.Event | None = None
         self._callbacks: list[Callable[[Ticket], None]] = []
 
-    def cancel(self) -> None:
-        """Ask for an early end: a run keeps what it made, an extend raises Cancelled. The next step does it."""
-        self.cancelled = True
+    def cancel(self, reason: FinishReason = "cancelled") -> None:
+        """Ask for an early end; the next step does it. A run keeps what it made, an extend raises."""
+        if not (self.done or self.cancelled):
+            self.cancel_reason = reason
+            self.cancelled = True
+            self._inbox.append(self)
 
     def result(self) -> Any:
         """Return the answer or raise the error; only when `done`."""
@@ -164,4 +183,6 @@ class Counters:
     steps: int = 0
     parked: int = 0
     evicted: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"plan": 0.0, "forward": 0.0, "deliver": 0.0})
+    plan_s: float = 0.0
+    forward_s: float = 0.0
+    deliver_s: float = 0.0

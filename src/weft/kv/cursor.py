@@ -1,0 +1,177 @@
+"""Cursors (a place between two tokens of the tree) and places (cursors that a face holds)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import StaleHandle
+from .node import Node
+
+
+class Cursor(NamedTuple):
+    """The place after the first `depth` tokens of the path through `node`.
+
+    Resolved when used: a split may have put the depth into an ancestor, a join into a descendant.
+    """
+
+    node: Node
+    depth: int
+
+
+def resolve(cursor: Cursor) -> Cursor:
+    """Return the same place on the node that holds it now: start < depth <= end, or a root at 0.
+
+    Changes nothing but the length of forward links. Cost: O(nodes between), usually none.
+    """
+    node, depth = cursor
+    while node.joined is not None:
+        after = node.joined
+        if after.joined is not None:
+            node.joined = after.joined
+        node = after
+    while depth <= node.start and node.parent is not None:
+        node = node.parent
+    return Cursor(node, depth)
+
+
+class Holds:
+    """What places of one tree share: its lock, and the nodes that dropped places no longer hold.
+
+    Finalizers run anywhere, so they only append to `released`; the next step drains it.
+    """
+
+    __slots__ = ("lock", "released")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.released: deque[Node] = deque()
+
+
+class Place:
+    """A position in the token tree that a face holds: the tokens before it stay known.
+
+    Known tokens only, no KV: what is missing is computed when used. A place that no step has used
+    yet is not in the tree (`_node` is None): it is `_ids` after another place. Cheap to make, copy
+    and drop.
+    """
+
+    __slots__ = ("__weakref__", "_after", "_holds", "_ids", "_node", "depth", "namespace")
+
+    def __init__(
+        self,
+        holds: Holds,
+        namespace: str | None,
+        after: Place | None = None,
+        ids: Sequence[int] = (),
+    ) -> None:
+        self._holds = holds
+        self._after = after
+        self._ids = ids
+        self._node: Node | None = None
+        self.namespace = namespace
+        self.depth: int = (after.depth if after is not None else 0) + len(ids)
+
+    @classmethod
+    def held(cls, holds: Holds, cursor: Cursor) -> Place:
+        """Hold a resolved cursor. Cost: O(1)."""
+        place = cls(holds, cursor.node.namespace)
+        place.settle(cursor)
+        return place
+
+    def settle(self, cursor: Cursor) -> None:
+        """Take a resolved cursor as the position; the tree's part."""
+        with self._holds.lock:
+            before, self._node = self._node, cursor.node
+            cursor.node.holds += 1
+            if before is not None:
+                self._holds.released.append(before)
+            self._after, self._ids, self.depth = None, (), cursor.depth
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where it is in the tree, resolved; None while it is not in the tree. Valid under the
+        lock.
+        """
+        return None if self._node is None else resolve(Cursor(self._node, self.depth))
+
+    def pending(self) -> list[Place]:
+        """Return the places that must enter the tree before and with this one, first one first."""
+        self._check()
+        out: list[Place] = []
+        place: Place | None = self
+        while place is not None and place._node is None:
+            out.append(place)
+            place = place._after
+        return out[::-1]
+
+    @property
+    def after(self) -> Place | None:
+        """The place that `own_ids` follow, while this one is not in the tree."""
+        return self._after
+
+    @property
+    def own_ids(self) -> Sequence[int]:
+        """The ids after `after`; empty once it is in the tree."""
+        return self._ids
+
+    def ids(self) -> list[int]:
+        """Return all token ids from the root to here, a new list. Cost: O(depth)."""
+        self._check()
+        parts: list[Sequence[int]] = []
+        with self._holds.lock:
+            place: Place | None = self
+            while place is not None and place._node is None:
+                parts.append(place._ids)
+                place = place._after
+            if place is not None and place._node is not None:
+                node, depth = resolve(Cursor(place._node, place.depth))
+                parts.append(node.tokens[: depth - node.start])
+                while node.parent is not None:
+                    node = node.parent
+                    parts.append(node.tokens)
+        return [token for part in reversed(parts) for token in part]
+
+    def at(self, depth: int) -> Place:
+        """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between)."""
+        self._check()
+        if not 0 <= depth <= self.depth:
+            raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
+        with self._holds.lock:
+            place: Place = self
+            while place._node is None:
+                before = place._after.depth if place._after is not None else 0
+                if depth > before or place._after is None:
+                    return Place(
+                        self._holds, self.namespace, place._after, place._ids[: depth - before]
+                    )
+                place = place._after
+            return Place.held(self._holds, resolve(Cursor(place._node, depth)))
+
+    def fork(self) -> Place:
+        """Return another hold on the same position. Cost: O(1)."""
+        self._check()
+        with self._holds.lock:
+            if self._node is None:
+                return Place(self._holds, self.namespace, self._after, self._ids)
+            return Place.held(self._holds, Cursor(self._node, self.depth))
+
+    def close(self) -> None:
+        """Let go; idempotent. Using the place afterwards raises StaleHandle."""
+        with self._holds.lock:
+            node, self._node = self._node, None
+            self._after, self._ids, self.depth = None, (), -1
+        if node is not None:
+            self._holds.released.append(node)
+
+    def _check(self) -> None:
+        if self.depth < 0:
+            raise StaleHandle(
+                "this position was closed; make a new one from a node that is still open"
+            )
+
+    def __del__(self) -> None:
+        if self._node is not None:
+            self._holds.released.append(self._node)

@@ -1,0 +1,131 @@
+"""How many slots and paths there are, and who has them."""
+
+from __future__ import annotations
+
+from .node import Node
+
+
+class Room:
+    """Counts over one token tree; the tree tells it of every change.
+
+    Slots: every slot of the capacity is in exactly one of these::
+
+        free │ promised to pinned absent nodes and to steps │ evictable │ pinned (tails included)
+
+    Paths: leaves of what is resident or promised, tails included; sequence engines can tag
+    `max_paths`. A node is counted when it is resident or pinned; its `live` is the number of
+    counted children and tails.
+    """
+
+    __slots__ = (
+        "capacity",
+        "max_paths",
+        "paths",
+        "pinned",
+        "promised",
+        "resident",
+        "step",
+        "tails",
+    )
+
+    def __init__(self, capacity: int | None, max_paths: int | None) -> None:
+        self.capacity = capacity
+        self.max_paths = max_paths
+        self.resident = 0
+        self.pinned = 0
+        self.promised = 0
+        self.tails = 0
+        self.step = 0  # slots promised to tails by the step that is being planned or launched
+        self.paths = 0
+
+    @property
+    def used(self) -> int:
+        """Slots that are held or promised."""
+        return self.resident + self.promised + self.tails + self.step
+
+    @property
+    def free(self) -> int | None:
+        """Slots nobody has; negative while too much is promised; None without a limit."""
+        return None if self.capacity is None else self.capacity - self.used
+
+    @property
+    def must(self) -> int:
+        """Slots that no eviction can free: pinned, promised, tails and the step's."""
+        return self.pinned + self.promised + self.tails + self.step
+
+    @property
+    def is_over(self) -> bool:
+        """More is held and promised than there is."""
+        if self.capacity is not None and self.used > self.capacity:
+            return True
+        return self.max_paths is not None and self.paths > self.max_paths
+
+    def enter(self, node: Node) -> None:
+        """A node became counted: one path more, unless it lengthens its parent's."""
+        above = node.parent
+        assert above is not None
+        if node.live == 0:
+            self.paths += 1
+        above.live += 1
+        if above.counted and above.live == 1:
+            self.paths -= 1
+
+    def leave(self, node: Node) -> None:
+        """A node is no longer counted."""
+        above = node.parent
+        assert above is not None
+        if node.live == 0:
+            self.paths -= 1
+        above.live -= 1
+        if above.counted and above.live == 0:
+            self.paths += 1
+
+    def add_tail(self, node: Node) -> None:
+        """A tail grows from the end of `node`."""
+        node.live += 1
+        if not (node.counted and node.live == 1):
+            self.paths += 1
+
+    def remove_tail(self, node: Node) -> None:
+        """A tail of `node` is gone."""
+        node.live -= 1
+        if not (node.counted and node.live == 0):
+            self.paths -= 1
+
+    def pin(self, node: Node) -> bool:
+        """Add a pin; return whether it was the first, so that the parent gets one too."""
+        node.pins += 1
+        if node.pins > 1:
+            return False
+        if node.fragment is not None:
+            self.pinned += len(node.tokens)
+        else:
+            self.promised += len(node.tokens)
+            self.enter(node)
+        return True
+
+    def unpin(self, node: Node) -> bool:
+        """Take a pin back; return whether it was the last."""
+        node.pins -= 1
+        if node.pins:
+            return False
+        if node.fragment is not None:
+            self.pinned -= len(node.tokens)
+        else:
+            self.promised -= len(node.tokens)
+            self.leave(node)
+        return True
+
+    def attach(self, node: Node) -> None:
+        """A node just got its fragment."""
+        self.resident += len(node.tokens)
+        if node.pins:
+            self.pinned += len(node.tokens)
+            self.promised -= len(node.tokens)
+        else:
+            self.enter(node)
+
+    def detach(self, node: Node) -> None:
+        """An unpinned node just lost its fragment."""
+        self.resident -= len(node.tokens)
+        self.leave(node)

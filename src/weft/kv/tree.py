@@ -1,0 +1,457 @@
+"""The token tree: a radix tree over token ids whose nodes own KV fragments.
+
+Content, not identity: equal prefixes are one path. Tokens are the truth, KV is a cache of them: a
+node is resident (KV on the device), offloaded (on the host) or absent; a resident node's ancestors
+are resident.
+
+    root ── "You are a helpful…" ──┬── "13 - 9 = 4"  ── "10 - 4 = 6"
+                                   └── "4 + 9 = 13"
+
+Only the scheduler calls what changes it, under its lock and never beside a forward: splits and
+joins move fragments. Nothing here touches arrays, and nothing recurses: a chain of 100,000 nodes is
+fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from ..engines.base import Fragment, Fragments, Span
+from .check import check_tree
+from .cursor import Cursor, Holds, Place, resolve
+from .evict import EvictionQueue
+from .node import Node
+from .parts import JOIN_LENGTH, common_prefix, join_chain, move_rows, split_exported
+from .room import Room
+from .tail import Tail
+
+
+class TokenTree:
+    """See the module. `epoch` counts changes that put span tuples of `path` out of date."""
+
+    def __init__(
+        self,
+        fragments: Fragments | None,
+        *,
+        capacity: int | None = None,
+        max_paths: int | None = None,
+        host_capacity: int = 0,
+    ) -> None:
+        """Make an empty tree. Capacities in slots (None: no limit), `max_paths` in resident leaves."""
+        self.fragments = fragments
+        self.room = Room(capacity, max_paths)
+        self.host_capacity = host_capacity
+        self.host_slots = 0
+        self.holds = Holds()
+        self.queue = EvictionQueue()
+        self.epoch = 0
+        self.clock = 0
+        self.n_nodes = 0
+        self.n_evicted = 0
+        self.tails: set[Tail] = set()
+        self.roots: dict[str | None, Node] = {}
+        self._hosted: dict[Node, None] = {}
+        self._spans: dict[Cursor, tuple[Span, ...]] = {}
+
+    # Content: which tokens are known -------------------------------------------------------------
+
+    def root(self, namespace: str | None = None) -> Cursor:
+        """Return the place before all tokens of a namespace (one a model adapter). Always valid."""
+        node = self.roots.get(namespace)
+        if node is None:
+            node = self.roots[namespace] = Node([], 0, None, namespace)
+        return Cursor(node, 0)
+
+    def match(self, ids: Sequence[int], namespace: str | None = None) -> Cursor:
+        """Return the place after the longest known prefix of `ids`. Changes nothing. Cost:
+        O(len(ids)).
+        """
+        ids = ids if isinstance(ids, list) else list(ids)
+        node, done = self.root(namespace).node, 0
+        while done < len(ids) and (child := node.children.get(ids[done])) is not None:
+            same = common_prefix(child.tokens, ids, done)
+            done += same
+            node = child
+            if same < len(child.tokens):
+                break
+        return Cursor(node, done)
+
+    def extend(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
+        """Make `ids` known after `cursor`, as absent nodes where they are new; return the place
+        after them.
+
+        Changes the tree: may split a node. The result stays valid while it is held or pinned.
+        """
+        ids = ids if isinstance(ids, list) else list(ids)
+        node, depth = resolve(cursor)
+        done = 0
+        while done < len(ids):
+            if depth < node.end:
+                same = common_prefix(node.tokens[depth - node.start :], ids, done)
+                done, depth = done + same, depth + same
+                if done < len(ids) and depth < node.end:
+                    node = self.split(node, depth)
+                continue
+            child = node.children.get(ids[done])
+            if child is None:
+                node = self._grow_leaf(node, ids[done:])
+                return Cursor(node, node.end)
+            node = child
+        return Cursor(node, depth)
+
+    def place(self, place: Place) -> Cursor:
+        """Put a place, and those it follows, into the tree; return its resolved cursor."""
+        for item in place.pending():
+            before = item.after.cursor if item.after is not None else self.root(item.namespace)
+            assert before is not None
+            item.settle(self.extend(before, item.own_ids))
+        cursor = place.cursor
+        assert cursor is not None
+        return cursor
+
+    def held(self, cursor: Cursor) -> Place:
+        """Hold a cursor for a face."""
+        return Place.held(self.holds, resolve(cursor))
+
+    def cut(self, cursor: Cursor) -> Cursor:
+        """Return the same place as the end of a node; splits the node it is inside of."""
+        node, depth = resolve(cursor)
+        if depth < node.end:
+            node = self.split(node, depth)
+        return Cursor(node, depth)
+
+    def drain_released(self) -> None:
+        """Let go of what dropped places held; forget tokens that nothing needs any more."""
+        released = self.holds.released
+        while released:
+            node = resolve_joined(released.popleft())
+            node.holds -= 1
+            if not node.holds:
+                self._offer(node)
+                self._forget(node)
+
+    def path(self, cursor: Cursor) -> tuple[Span, ...]:
+        """Return the fragments of a resident path, root → tip. Valid while `epoch` stays and it is
+        pinned.
+
+        The same tuple object for the same place, so that engines can group rows by identity.
+        """
+        cursor = resolve(cursor)
+        spans = self._spans.get(cursor)
+        if spans is None:
+            depth, parts = cursor.depth, []
+            for node in self.up(cursor):
+                assert node.fragment is not None
+                parts.append(Span(node.fragment, depth - node.start))
+                depth = node.start
+            spans = self._spans[cursor] = tuple(reversed(parts))
+        return spans
+
+    def ids(self, cursor: Cursor, first: int = 0) -> list[int]:
+        """Return the path's tokens from depth `first` on. Cost: O(nodes + tokens returned)."""
+        cursor = resolve(cursor)
+        depth, parts = cursor.depth, []
+        for node in self.up(cursor):
+            if depth <= first:
+                break
+            parts.append(node.tokens[max(first - node.start, 0) : depth - node.start])
+            depth = node.start
+        return [token for part in reversed(parts) for token in part]
+
+    def up(self, cursor: Cursor) -> Iterator[Node]:
+        """Yield the nodes from a cursor to the root, the root left out."""
+        node = resolve(cursor).node
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node, parents before children, roots left out."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    # Room: what stays, what goes -----------------------------------------------------------------
+
+    def pin(self, cursor: Cursor) -> Cursor:
+        """Protect a path; its absent nodes count as promised from now on. Cost: O(nodes not pinned
+        yet).
+
+        Returns the cursor to give to `unpin`.
+        """
+        cursor = resolve(cursor)
+        node = cursor.node
+        while node.parent is not None and self.room.pin(node):
+            node = node.parent
+        return cursor
+
+    def unpin(self, cursor: Cursor) -> None:
+        """Take one pin back, by the cursor that `pin` returned. What nothing else pins may be
+        evicted.
+        """
+        self.clock += 1
+        node = resolve_joined(cursor.node)
+        while node.parent is not None:
+            node.used = self.clock
+            if not self.room.unpin(node):
+                return
+            above = node.parent
+            self._offer(node)
+            self._forget(node)
+            node = above
+
+    def make_room(self) -> bool:
+        """Evict, leaves first, until nothing is over; return whether that was enough. Changes the
+        tree.
+        """
+        while self.room.is_over:
+            victim = self.queue.pop(is_evictable)
+            if victim is None:
+                return False
+            self.n_evicted += len(victim.tokens)
+            self.drop(victim, offload=True)
+        return True
+
+    def drop(self, node: Node, *, offload: bool = False) -> None:
+        """Forget a resident, unpinned leaf's KV, or move it to the host where there is room for it."""
+        assert self.fragments is not None and node.fragment is not None and is_evictable(node)
+        if offload and len(node.tokens) <= self.host_capacity:
+            self._offload(node)
+        self.fragments.free(node.fragment)
+        node.fragment = None
+        self.room.detach(node)
+        self._spans.clear()
+        above = node.parent
+        self._forget(node)
+        if above is not None:
+            self._offer(above)
+
+    def clear(self) -> None:
+        """Drop all KV that is not pinned, on device and host, and all cached logits rows."""
+        nodes = list(self.nodes())
+        for node in reversed(nodes):
+            node.rows = None
+            self._free_host(node)
+            if is_evictable(node):
+                self.drop(node)
+            self._forget(node)
+        self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
+
+    # KV: attaching, cutting and joining fragments ------------------------------------------------
+
+    def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
+        """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is used up.
+
+        Parts that became resident meanwhile are duplicates and freed. The path above `start` is
+        resident.
+
+            start                                     end.depth
+            ├── fragment ─────────────────────────────┤
+            ├── node (resident) ──┼── node (absent) ──┤   duplicate head freed, the rest attached
+        """
+        assert self.fragments is not None
+        end = resolve(end)
+        if not end.node.resident:
+            end = self.cut(end)
+        chain = list(takewhile(lambda node: node.end > start, self.up(end)))
+        if not chain:
+            self.fragments.free(fragment)
+        for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):
+            length = min(part.end, end.depth) - max(part.start, start)
+            piece = self.fragments.split(fragment, length) if left else fragment
+            if part.fragment is None:
+                self._attach(part, piece)
+            else:
+                self.fragments.free(piece)
+
+    def load_host(self, node: Node) -> None:
+        """Bring an offloaded node back to the device; it is pinned and its parent is resident."""
+        assert self.fragments is not None and node.host is not None and node.parent is not None
+        self._attach(node, self.fragments.load(node.host, node.parent.fragment))
+
+    def split(self, node: Node, depth: int) -> Node:
+        """Cut a node before `depth`; return the new upper half. Pins, holds and cursors stay right."""
+        cut = depth - node.start
+        above = node.parent
+        assert 0 < cut < len(node.tokens) and above is not None
+        upper = Node(node.tokens[:cut], node.start, above, node.namespace)
+        upper.used, upper.launched = node.used, node.launched
+        upper.pins = 1 if node.pins else 0
+        upper.live = 1 if node.counted else 0
+        if node.fragment is not None:
+            assert self.fragments is not None
+            upper.fragment = self.fragments.split(node.fragment, cut)
+            self.epoch += 1
+            self._spans.clear()
+        if node.host is not None:
+            upper.host, node.host = split_exported(node.host, cut)
+            self._hosted[upper] = None
+        move_rows(node, upper, depth)
+        above.children[upper.tokens[0]] = upper
+        node.tokens, node.start, node.parent = node.tokens[cut:], depth, upper
+        upper.children[node.tokens[0]] = node
+        self.n_nodes += 1
+        return upper
+
+    def join(self, cursor: Cursor, minimum: int = JOIN_LENGTH) -> int:
+        """Make one node of the one-child nodes that end at `cursor`'s; return how many nodes went.
+
+        Only between steps: a launched step may read the fragments. The lowest node stays.
+        """
+        chain = join_chain(resolve(cursor).node)
+        if len(chain) < minimum:
+            return 0
+        lower = chain[0]
+        for upper in chain[1:]:
+            self._merge(upper, lower)
+        lower.tokens = [token for node in reversed(chain) for token in node.tokens]
+        lower.start = chain[-1].start
+        self.epoch += 1
+        self._spans.clear()
+        self.n_nodes -= len(chain) - 1
+        return len(chain) - 1
+
+    def new_tail(self, cursor: Cursor) -> Tail:
+        """Start a private growing fragment at the end of a resident, pinned node (see `cut`)."""
+        cursor = resolve(cursor)
+        assert self.fragments is not None and cursor.depth == cursor.node.end
+        tail = Tail(cursor, self.fragments.new(cursor.node.fragment))
+        self.room.add_tail(cursor.node)
+        self.tails.add(tail)
+        return tail
+
+    def grow_tail(self, tail: Tail, n_tokens: int) -> None:
+        """Count the slots that a step wrote into a tail (negative: took back)."""
+        tail.length += n_tokens
+        self.room.tails += n_tokens
+
+    def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
+        """Put a tail's tokens and KV into the tree; return the place after them. The tail is used
+        up.
+
+        tokens: those whose slots the tail holds. What is resident already wins over the tail's
+        copy.
+        """
+        assert self.fragments is not None and len(tokens) == tail.length == tail.fragment.length
+        cursor = self._close_tail(tail)
+        if not tokens:
+            self.fragments.free(tail.fragment)
+            return cursor
+        end = self.extend(cursor, tokens)
+        self.fragments.settle(tail.fragment)
+        self.fill(end, cursor.depth, tail.fragment)
+        return resolve(end)
+
+    def drop_tail(self, tail: Tail) -> None:
+        """Forget a tail and its slots."""
+        assert self.fragments is not None
+        self._close_tail(tail)
+        self.fragments.free(tail.fragment)
+
+    def check(self) -> None:
+        """Verify every invariant; AssertionError says which one broke. Cost: O(tree)."""
+        check_tree(self)
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _grow_leaf(self, node: Node, ids: list[int]) -> Node:
+        """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
+        if not (
+            node.resident or node.children or node.pins or node.launched or node.host is not None
+        ):
+            node.tokens = node.tokens + ids
+            return node
+        child = Node(ids, node.end, node, node.namespace)
+        node.children[ids[0]] = child
+        self.n_nodes += 1
+        return child
+
+    def _attach(self, node: Node, fragment: Fragment) -> None:
+        self._free_host(node)
+        node.fragment = fragment
+        node.used = self.clock
+        self.room.attach(node)
+        self._offer(node)
+
+    def _close_tail(self, tail: Tail) -> Cursor:
+        cursor = resolve(tail.cursor)
+        self.room.remove_tail(cursor.node)
+        self.grow_tail(tail, -tail.length)
+        self.tails.discard(tail)
+        return cursor
+
+    def _offer(self, node: Node) -> None:
+        if is_evictable(node):
+            self.queue.offer(node)
+            if len(self.queue) > 4 * self.n_nodes + 64:
+                self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
+
+    def _forget(self, node: Node) -> None:
+        """Remove a leaf whose tokens nothing needs, then its parents alike."""
+        while (above := node.parent) is not None and is_forgettable(node):
+            if above.children.get(node.tokens[0]) is not node:
+                return
+            del above.children[node.tokens[0]]
+            self.n_nodes -= 1
+            node.rows = None
+            node = above
+
+    def _offload(self, node: Node) -> None:
+        assert self.fragments is not None and node.fragment is not None
+        while self.host_slots + len(node.tokens) > self.host_capacity:
+            oldest = next(iter(self._hosted))
+            self._free_host(oldest)
+            self._forget(oldest)
+        node.host = self.fragments.export(node.fragment)
+        self._hosted[node] = None
+        self.host_slots += len(node.tokens)
+
+    def _free_host(self, node: Node) -> None:
+        if node.host is not None:
+            self.host_slots -= len(node.tokens)
+            node.host = None
+            self._hosted.pop(node, None)
+
+    def _merge(self, upper: Node, lower: Node) -> None:
+        """Hang `lower` where `upper`, its parent, hangs; `upper` forwards to it. Tokens are the
+        caller's.
+        """
+        above = upper.parent
+        assert above is not None
+        if upper.fragment is not None and lower.fragment is not None and self.fragments is not None:
+            self.fragments.join(upper.fragment, lower.fragment)
+        lower.pins += upper.pins - (1 if lower.pins else 0)
+        lower.holds += upper.holds
+        lower.parent = above
+        above.children[upper.tokens[0]] = lower
+        move_rows(upper, lower, upper.end)
+        upper.joined, upper.fragment, upper.parent = lower, None, None
+        upper.children = {}
+
+
+def resolve_joined(node: Node) -> Node:
+    """Return the node that stands for `node` after joins."""
+    while node.joined is not None:
+        node = node.joined
+    return node
+
+
+def is_evictable(node: Node) -> bool:
+    """Resident, and nothing uses it or hangs on it."""
+    return node.fragment is not None and not node.pins and not node.live
+
+
+def is_forgettable(node: Node) -> bool:
+    """Nothing needs this node's tokens."""
+    return not (
+        node.fragment is not None
+        or node.host is not None
+        or node.children
+        or node.holds
+        or node.pins
+        or node.live
+        or node.launched
+    )

@@ -1,0 +1,370 @@
+"""`LM`: one model with its tokenizer, token tree and scheduler; what all faces stand on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from .engines.base import Engine, EngineInfo
+from .errors import ConfigError, ContextOverflow, KVFull, StaleHandle, Unsupported
+from .kv.cursor import Cursor, Place
+from .kv.tree import TokenTree
+from .sampling.params import SamplingParams
+from .sched.driver import Channel, Driver
+from .sched.scheduler import Scheduler
+from .sched.work import Extend, Run, Ticket
+from .stats import Stats, gather_stats
+from .tokens.tokenizer import Tokenizer
+
+ROW_CACHE_BYTES = 64 << 20
+N_BATCH = 512
+
+# The one registry: models that were handed over already loaded → their LM, while somebody has it.
+_adopted: WeakValueDictionary[int, LM] = WeakValueDictionary()
+
+
+class LM:
+    """A loaded model: engine + tokenizer + token tree + scheduler. Make it with `weft.load`.
+
+    Everything that runs the model goes through `submit` and `drive`, whichever face asks, so equal
+    prefixes are computed once and all live branches share each step. Use it from any thread, as a
+    context manager, or let it be collected.
+
+    engine, info: what runs the model. text: Weft's own view of the tokenizer. tokenizer, model:
+    what was handed in, else `text` and `engine`. n_ctx: tokens a path may have. defaults: the
+    model's own sampling.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Tokenizer,
+        *,
+        model: Any = None,
+        n_ctx: int | None = None,
+        n_batch: int | None = None,
+        n_seq_max: int | None = None,
+        kv_bytes: int | None = None,
+        defaults: SamplingParams | None = None,
+    ) -> None:
+        """Put the parts together; see `weft.load` for the arguments. kv_bytes: None for no limit."""
+        self.engine = engine
+        self.text = text
+        self.model = engine if model is None else model
+        self.tokenizer = text.object
+        self.n_ctx = check_n_ctx(n_ctx, engine.info)
+        self.defaults = defaults or SamplingParams()
+        self.tree = TokenTree(
+            engine.fragments,
+            capacity=capacity_of(kv_bytes, engine.info),
+            max_paths=least(n_seq_max, engine.info.max_paths),
+        )
+        self.scheduler = Scheduler(
+            engine,
+            self.tree,
+            n_ctx=self.n_ctx,
+            n_batch=at_least_one("n_batch", N_BATCH if n_batch is None else n_batch),
+            row_cache_bytes=ROW_CACHE_BYTES,
+        )
+        self.driver = Driver(self.scheduler)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any = None) -> LM:
+        """Return the LM of a model: an LM itself, or the one LM of an already loaded model object."""
+        from .loading import load
+
+        return model if isinstance(model, LM) else load(model, tokenizer)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is and can do."""
+        return self.engine.info
+
+    @property
+    def closed(self) -> bool:
+        """`close` was called."""
+        return self.driver.closed
+
+    # Paths ------------------------------------------------------------------------------------
+
+    def place(
+        self, ids: Sequence[int], after: Place | None = None, *, namespace: str | None = None
+    ) -> Place:
+        """Return the place after `ids`, which follow `after` (None: the root). Runs no model.
+
+        namespace: the adapter whose tree it is in, at the root.
+        Raises: ConfigError for ids outside the vocabulary, ContextOverflow beyond n_ctx.
+        """
+        if self.closed:
+            raise StaleHandle("this LM is closed; load it again")
+        self._check_ids(ids)
+        depth = len(ids) + (after.depth if after is not None else 0)
+        if depth > self.n_ctx:
+            raise ContextOverflow(
+                f"the path has {depth} tokens, but the context is {self.n_ctx}",
+                n_tokens=depth,
+                n_ctx=self.n_ctx,
+                hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
+            )
+        name = after.namespace if after is not None else namespace
+        return Place(self.tree.holds, name, after, list(ids))
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if len(ids) == 0:
+            return
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self.info.n_vocab:
+            wrong = low if low < 0 else high
+            raise ConfigError(
+                f"token id {wrong} is outside the vocabulary; allowed are 0 to {self.info.n_vocab - 1}"
+            )
+
+    # Running the model ------------------------------------------------------------------------
+
+    def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+        """Queue work; nothing runs before somebody drives. See `Scheduler.submit`."""
+        return self.driver.submit(items, atomic=atomic)
+
+    def drive(self, tickets: Sequence[Ticket]) -> None:
+        """Run steps until all tickets are done; see `Driver.drive` for Ctrl-C."""
+        self.driver.drive(tickets)
+
+    def pump(self, channel: Channel, tickets: Sequence[Ticket]) -> Iterator[list[Any]]:
+        """Yield what sinks put into a channel, a list a step, until all tickets are done."""
+        return self.driver.pump(channel, tickets)
+
+    async def asubmit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+        """Queue work from an event loop; what one pass of the loop submits shares a step."""
+        return await self.driver.asubmit(items, atomic=atomic)
+
+    async def adrive(self, tickets: Sequence[Ticket]) -> None:
+        """Wait for tickets without blocking the loop."""
+        await self.driver.adrive(tickets)
+
+    def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
+        """The async form of `pump`."""
+        return self.driver.apump(channel, tickets)
+
+    # KV of a path -----------------------------------------------------------------------------
+
+    def export_kv(self, place: Place) -> dict[str, Any]:
+        """Return the KV of a whole path on the host, computing what is missing.
+
+        Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, place.depth, head_dim] in the engine's
+        dtype (bfloat16 as its uint16 bits, then "dtype" says so). Raises: Unsupported on hidden
+        engines.
+        Cost: a copy of the path's KV.
+        """
+        exported: dict[str, Any] = self._with_resident(place, self._export)
+        return exported
+
+    def import_kv(self, ids: Sequence[int], arrays: Mapping[str, Any]) -> Place:
+        """Put KV from `export_kv` of the same model into the tree as that of `ids`; hold the place.
+
+        Raises: KVFull when it does not fit; ConfigError when the lengths differ.
+        """
+        place = self.place(ids)
+        self.driver.exclusive(lambda: self._import(place, arrays))
+        return place
+
+    def engine_cache(self, place: Place) -> Any:
+        """Return the engine library's own cache object for a path, which its own model accepts.
+
+        Raises: Unsupported where the engine's library has none.
+        """
+        make = getattr(self.engine, "prefix_cache", None)
+        if make is None:
+            raise Unsupported(
+                f"the {self.info.name} engine's library has no cache object of its own"
+            )
+        return self._with_resident(place, lambda cursor: make(self.tree.path(cursor)))
+
+    def _with_resident(self, place: Place, use: Callable[[Cursor], Any]) -> Any:
+        """Call `use` between steps, with the path's KV on the device."""
+        if self.tree.fragments is None:
+            raise Unsupported(f"the {self.info.name} engine keeps its KV to itself")
+        while True:
+            self.drive(self.submit([Extend(place)]))
+            done, value = self.driver.exclusive(lambda: self._try_use(place, use))
+            if done:
+                return value
+
+    def _try_use(self, place: Place, use: Callable[[Cursor], Any]) -> tuple[bool, Any]:
+        cursor = self.tree.place(place)
+        return (True, use(cursor)) if cursor.node.resident else (False, None)
+
+    def _export(self, cursor: Cursor) -> dict[str, Any]:
+        fragments = self.tree.fragments
+        assert fragments is not None
+        spans = self.tree.path(cursor)
+        parts = [(fragments.export(span.fragment), span.length) for span in spans]
+        return join_exported(parts)
+
+    def _import(self, place: Place, arrays: Mapping[str, Any]) -> None:
+        fragments, room = self.tree.fragments, self.tree.room
+        if fragments is None:
+            raise Unsupported(f"the {self.info.name} engine keeps its KV to itself")
+        cursor = self.tree.pin(self.tree.cut(self.tree.place(place)))
+        try:
+            if room.must > (room.capacity or room.must) or not self.tree.make_room():
+                raise KVFull(
+                    f"{place.depth} slots do not fit in the KV budget of {room.capacity}",
+                    needed=place.depth,
+                    capacity=room.capacity or 0,
+                )
+            missing = [node for node in self.tree.up(cursor) if not node.resident]
+            if missing:
+                start = missing[-1].start
+                above = missing[-1].parent
+                data = slice_exported(arrays, start, cursor.depth)
+                parent = above.fragment if above is not None else None
+                self.tree.fill(cursor, start, fragments.load(data, parent))
+        finally:
+            self.tree.unpin(cursor)
+
+    # Text -------------------------------------------------------------------------------------
+
+    def tokenize(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of a whole text; special tokens in it are text unless `special`."""
+        return self.text.encode(text, special=special, add_bos=add_bos)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens rendered."""
+        self._check_ids(ids)
+        return self.text.decode(ids)
+
+    def token_to_text(self, token_id: int) -> str:
+        """Return one token's text; U+FFFD where it is part of a character."""
+        self._check_ids([token_id])
+        return self.text.token_text(token_id)
+
+    def is_stop_token(self, token_id: int) -> bool:
+        """Whether this token ends a text."""
+        return token_id in self.text.stop_ids
+
+    @property
+    def eog_token(self) -> int:
+        """The token that ends a generation. Raises: ConfigError if the tokenizer names none."""
+        if self.text.eos_token_id is not None:
+            return self.text.eos_token_id
+        if self.text.stop_ids:
+            return min(self.text.stop_ids)
+        raise ConfigError("this model's files name no end token")
+
+    def format_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Return the prompt text of chat messages by the model's template.
+
+        Tokenise it with special=True, add_bos=False: the template writes its own special tokens.
+        """
+        return self.text.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+
+    # Keeping house ----------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
+        return gather_stats(self.tree, self.scheduler.counters, self.info, self.scheduler.lock)
+
+    def clear_cache(self) -> None:
+        """Forget all KV and logits that no running work needs; tokens and handles stay."""
+        self.driver.exclusive(self._clear)
+
+    def _clear(self) -> None:
+        self.tree.drain_released()
+        self.tree.clear()
+        self.scheduler.cache.clear()
+
+    def close(self) -> None:
+        """End what runs, free the KV and the model; idempotent. Handles of this LM are stale then."""
+        if not self.closed:
+            self.driver.close()
+            self.engine.close()
+
+    def __enter__(self) -> LM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"
+        return f"<LM {self.info.model} ({state}), context {self.n_ctx}, {self.info.dtype}>"
+
+
+def adopted(model: Any, make: Callable[[], LM]) -> LM:
+    """Return the LM that stands over a loaded model object, making it the first time.
+
+    The LM keeps the object alive, so its id is its name for as long as the entry is there.
+    """
+    lm = _adopted.get(id(model))
+    if lm is None or lm.closed:
+        lm = _adopted[id(model)] = make()
+    return lm
+
+
+def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
+    """Return the context length to use."""
+    if n_ctx is None:
+        return info.n_positions
+    if at_least_one("n_ctx", n_ctx) > info.n_positions:
+        raise ConfigError(
+            f"n_ctx is {n_ctx}, but {info.model} has {info.n_positions} positions; use at most that"
+        )
+    return n_ctx
+
+
+def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
+    """Return how many slots a byte budget has; None for no limit."""
+    if kv_bytes is None or not info.kv_bytes_per_token:
+        return None
+    capacity: int = kv_bytes // info.kv_bytes_per_token
+    if capacity < 1:
+        raise ConfigError(
+            f"kv_budget of {kv_bytes} bytes holds not one token of {info.kv_bytes_per_token} bytes"
+        )
+    return capacity
+
+
+def at_least_one(name: str, value: int) -> int:
+    """Return a count, or refuse it."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from 1 on")
+    return value
+
+
+def least(n_seq_max: int | None, max_paths: int | None) -> int | None:
+    """Return the smaller limit of paths; None for none."""
+    if n_seq_max is not None:
+        at_least_one("n_seq_max", n_seq_max)
+    given = [limit for limit in (n_seq_max, max_paths) if limit is not None]
+    return min(given) if given else None
+
+
+def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
+    """Put exported fragments of one path together, the first `length` slots of each."""
+    import numpy as np
+
+    first = parts[0][0]
+    return {
+        name: np.concatenate([part[name][:, :length] for part, length in parts], axis=1)
+        if name.startswith(("k.", "v."))
+        else first[name]
+        for name in first
+    }
+
+
+def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+    """Return slots [start, end) of a path's exported KV; refuses arrays of another length."""
+    out = dict(arrays)
+    for name, array in arrays.items():
+        if name.startswith(("k.", "v.")):
+            if array.shape[1] != end:
+                raise ConfigError(
+                    f"{name} has {array.shape[1]} slots, but the path has {end} tokens"
+                )
+            out[name] = array[:, start:end]
+    return out

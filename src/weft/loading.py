@@ -1,0 +1,202 @@
+"""`load`: from a name, a folder or a loaded object to an LM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .engines import engine_class
+from .engines.base import Engine
+from .engines.checkpoint import read_config
+from .engines.source import EMBEDDED, resolve
+from .errors import ConfigError, EngineUnavailable, ModelLoadError
+from .lm import LM, adopted
+from .sampling.params import SamplingParams
+from .tokens.tokenizer import Tokenizer
+
+DEFAULT_KV_BYTES = 4 << 30
+KV_SHARE = 0.8  # of the device memory that is free after loading
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def load(
+    model: Any = EMBEDDED,
+    tokenizer: Any = None,
+    *,
+    engine: str = "auto",
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    local_files_only: bool = False,
+    n_ctx: int | None = None,
+    n_batch: int | None = None,
+    n_seq_max: int | None = None,
+    kv_budget: str | int = "auto",
+    engine_options: Mapping[str, Any] | None = None,
+    progress: Any = None,
+) -> LM:
+    """Load a model and return its LM.
+
+    Args:
+        model: "tiny" (embedded), a Hub id `org/name` or `org/name@revision`, a folder, or an
+        already loaded
+            Transformers model (then with `tokenizer`; the object is not touched, and asking again
+            gives the same LM).
+        tokenizer: an already loaded tokenizer; None takes the one beside the model.
+        engine: "auto" takes numpy for the embedded model and torch for others; or a name.
+        device, dtype: "auto", or as the engine calls them ("cpu", "cuda"; "float32", "bfloat16",
+        …).
+        revision, token, local_files_only: for the Hub. trust_remote_code: run the model's own code.
+        n_ctx: tokens a path may have, at most the model's own (the default).
+        n_batch: tokens a step may run (default 512). n_seq_max: paths that may be resident at once.
+        kv_budget: bytes of KV ("4GiB", 512_000_000); "auto" is 80 % of the free device memory, 4
+        GiB on a CPU.
+        engine_options: passed on to the engine.
+        progress: called with (phase, done, total, note) while downloading and loading.
+
+    Raises:
+        ConfigError: an argument is not allowed. ModelLoadError: files are missing or broken.
+        EngineUnavailable: the engine's package is not installed. Unsupported: it cannot run this
+        model.
+    """
+    budget = parse_bytes(kv_budget)
+    limits = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max}
+    options = dict(engine_options or {})
+    if not isinstance(model, str | os.PathLike):
+        refuse_for_loaded(engine=engine, device=device, dtype=dtype, revision=revision)
+        return adopted(model, lambda: _adopt(model, tokenizer, budget, limits, options))
+    folder = resolve(
+        model,
+        revision=revision,
+        token=token,
+        local_files_only=local_files_only,
+        remote_code=trust_remote_code,
+        progress=progress,
+    )
+    name = engine if engine != "auto" else choose_engine(model, folder)
+    given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
+    if trust_remote_code:
+        given["trust_remote_code"] = True
+    loaded = _load_engine(name, folder, given)
+    text = Tokenizer.from_folder(folder) if tokenizer is None else Tokenizer.wrap(tokenizer)
+    defaults = SamplingParams.from_generation_config(_generation_config(folder))
+    return _assemble(loaded, text, None, budget, limits, defaults)
+
+
+def _adopt(
+    model: Any,
+    tokenizer: Any,
+    budget: int | None,
+    limits: Mapping[str, Any],
+    options: dict[str, Any],
+) -> LM:
+    if tokenizer is None:
+        raise ConfigError(
+            "an already loaded model needs its tokenizer: weft.load(model, tokenizer)"
+        )
+    engine = call_with(
+        "torch", engine_class("torch"), "adopt", (model,), {**options, "n_ctx": limits["n_ctx"]}
+    )
+    config = getattr(model, "generation_config", None)
+    values = config.to_dict() if config is not None else {}
+    stop = values.get("eos_token_id")
+    stop_ids = [stop] if isinstance(stop, int) else list(stop or ())
+    text = Tokenizer.wrap(tokenizer, stop_ids=stop_ids)
+    defaults = SamplingParams.from_generation_config(values)
+    return _assemble(engine, text, model, budget, limits, defaults)
+
+
+def _assemble(
+    engine: Engine,
+    text: Tokenizer,
+    model: Any,
+    budget: int | None,
+    limits: Mapping[str, Any],
+    defaults: SamplingParams,
+) -> LM:
+    if len(text) > 0 and max(text.stop_ids, default=0) >= engine.info.n_vocab:
+        engine.close()
+        raise ConfigError(
+            f"this tokenizer's end token is outside the model's vocabulary of {engine.info.n_vocab};"
+            " it belongs to another model"
+        )
+    free = engine.info.extra.get("free_bytes")
+    auto = int(free * KV_SHARE) if free else DEFAULT_KV_BYTES
+    return LM(engine, text, model=model, kv_bytes=budget or auto, defaults=defaults, **limits)
+
+
+def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:
+    chosen = engine_class(name)
+    if name == "numpy" and given.pop("device") not in ("auto", "cpu"):
+        raise ConfigError('the numpy engine runs on the CPU; use device="cpu", or engine="torch"')
+    return call_with(name, chosen, "load", (folder,), given)
+
+
+def call_with(
+    name: str, chosen: type[Engine], method: str, positional: tuple[Any, ...], given: dict[str, Any]
+) -> Engine:
+    """Call an engine's constructor; an option it does not know is the caller's mistake."""
+    import inspect
+
+    make = getattr(chosen, method)
+    known = inspect.signature(make).parameters
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        allowed = ", ".join(sorted(set(known) - {"folder", "source", "model"}))
+        raise ConfigError(f"the {name} engine has no option {unknown[0]!r}; it has: {allowed}")
+    engine: Engine = make(*positional, **given)
+    return engine
+
+
+def choose_engine(model: Any, folder: Path) -> str:
+    """Return the engine for a folder: numpy for the embedded model, torch where it is installed."""
+    if os.fspath(model) == EMBEDDED:
+        return "numpy"
+    if find_spec("torch") is not None and find_spec("transformers") is not None:
+        return "torch"
+    if "LlamaForCausalLM" in (read_config(folder).get("architectures") or []):
+        return "numpy"
+    raise EngineUnavailable(
+        f'{model} needs the torch engine, which is not installed; run: pip install "weft[torch]"',
+        hint='pip install "weft[torch]"',
+    )
+
+
+def refuse_for_loaded(**given: Any) -> None:
+    """Refuse arguments that have no meaning for an object that is loaded already."""
+    neutral = {"engine": ("auto", "torch"), "revision": (None,)}
+    for name, value in given.items():
+        if value not in neutral.get(name, ("auto",)):
+            raise ConfigError(
+                f"{name}={value!r} has no effect on an already loaded model; leave it out"
+            )
+
+
+def parse_bytes(budget: str | int) -> int | None:
+    """Return a byte budget; None for "auto"."""
+    if budget == "auto":
+        return None
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?)b?\s*", str(budget).lower())
+    if isinstance(budget, str) and match is not None and match[2] in _UNITS:
+        size = int(float(match[1]) * _UNITS[match[2]])
+        if size > 0:
+            return size
+    raise ConfigError(f'kv_budget is {budget!r}; allowed are "auto", bytes, or a size like "4GiB"')
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    file = folder / "generation_config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not valid JSON: {error}; fetch the file again") from error
+    return values if isinstance(values, dict) else {}

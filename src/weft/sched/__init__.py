@@ -1,0 +1,1 @@
+"""One queue, one step, one driver: what turns extends and runs into model calls."""

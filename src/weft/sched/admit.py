@@ -1,0 +1,181 @@
+"""Who may have KV now: pin, check room, evict, check again; park the youngest when that is not
+enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..errors import KVFull, WeftError
+from ..kv.cursor import Cursor
+from ..kv.tree import TokenTree
+from ..sampling.params import SamplingParams
+from .task import ExtendTask, Job, RunTask, Task
+from .work import Counters
+
+
+class Admission:
+    """The queue of jobs in order of age, and those admitted.
+
+    A job is admitted whole or not at all; a younger one never overtakes one that waits. An admitted
+    job's paths are pinned, absent tokens included, so whatever is admitted can be computed without
+    asking again.
+    """
+
+    def __init__(
+        self, tree: TokenTree, counters: Counters, suspend: Callable[[Task], None]
+    ) -> None:
+        """suspend: stops work on a task; a live run's tail goes into the tree, where it can be
+        evicted.
+        """
+        self.tree = tree
+        self.counters = counters
+        self.suspend = suspend
+        self.queue: list[Job] = []
+        self.admitted: list[Job] = []
+
+    def add(self, job: Job) -> None:
+        """Queue a job; parked ones go back to their place by age."""
+        at = len(self.queue)
+        while at and self.queue[at - 1].age > job.age:
+            at -= 1
+        self.queue.insert(at, job)
+
+    def admit(self, *, may_evict: bool) -> tuple[list[Job], list[Job], bool]:
+        """Admit from the head of the queue while there is room.
+
+        may_evict: no step is in flight; otherwise a job that needs others' room waits.
+        Returns: jobs admitted, jobs that can never fit, and whether one waits for the flight to
+        end.
+        """
+        admitted: list[Job] = []
+        hopeless: list[Job] = []
+        while self.queue:
+            job = self.queue[0]
+            verdict = self._try(job, may_evict)
+            if verdict == "wait" or verdict == "drain":
+                return admitted, hopeless, verdict == "drain"
+            self.queue.pop(0)
+            if verdict == "never":
+                hopeless.append(job)
+            else:
+                admitted.append(job)
+        return admitted, hopeless, False
+
+    def release(self, job: Job) -> None:
+        """Unpin a job's paths and take it off the list of admitted ones."""
+        self._undo(job)
+        if job.admitted:
+            job.admitted = False
+            self.admitted.remove(job)
+
+    def park_youngest(self, older_than: Job | None) -> Job | None:
+        """Send the youngest admitted job (younger than `older_than`) back to the queue; return it."""
+        if not self.admitted:
+            return None
+        job = max(self.admitted, key=lambda job: job.age)
+        if older_than is not None and job.age <= older_than.age:
+            return None
+        self.park(job)
+        return job
+
+    def park(self, job: Job) -> None:
+        """Send an admitted job back: its KV becomes evictable, what it made is kept."""
+        for task in job.tasks:
+            self.suspend(task)
+        self.release(job)
+        self.counters.parked += 1
+        self.add(job)
+
+    def _try(self, job: Job, may_evict: bool) -> str:
+        room = self.tree.room
+        try:
+            counts = [self._enter(task) for task in job.tasks]
+        except WeftError as error:  # a place was closed meanwhile
+            self._undo(job)
+            job.error = error
+            return "never"
+        reserve = len(self.admitted) + 1 if self.admitted else 0
+        while room.is_over or self._is_short(reserve):
+            if not may_evict:
+                self._undo(job)
+                return "drain"
+            if not self._is_short(reserve) and self.tree.make_room():
+                break
+            if self.park_youngest(job) is None:
+                self._undo(job)
+                return "wait" if self.admitted else "never"
+        job.admitted = True
+        self.admitted.append(job)
+        for task, (reused, missing) in zip(job.tasks, counts, strict=True):
+            if not task.seen:
+                self.counters.reused += reused
+                task.seen = True
+            else:
+                self.counters.recomputed += missing
+        return "admitted"
+
+    def _is_short(self, reserve: int) -> bool:
+        """Whether no eviction could make enough room, with a slot left for each that is admitted."""
+        capacity = self.tree.room.capacity
+        return capacity is not None and self.tree.room.must + reserve > capacity
+
+    def _enter(self, task: Task) -> tuple[int, int]:
+        """Put a task's path into the tree and pin it; return slots found and slots to compute for
+        it.
+        """
+        tree, promised = self.tree, self.tree.room.promised
+        task.cursor = enter(task, tree)
+        task.pin = tree.pin(task.cursor)
+        missing = tree.room.promised - promised
+        return task.cursor.depth - missing, missing
+
+    def _undo(self, job: Job) -> None:
+        for task in job.tasks:
+            if task.pin is not None:
+                self.tree.unpin(task.pin)
+            task.pin = task.cursor = None
+
+
+def enter(task: Task, tree: TokenTree) -> Cursor:
+    """Return a task's cursor, its tokens in the tree. A run's is the end of a node: a tail starts
+    there.
+    """
+    if isinstance(task, ExtendTask):
+        end = tree.extend(tree.place(task.item.place), task.item.tokens)
+        node = end.node
+        return end if node.resident else tree.cut(end)
+    assert isinstance(task, RunTask)
+    return tree.cut(tree.extend(tree.place(task.anchor), task.anchor_ids))
+
+
+def kv_full(job: Job, tree: TokenTree) -> KVFull:
+    """Say that a job's paths do not fit even alone."""
+    capacity = tree.room.capacity or 0
+    needed = max((path_length(task) for task in job.tasks), default=0)
+    what = "this path" if len(job.tasks) == 1 else f"these {len(job.tasks)} paths together"
+    return KVFull(
+        f"{what} of {needed} tokens cannot fit in the KV budget of {capacity} slots"
+        f" ({tree.room.resident} in use by other paths now)",
+        needed=needed,
+        capacity=capacity,
+        hint="load the model with a larger kv_budget, or use a shorter path",
+    )
+
+
+def path_length(task: Task) -> int:
+    """Return how many slots a task's own path needs now."""
+    if isinstance(task, ExtendTask):
+        return task.item.place.depth + len(task.item.tokens)
+    assert isinstance(task, RunTask)
+    return task.anchor.depth + len(task.anchor_ids) + len(task.tokens) - task.settled + 1
+
+
+def merge_key(task: RunTask) -> tuple[object, ...] | None:
+    """Return what greedy runs that are one run have in common; None for runs that draw at random."""
+    if not task.sampler.greedy or task.started or task.cursor is None:
+        return None
+    params: SamplingParams = task.sampler.params
+    neutral = replace(params, n=1, seed=None, stop=(), max_tokens=1)
+    return (task.cursor, neutral, task.members[0].item.stop_ids)

@@ -1,0 +1,346 @@
+"""Who calls the scheduler's step: the caller itself, or one thread for the LM's life."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from ..errors import StaleHandle
+from .scheduler import Scheduler
+from .work import Extend, Run, Ticket
+
+Value = TypeVar("Value")
+IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
+
+
+class Channel:
+    """Events that sinks put in during steps, for one reader."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self) -> None:
+        self._events: deque[Any] = deque()
+
+    def put(self, event: Any) -> None:
+        """Add an event; any thread."""
+        self._events.append(event)
+
+    def take(self) -> list[Any]:
+        """Return what is there and empty the channel."""
+        out = []
+        while self._events:
+            out.append(self._events.popleft())
+        return out
+
+
+class Driver:
+    """Steps the scheduler until tickets are done.
+
+    Inline while one thread uses the LM synchronously: no thread, no switch. With the first async
+    call, a second calling thread, or an engine that wants its own thread, one daemon thread takes
+    over for good.
+    A model call is never interrupted: Ctrl-C is seen between steps.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.closed = False
+        self._thread: threading.Thread | None = None
+        self._caller: int | None = None
+        self._stepping = threading.Lock()  # held by whoever steps
+        self._news = threading.Condition()  # work came, a step ended, or the driver closed
+        self._n_steps = 0
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]
+        self._loops = weakref.WeakKeyDictionary()
+
+    # Sync -------------------------------------------------------------------------------------
+
+    def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+        """Queue items; see Scheduler.submit."""
+        if self.closed:
+            raise StaleHandle("this LM is closed; load it again")
+        tickets = self.scheduler.submit(items, atomic=atomic)
+        if self._thread is not None:
+            self._wake()
+        return tickets
+
+    def drive(self, tickets: Sequence[Ticket]) -> None:
+        """Block until all tickets are done. Ctrl-C cancels them, lets them end, then is raised."""
+        try:
+            self._until(lambda: all(ticket.done for ticket in tickets))
+        except KeyboardInterrupt:
+            for ticket in tickets:
+                ticket.cancel("interrupted")
+            self._until(lambda: all(ticket.done for ticket in tickets))
+            raise
+
+    def pump(self, channel: Channel, tickets: Sequence[Ticket]) -> Iterator[list[Any]]:
+        """Yield what sinks put into `channel`, a list a step, until all tickets are done.
+
+        Leaving early cancels nothing: that is the caller's word.
+        """
+        while True:
+            events = channel.take()
+            if events:
+                yield events
+            elif all(ticket.done for ticket in tickets):
+                return
+            else:
+                self._until(lambda: bool(channel._events) or all(t.done for t in tickets))
+
+    def _until(self, is_done: Callable[[], bool]) -> None:
+        """Step, or wait for the thread that steps, until `is_done()`."""
+        if not self._claim():
+            self._wait(is_done)
+            return
+        with deferred_interrupt() as check:
+            while not is_done():
+                if self._thread is not None:
+                    break
+                with self._stepping:
+                    self.scheduler.step()
+                check()
+        if not is_done():
+            self._wait(is_done)
+
+    def exclusive(self, work: Callable[[], Value]) -> Value:
+        """Call `work` between steps, with the lock held and nothing in flight; return what it
+        returns.
+        """
+        if self.scheduler.engine.info.owner_thread:
+            raise RuntimeError("this engine's KV can be touched by its own thread only")
+        with self._stepping:
+            self.scheduler.land_flight()
+            with self.scheduler.lock:
+                return work()
+
+    def _claim(self) -> bool:
+        """Whether the calling thread may step inline; starts the driver thread when it may not."""
+        if self._thread is not None:
+            return False
+        me = threading.get_ident()
+        with self._news:
+            if self._caller is None and not self.scheduler.engine.info.owner_thread:
+                self._caller = me
+        if self._caller == me:
+            return True
+        self.start()
+        return False
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a sink or callback must not wait for the LM that calls it")
+        self._wake()
+        with self._news:
+            while not is_done():
+                self._news.wait(IDLE_S)
+                if self.closed and not is_done():
+                    raise StaleHandle("the LM was closed while this waited")
+
+    # The thread -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the driver thread, if there is none; it ends with `close` or when the LM is
+        collected.
+        """
+        with self._news:
+            if self._thread is None and not self.closed:
+                name = f"weft-{self.scheduler.engine.info.name}"
+                self._thread = threading.Thread(
+                    target=drive_forever,
+                    args=(weakref.ref(self), self._news),
+                    name=name,
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def turn(self) -> bool:
+        """One turn of the thread: a step if there is work. Returns whether there was."""
+        with self._stepping:
+            if self.scheduler.is_idle:
+                return False
+            self.scheduler.step()
+        self._wake()
+        for loop, outbox in list(self._loops.items()):
+            outbox.deliver(loop)
+        return True
+
+    def close(self) -> None:
+        """Stop stepping and fail what is left; idempotent."""
+        if self.closed:
+            return
+        with self._news:
+            self.closed = True
+            self._news.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._stepping:
+            self.scheduler.close()
+        for loop, outbox in list(self._loops.items()):
+            outbox.deliver(loop)
+        self._wake()
+
+    # Async ------------------------------------------------------------------------------------
+
+    async def asubmit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+        """Queue items from an event loop; all that one pass of the loop submits enters one step."""
+        if self.closed:
+            raise StaleHandle("this LM is closed; load it again")
+        loop = asyncio.get_running_loop()
+        outbox = self._loops.get(loop)
+        if outbox is None:
+            outbox = self._loops[loop] = Outbox()
+        self.start()
+        await outbox.gathered(loop)
+        return self.submit(items, atomic=atomic)
+
+    async def adrive(self, tickets: Sequence[Ticket]) -> None:
+        """Wait for tickets without blocking the loop; cancelling the task cancels them."""
+        await self._auntil(lambda: all(ticket.done for ticket in tickets), tickets)
+
+    async def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
+        """The async form of `pump`."""
+        while True:
+            events = channel.take()
+            if events:
+                yield events
+            elif all(ticket.done for ticket in tickets):
+                return
+            else:
+                await self._auntil(
+                    lambda: bool(channel._events) or all(t.done for t in tickets), tickets
+                )
+
+    async def _auntil(self, is_done: Callable[[], bool], tickets: Sequence[Ticket]) -> None:
+        self.start()
+        self._wake()
+        loop = asyncio.get_running_loop()
+        outbox = self._loops.get(loop)
+        if outbox is None:
+            outbox = self._loops[loop] = Outbox()
+        waiter = outbox.wait(loop, is_done)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            for ticket in tickets:
+                ticket.cancel()
+            self._wake()
+            raise
+
+
+class Outbox:
+    """What one event loop waits for. A step's results reach the loop in one callback."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._gathering: asyncio.Future[None] | None = None
+        self._n_submitted = 0
+
+    async def gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until a pass of the loop adds no more submissions; no timers."""
+        self._n_submitted += 1
+        if self._gathering is None:
+            self._gathering = loop.create_future()
+            loop.call_soon(self._look, loop, self._n_submitted)
+        await asyncio.shield(self._gathering)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, seen: int) -> None:
+        if seen != self._n_submitted:
+            loop.call_soon(self._look, loop, self._n_submitted)
+            return
+        gathering, self._gathering = self._gathering, None
+        if gathering is not None and not gathering.done():
+            gathering.set_result(None)
+
+    def wait(
+        self, loop: asyncio.AbstractEventLoop, is_done: Callable[[], bool]
+    ) -> asyncio.Future[None]:
+        """Return a future that is set once `is_done()` after a step."""
+        future = loop.create_future()
+        with self._lock:
+            self._waiters.append((is_done, future))
+        if is_done():
+            self.deliver(loop)
+        return future
+
+    def deliver(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the loop of all waiters that are done now."""
+        with self._lock:
+            done = [waiter for waiter in self._waiters if waiter[0]()]
+            if not done:
+                return
+            self._waiters = [waiter for waiter in self._waiters if waiter not in done]
+        try:
+            loop.call_soon_threadsafe(set_all, [future for _, future in done])
+        except RuntimeError:  # the loop was closed; nobody is left to hear it
+            return
+
+
+def set_all(futures: list[asyncio.Future[None]]) -> None:
+    """Set futures that still wait."""
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
+    """The driver thread: step while there is work, sleep while there is none.
+
+    Holds the driver only for a turn at a time, so that a forgotten LM ends its thread.
+    """
+    while True:
+        driver = driver_ref()
+        if driver is None or driver.closed:
+            return
+        worked = driver.turn()
+        if not worked:
+            with news:
+                if driver.closed:
+                    return
+                if driver.scheduler.is_idle:
+                    del driver
+                    news.wait(IDLE_S)
+                    continue
+        del driver
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C back on the main thread; the function given raises it, to be called between
+    steps.
+    """
+    seen: list[tuple[int, FrameType | None]] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield lambda: None
+        return
+
+    def check() -> None:
+        if seen:
+            number, frame = seen[0]
+            seen.clear()
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen:
+            check()

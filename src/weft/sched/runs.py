@@ -1,0 +1,271 @@
+"""The live runs: their rows every step, what each drawn token does, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..engines.base import LateTokens, Row
+from ..kv.cursor import Place
+from ..kv.tree import TokenTree
+from ..sampling.bridge import draw_batch
+from ..sampling.chain import Chain, DrawBatch
+from .step import Group
+from .task import Job, Member, RunTask
+from .work import Counters, FinishReason, RunResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Runs:
+    """Runs that have drawn their first token. One row a step each, formed without asking anybody.
+
+    A run writes into a private tail of the tree; `end` and `suspend` put the tail into it.
+    """
+
+    def __init__(
+        self, tree: TokenTree, n_ctx: int, counters: Counters, ended: Callable[[Job], None]
+    ) -> None:
+        """ended: told of every job whose last member has its answer."""
+        self.tree = tree
+        self.n_ctx = n_ctx
+        self.counters = counters
+        self.ended = ended
+        self.live: list[RunTask] = []
+        self.to_join: list[Place] = []
+        self._chain: Chain | None = None
+        self._chain_of: list[RunTask] = []
+        self._turn = 0
+
+    # Planning ---------------------------------------------------------------------------------
+
+    def ready(self, most: int) -> list[RunTask]:
+        """Return the runs whose next token can be run now, at most `most`, in turn when there are
+        more.
+        """
+        ready = [run for run in self.live if self._can_step(run)]
+        if len(ready) <= most:
+            return ready
+        start = self._turn % len(ready)
+        self._turn += most
+        return (ready + ready)[start : start + most]
+
+    def _can_step(self, run: RunTask) -> bool:
+        if run.ending:
+            return False
+        if run.late is None:
+            return True
+        return (
+            not run.sampler.needs_host
+            and len(run.tokens) + 1 < run.limit
+            and run.depth + 1 < self.n_ctx
+        )
+
+    def open_tails(self, runs: Sequence[RunTask]) -> None:
+        """Give every run that has none a tail."""
+        if self.tree.fragments is None:
+            return
+        for run in runs:
+            if run.tail is None:
+                assert run.cursor is not None
+                run.tail = self.tree.new_tail(run.cursor)
+                run.row = None
+
+    def group(self, runs: list[RunTask]) -> Group:
+        """Return the runs' rows and draws as one group of a step."""
+        rows = [self._row(run) for run in runs]
+        positions = [row.position + row.n_tokens for row in rows]
+        return Group(runs, rows, self._batch(runs, positions) if runs else None)
+
+    def _batch(self, runs: list[RunTask], positions: list[int]) -> DrawBatch:
+        if self._chain is None or self._chain_of != runs:
+            self._chain = Chain([run.sampler for run in runs])
+            self._chain_of = list(runs)
+        return draw_batch(self._chain, 0, positions)
+
+    def _row(self, run: RunTask) -> Row:
+        tail = run.tail
+        if tail is None:
+            return self._whole_row(run)
+        row = run.row
+        if row is None or run.epoch != self.tree.epoch:
+            assert run.cursor is not None
+            path = self.tree.path(run.cursor)
+            row = run.row = Row(path, (), 0, tail.fragment, (0,), (), run.namespace)
+            run.epoch = self.tree.epoch
+        row.tokens = run.late if run.late is not None else (run.tokens[-1],)
+        row.position = tail.cursor.depth + tail.fragment.length
+        return row
+
+    def _whole_row(self, run: RunTask) -> Row:
+        """Hidden engines: the whole path every step."""
+        assert run.cursor is not None
+        if run.path_ids is None:
+            run.path_ids = self.tree.ids(run.cursor) + run.tokens[run.settled :]
+        ids = run.path_ids
+        return Row((), ids, 0, None, (len(ids) - 1,), (), run.namespace)
+
+    def note_late(self, group: Group) -> None:
+        """Remember which draw of a launched step is each run's next token."""
+        assert group.draws is not None
+        for index, run in enumerate(group.runs):
+            run.late = LateTokens(group.draws, index)
+
+    # Delivering -------------------------------------------------------------------------------
+
+    def deliver(self, group: Group) -> None:
+        """Give a finished step's draws to its runs."""
+        if group.draws is None:
+            return
+        result = group.draws.result()
+        written = 0
+        drawn = zip(
+            group.runs,
+            result.ids.tolist(),
+            result.logprobs.tolist(),
+            result.entropies.tolist(),
+            strict=True,
+        )
+        for run, token, logprob, entropy in drawn:
+            if run.tail is not None:
+                run.tail.length += 1
+                written += 1
+            run.outstanding -= 1
+            if run.late is not None and run.late.draws is group.draws:
+                run.late = None
+            if run.ending:
+                self.end(run)
+            else:
+                self.accept(run, token, logprob, entropy)
+        self.tree.room.tails += written
+
+    def accept(self, run: RunTask, token: int, logprob: float, entropy: float) -> None:
+        """Note a drawn token and end the run's members that are done with it."""
+        self.counters.decoded += 1
+        members = run.members
+        if token in members[0].item.stop_ids:  # the same for all members
+            for member in members:
+                member.state.ended_by, member.state.finish_reason = token, "stop"
+            self.settle_members(run)
+            return
+        run.tokens.append(token)
+        run.sampler.accept(token)
+        if run.path_ids is not None:
+            run.path_ids.append(token)
+        last = False
+        for member in members:
+            item, state = member.item, member.state
+            state.tokens.append(token)
+            state.logprobs.append(logprob)
+            state.entropies.append(entropy)
+            if len(state.tokens) >= item.max_tokens:
+                state.finish_reason = "length"
+            if item.sink is not None:
+                self._tell(member)
+            last = last or state.finish_reason is not None
+        if run.depth >= self.n_ctx:
+            for member in members:
+                member.state.finish_reason = member.state.finish_reason or "context"
+            last = True
+        if last:
+            self.settle_members(run)
+
+    def _tell(self, member: Member) -> None:
+        assert member.item.sink is not None
+        try:
+            reason = member.item.sink(member.state)
+        except Exception as error:
+            member.ticket.resolve(error=error)
+            member.state.finish_reason = "error"
+            return
+        if reason is not None:
+            member.state.finish_reason = reason
+
+    # Ending -----------------------------------------------------------------------------------
+
+    def settle_members(self, run: RunTask) -> None:
+        """Answer the members that are done; end the run when none is left."""
+        going = [member for member in run.members if member.state.finish_reason is None]
+        if going:
+            for member in run.members:
+                if member.state.finish_reason is not None:
+                    item = member.item
+                    ids = [*item.tokens, *member.state.tokens]
+                    place = Place(self.tree.holds, run.namespace, item.place, ids)
+                    member.ticket.resolve(result_of(member, place))
+            run.members = going
+        elif run.late is not None:
+            run.ending = (
+                True  # one more draw is in flight: its slot is there, its token is not wanted
+            )
+        else:
+            self.end(run)
+
+    def stop(self, run: RunTask, reason: FinishReason) -> None:
+        """End all members of a run now, with what they have."""
+        for member in run.members:
+            member.state.finish_reason = member.state.finish_reason or reason
+        self.settle_members(run)
+
+    def end(self, run: RunTask) -> None:
+        """Put a run's tokens into the tree and answer its members."""
+        if run.cursor is None:  # not admitted now
+            ids = [*run.anchor_ids, *run.tokens[run.settled :]]
+            end = Place(self.tree.holds, run.namespace, run.anchor, ids)
+        else:
+            self.suspend(run)
+            left = run.tokens[run.settled :]
+            end = self.tree.held(self.tree.extend(self.tree.place(run.anchor), left))
+            self.to_join.append(run.anchor)
+        for member in run.members:
+            place = (
+                end if len(member.state.tokens) == len(run.tokens) else self._shorter(member, end)
+            )
+            member.ticket.resolve(result_of(member, place))
+        self.ended(run.job)
+
+    def _shorter(self, member: Member, end: Place) -> Place:
+        base = member.item.place.depth + len(member.item.tokens)
+        return end.at(base + len(member.state.tokens))
+
+    def fail(self, run: RunTask, error: BaseException) -> None:
+        """Drop a run's tail and give its members the error."""
+        self._remove(run)
+        if run.tail is not None:
+            self.tree.drop_tail(run.tail)
+            run.tail = None
+        for member in run.members:
+            member.ticket.resolve(error=error)
+        self.ended(run.job)
+
+    def suspend(self, run: RunTask) -> None:
+        """Move what a run's tail holds into the tree; the run goes on from there when it has room
+        again.
+        """
+        self._remove(run)
+        tail, run.tail, run.row = run.tail, None, None
+        cursor = run.cursor
+        assert cursor is not None
+        if tail is not None:
+            assert self.tree.fragments is not None
+            wanted = min(tail.length, len(run.tokens) - run.settled)
+            if tail.fragment.length > wanted:
+                self.tree.fragments.trim(tail.fragment, wanted)
+            self.tree.grow_tail(tail, wanted - tail.length)
+            cursor = self.tree.end_tail(tail, run.tokens[run.settled : run.settled + wanted])
+            run.settled += wanted
+        run.anchor, run.anchor_ids = self.tree.held(cursor), ()
+
+    def _remove(self, run: RunTask) -> None:
+        if run in self.live:
+            self.live.remove(run)
+
+
+def result_of(member: Member, end: Place) -> RunResult:
+    """Return a member's answer."""
+    state = member.state
+    assert state.finish_reason is not None
+    return RunResult(
+        state.tokens, state.logprobs, state.entropies, state.finish_reason, state.ended_by, end
+    )

@@ -1,0 +1,524 @@
+"""The scheduler: every model call of an LM is one of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ..engines.base import Engine
+from ..errors import Cancelled, ConfigError, ForwardError, WeftError
+from ..kv.cursor import Cursor, resolve
+from ..kv.tree import TokenTree
+from ..sampling.bridge import draw_rows, join_scores
+from .admit import Admission, kv_full, merge_key
+from .pack import Packer
+from .rows import RowCache
+from .runs import Runs
+from .step import Group, Launched, Piece
+from .task import ExtendTask, Job, Need, RunTask, Task
+from .work import Counters, Draw, Extend, Run, Scores, Ticket
+
+
+class Scheduler:
+    """Takes items, runs steps, answers tickets.
+
+    `submit` may be called by any thread; `step` by one at a time (see `driver`). The lock is held
+    while planning and delivering, never during a model call.
+    """
+
+    def __init__(
+        self, engine: Engine, tree: TokenTree, *, n_ctx: int, n_batch: int, row_cache_bytes: int
+    ) -> None:
+        """n_ctx: tokens a path may have. n_batch: tokens a step may run."""
+        self.engine = engine
+        self.tree = tree
+        self.n_ctx = n_ctx
+        self.n_batch = n_batch
+        self.lock = tree.holds.lock
+        self.counters = Counters()
+        self.cache = RowCache(row_cache_bytes)
+        self.packer = Packer(tree, self.cache)
+        self.runs = Runs(tree, n_ctx, self.counters, self._ended)
+        self.admission = Admission(tree, self.counters, self._suspend)
+        self.waiting: list[Task] = []
+        self.flight: Launched | None = None
+        self._inbox: deque[Job | Ticket] = deque()
+        self._age = 0
+        self._n_ended = 0
+        self._forward_s = 0.0
+
+    # Taking items -----------------------------------------------------------------------------
+
+    def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+        """Queue items; their tickets are answered by later steps. Cost: O(items), no model call.
+
+        atomic: all items (extends only) succeed, or all fail and nothing has changed.
+        """
+        if atomic and not all(isinstance(item, Extend) for item in items):
+            raise ConfigError("an atomic call takes extends only; submit runs on their own")
+        tickets = [Ticket(item, self._inbox) for item in items]
+        tasks = [new_task(ticket) for ticket in tickets]
+        with self.lock:
+            for group in [tasks] if atomic else [[task] for task in tasks]:
+                self._age += 1
+                if group:
+                    self._inbox.append(Job(self._age, group))
+        return tickets
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is queued, waiting, live or in flight."""
+        return not (
+            self._inbox
+            or self.admission.queue
+            or self.waiting
+            or self.runs.live
+            or self.flight
+            or self.admission.admitted
+        )
+
+    # The step ---------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Run one step: take in, admit, plan, forward, deliver.
+
+        An overlapping engine's step is delivered by the next call, after that has launched its own.
+        """
+        began = time.perf_counter()
+        with self.lock:
+            moved = self._take_in() + self._admit()
+            ended = self._n_ended
+            launched = self._plan()
+        planned = time.perf_counter()
+        before, self.flight = self.flight, None
+        if launched is not None:
+            self._launch(launched)
+            if self.engine.info.overlap and launched.error is None:
+                self.flight = launched
+        landing = [
+            step for step in (before, launched) if step is not None and step is not self.flight
+        ]
+        waited = 0.0
+        for step in landing:
+            waited += self._land(step)
+        forward = self._forward_s + waited if launched is not None else waited
+        self.counters.plan_s += planned - began
+        self.counters.forward_s += forward
+        self.counters.deliver_s += time.perf_counter() - planned - forward
+        if not (launched or landing or moved or ended != self._n_ended or self.is_idle):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """A step that could do nothing for work that is there would be repeated for ever: fail it."""
+        error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
+        with self.lock:
+            for job in [*self.admission.queue, *self.admission.admitted]:
+                self._fail(job, error)
+
+    def _take_in(self) -> int:
+        """Drain what others left: released places, cancellations, new jobs; return how many."""
+        self.tree.drain_released()
+        n_taken = len(self._inbox)
+        while self._inbox:
+            entry = self._inbox.popleft()
+            if isinstance(entry, Job):
+                self.admission.add(entry)
+            elif not entry.done:
+                self._cancel(entry)
+        return n_taken
+
+    def _cancel(self, ticket: Ticket) -> None:
+        task = ticket.task
+        if isinstance(task, RunTask):
+            for member in task.members:
+                if member.ticket is ticket:
+                    member.state.finish_reason = ticket.cancel_reason
+            self.runs.settle_members(task)
+        else:
+            self._fail(task.job, Cancelled("the work was cancelled before it was done"))
+
+    def _admit(self) -> int:
+        """Admit what fits; return how many jobs moved."""
+        jobs, hopeless, drain = self.admission.admit(may_evict=self.flight is None)
+        for job in hopeless:
+            self._fail(job, job.error or kv_full(job, self.tree))
+        for job in jobs:
+            self._start(job)
+        return len(jobs) + len(hopeless) + drain
+
+    def _start(self, job: Job) -> None:
+        """Let an admitted job's tasks wait for what they need."""
+        for task in job.tasks:
+            if isinstance(task, RunTask):
+                if task.depth >= self.n_ctx:
+                    self.runs.stop(task, "context")
+                    continue
+                if not task.started:
+                    if self._merge(task):
+                        continue
+                    assert task.cursor is not None
+                    task.needs = [Need(task, task.cursor.depth - 1, task.cursor.depth, None)]
+            self.waiting.append(task)
+
+    def _merge(self, task: RunTask) -> bool:
+        """Make an equal greedy run that has not begun carry this one too."""
+        key = merge_key(task)
+        if key is None:
+            return False
+        for other in self.waiting:
+            if isinstance(other, RunTask) and merge_key(other) == key:
+                other.members += task.members
+                for member in task.members:
+                    member.ticket.task = other
+                task.job.done = True
+                self.admission.release(task.job)
+                return True
+        return False
+
+    def _plan(self) -> Launched | None:
+        """Choose the rows of the next step; None when there are none (or others must land first)."""
+        self._promote()
+        reserve = (
+            self.n_batch // 4 if self.waiting else 0
+        )  # live runs never starve those that begin
+        runs = self._fit(self.runs.ready(self.n_batch - reserve))
+        if runs is None:
+            return None
+        self.waiting.sort(key=lambda task: task.job.age)
+        pieces = self.packer.pack(self.waiting, self.n_batch - len(runs))
+        if not runs and not pieces:
+            self._promote()  # what the cache just answered
+            return None
+        groups = self._groups(runs, pieces)
+        n_slots = len(runs) if self.tree.fragments is not None else 0
+        for run in runs:
+            run.outstanding += 1
+        self.counters.prefilled += self.packer.n_computed
+        self.counters.recomputed += self.packer.n_reread
+        self.packer.n_computed = self.packer.n_reread = 0
+        return Launched(groups, n_slots)
+
+    def _fit(self, runs: list[RunTask]) -> list[RunTask] | None:
+        """Make room for one more slot a run: evict, then park the youngest. None: land the flight
+        first.
+        """
+        if self.tree.fragments is None:
+            return runs
+        room = self.tree.room
+        while True:
+            self.runs.open_tails(runs)
+            room.step = self._step_slots(runs)
+            if not room.is_over:
+                return runs
+            if self.flight is not None:
+                return None
+            if (room.capacity is None or room.must <= room.capacity) and self.tree.make_room():
+                return runs
+            job = self._sacrifice()
+            runs = [run for run in runs if run.job is not job]
+
+    def _sacrifice(self) -> Job:
+        """Park the youngest admitted job; the last one left can go no further and fails."""
+        jobs = self.admission.admitted
+        job = max(jobs, key=lambda job: job.age)
+        if len(jobs) == 1:
+            self._fail(job, kv_full(job, self.tree))
+        else:
+            self.admission.park(job)
+        return job
+
+    def _step_slots(self, runs: Sequence[RunTask] | None) -> int:
+        in_flight = self.flight.n_slots if self.flight is not None else 0
+        return in_flight + (len(runs) if runs else 0)
+
+    def _groups(self, runs: list[RunTask], pieces: list[Piece]) -> list[Group]:
+        """Sort rows by adapter, one model call each, runs first."""
+        names = dict.fromkeys([run.namespace for run in runs] + [p.namespace for p in pieces])
+        groups = []
+        for name in names:
+            group = self.runs.group([run for run in runs if run.namespace == name])
+            group.pieces = [piece for piece in pieces if piece.namespace == name]
+            group.rows += [piece.row() for piece in group.pieces]
+            groups.append(group)
+        return groups
+
+    def _launch(self, launched: Launched) -> None:
+        """Call the model. Nothing else of Weft's runs under this name: time spent here is the
+        engine's.
+        """
+        began = time.perf_counter()
+        try:
+            for group in launched.groups:
+                group.output = self.engine.forward(group.rows)
+                if group.batch is not None:
+                    group.draws = group.output.draw(group.batch)
+                    if self.engine.info.overlap:
+                        self.runs.note_late(group)
+        except BaseException as error:
+            launched.error = error
+        self._forward_s = time.perf_counter() - began
+
+    def _land(self, launched: Launched) -> float:
+        """Wait for a step and deliver it; return the seconds spent waiting for the engine."""
+        began = time.perf_counter()
+        if launched.error is None:
+            try:
+                for group in launched.groups:
+                    assert group.output is not None
+                    group.output.wait()
+                    if group.draws is not None:
+                        group.draws.result()
+            except BaseException as error:
+                launched.error = error
+        waited = time.perf_counter() - began
+        with self.lock:
+            self.counters.steps += 1
+            if launched.error is not None:
+                self._crash(launched)
+            else:
+                self._deliver(launched)
+            self.tree.room.step = self._step_slots(None)
+            self._join_chains()
+        if isinstance(launched.error, (KeyboardInterrupt, SystemExit)):
+            raise launched.error
+        return waited
+
+    # Delivering -------------------------------------------------------------------------------
+
+    def _deliver(self, launched: Launched) -> None:
+        for group in launched.groups:
+            self.runs.deliver(group)
+            self._deliver_pieces(group)
+        self._promote()
+
+    def _deliver_pieces(self, group: Group) -> None:
+        output = group.output
+        assert output is not None
+        index = len(group.runs)
+        scores = output.scores() if any(piece.scored for piece in group.pieces) else []
+        for number, piece in enumerate(group.pieces, start=len(group.runs)):
+            end = self._attach(piece)
+            for offset in piece.logits_at():
+                at = piece.start + offset
+                logits = output.logits(index)
+                index += 1
+                self.cache.put(Cursor(end.node, at + 1), logits)
+                for need, first, _ in piece.takes:
+                    if need.top is None and first == at:
+                        need.parts.append((first, logits))
+            for slot, (need, first, _) in enumerate(piece.scored):
+                need.parts.append((first, scores[number][slot]))
+            for need, _, _ in piece.takes:
+                need.task.outstanding -= 1
+
+    def _attach(self, piece: Piece) -> Cursor:
+        """Give a piece's slots to the nodes that hold its tokens now; return the place at its end."""
+        end = Cursor(piece.pin.node, piece.end)
+        if piece.fragment is not None:
+            for node in self.tree.up(end):
+                if node.end <= piece.start:
+                    break
+                node.launched = False
+            self.tree.fill(end, piece.start, piece.fragment)
+            self.runs.to_join.append(self.tree.held(end))
+        self.tree.unpin(piece.pin)
+        return resolve(end)
+
+    def _promote(self) -> None:
+        """Answer extends that have all they need; draw first tokens and make their runs live."""
+        first: list[RunTask] = []
+        still: list[Task] = []
+        for task in self.waiting:
+            if task.job.done or not self._is_ready(task):
+                if not task.job.done:
+                    still.append(task)
+            elif isinstance(task, ExtendTask):
+                self._finish_extend(task)
+            elif isinstance(task, RunTask):
+                if task.started:
+                    self.runs.live.append(task)
+                else:
+                    first.append(task)
+        self.waiting = still
+        if first:
+            self._draw_first(first)
+
+    def _is_ready(self, task: Task) -> bool:
+        if task.needs:
+            self.packer.serve_cached(task)
+        if task.outstanding or not all(need.complete for need in task.needs):
+            return False
+        if isinstance(task, RunTask) and not task.started:
+            return True
+        assert task.cursor is not None
+        return self.tree.fragments is None or resolve(task.cursor).node.resident
+
+    def _draw_first(self, runs: list[RunTask]) -> None:
+        for run in runs:
+            if run.sampler.needs_host:
+                assert run.cursor is not None
+                run.sampler.prime(self.tree.ids(run.cursor))
+        depths = [run.depth for run in runs]
+        result = draw_rows(
+            [run.needs[0].parts[0][1] for run in runs], [run.sampler for run in runs], depths
+        )
+        drawn = zip(
+            runs,
+            result.ids.tolist(),
+            result.logprobs.tolist(),
+            result.entropies.tolist(),
+            strict=True,
+        )
+        for run, token, logprob, entropy in drawn:
+            run.needs = []
+            self.runs.accept(run, token, logprob, entropy)
+            if not run.job.done:
+                (self.runs.live if self._is_ready(run) else self.waiting).append(run)
+
+    def _finish_extend(self, task: ExtendTask) -> None:
+        wanted = zip(task.item.wants, task.needs, strict=True)
+        task.ticket.value = [self._answer(want, need) for want, need in wanted]
+        task.finished = True
+        job = task.job
+        if all(isinstance(t, ExtendTask) and t.finished for t in job.tasks):
+            for other in job.tasks:
+                assert isinstance(other, ExtendTask)
+                other.ticket.resolve(other.ticket.value)
+            self._ended(job)
+
+    def _answer(self, want: Any, need: Need) -> Any:
+        parts = [part for _, part in sorted(need.parts, key=lambda item: item[0])]
+        if isinstance(want, Scores):
+            return join_scores(parts)
+        if isinstance(want, Draw):
+            n = len(want.samplers)
+            return draw_rows(parts * n, want.samplers, [want.depth] * n)
+        return parts[0].copy()
+
+    # Failing and ending -----------------------------------------------------------------------
+
+    def _crash(self, launched: Launched) -> None:
+        """Fail every ticket of a step and undo what it wrote; also those launched from its draws."""
+        assert launched.error is not None
+        error = as_forward_error(launched.error)
+        after, self.flight = self.flight, None
+        steps = [launched] + ([after] if after is not None and after is not launched else [])
+        if len(steps) > 1:
+            self._settle_quietly(steps[1])
+        jobs: dict[Job, None] = {}
+        for step in steps:
+            for group in step.groups:
+                jobs.update(dict.fromkeys(run.job for run in group.runs))
+                for piece in group.pieces:
+                    jobs.update(dict.fromkeys(need.task.job for need, _, _ in piece.takes))
+                    jobs.update(dict.fromkeys(self._waiters_for(piece)))
+                    self._discard(piece)
+        for job in jobs:
+            self._fail(job, error)
+
+    def _settle_quietly(self, launched: Launched) -> None:
+        """Wait for a step that was launched from a failed one; whatever it says, it failed too."""
+        for group in launched.groups:
+            try:
+                if group.output is not None:
+                    group.output.wait()
+            except Exception as error:
+                launched.error = error
+
+    def _waiters_for(self, piece: Piece) -> list[Job]:
+        """Return the jobs that wait for a piece's tokens without taking logits from it."""
+        node = piece.pin.node
+        return [
+            task.job
+            for task in self.waiting
+            if task.cursor is not None and any(up is node for up in self.tree.up(task.cursor))
+        ]
+
+    def _discard(self, piece: Piece) -> None:
+        end = Cursor(piece.pin.node, piece.end)
+        if piece.fragment is not None:
+            for node in self.tree.up(end):
+                if node.end <= piece.start:
+                    break
+                node.launched = False
+            assert self.tree.fragments is not None
+            self.tree.fragments.free(piece.fragment)
+        self.tree.unpin(piece.pin)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        if job.done:
+            return
+        for task in job.tasks:
+            if isinstance(task, RunTask):
+                self.runs.fail(task, error)
+            elif isinstance(task, ExtendTask):
+                task.ticket.value = None
+                task.ticket.resolve(error=error)
+        self._ended(job)
+
+    def _ended(self, job: Job) -> None:
+        """Take a job whose tickets are answered out of everything."""
+        if job.done:
+            return
+        job.done = True
+        self._n_ended += 1
+        self.admission.release(job)
+        if job in self.admission.queue:
+            self.admission.queue.remove(job)
+        self.waiting = [task for task in self.waiting if task.job is not job]
+
+    def _suspend(self, task: Task) -> None:
+        """Parked: out of the live and the waiting, a run's tail into the tree."""
+        self.waiting = [other for other in self.waiting if other is not task]
+        if isinstance(task, RunTask) and task.started:
+            self.runs.suspend(task)
+
+    def _join_chains(self) -> None:
+        """Join long chains of small nodes, while no step reads them."""
+        if self.flight is None:
+            places, self.runs.to_join = self.runs.to_join, []
+            for place in places:
+                cursor = place.cursor
+                if cursor is not None:
+                    self.tree.join(cursor)
+
+    def land_flight(self) -> None:
+        """Deliver the step that is in flight, if there is one."""
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            self._land(flight)
+
+    def close(self) -> None:
+        """Fail everything that is not done and forget all KV; the engine stays open."""
+        self.land_flight()
+        with self.lock:
+            self._take_in()
+            error = Cancelled("the LM was closed")
+            jobs = [*self.admission.queue, *self.admission.admitted]
+            for job in jobs:
+                self._fail(job, error)
+            self.tree.clear()
+            self.cache.clear()
+
+
+def new_task(ticket: Ticket) -> Task:
+    """Return the task for a ticket's item."""
+    item = ticket.item
+    task: Task
+    if isinstance(item, Run):
+        task = RunTask(ticket, item)
+    else:
+        task = ExtendTask(ticket, item)
+    ticket.task = task
+    return task
+
+
+def as_forward_error(error: BaseException) -> WeftError:
+    """Return what the tickets of a failed step get."""
+    if isinstance(error, WeftError):
+        return error
+    wrapped = ForwardError(f"the model call failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,104 @@
+"""What an LM has done and holds."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from .engines.base import EngineInfo
+from .kv.tree import TokenTree
+from .sched.work import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one LM since it was loaded; its str is the savings line.
+
+    prefilled, decoded: tokens run and drawn. reused: path tokens that were there when work began.
+    recomputed: tokens run again, because their KV was evicted or their logits were not kept.
+    kv_bytes: KV of the tokens held; kv_bytes_unshared: what a cache of its own for every branch
+    would take; kv_bytes_allocated: what the engine has reserved for it. Seconds are wall clock.
+    """
+
+    prefilled: int
+    reused: int
+    decoded: int
+    recomputed: int
+    steps: int
+    kv_tokens: int
+    kv_bytes: int
+    kv_bytes_unshared: int
+    kv_bytes_allocated: int
+    kv_budget_bytes: int | None
+    pinned_tokens: int
+    evicted: int
+    parked: int
+    plan_s: float
+    forward_s: float
+    deliver_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds spent in steps."""
+        return self.plan_s + self.forward_s + self.deliver_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoded tokens a second of stepping, prefill included; 0 before the first."""
+        return self.decoded / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        parts = [
+            f"prefilled {self.prefilled:,}",
+            f"reused {self.reused:,}",
+            f"decoded {self.decoded:,}",
+            f"KV {format_bytes(self.kv_bytes)} ({format_bytes(self.kv_bytes_unshared)} unshared)",
+            f"{self.tokens_per_s:,.0f} tok/s",
+        ]
+        return " · ".join(parts).replace(",", " ")
+
+
+def format_bytes(n_bytes: int) -> str:
+    """Return a size in the unit people read."""
+    size, unit = float(n_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def gather_stats(
+    tree: TokenTree, counters: Counters, info: EngineInfo, lock: threading.RLock | None
+) -> Stats:
+    """Read the figures of a tree and its scheduler. Cost: O(nodes of the tree)."""
+    assert lock is not None
+    with lock:
+        per_token = info.kv_bytes_per_token
+        held = tree.room.resident + tree.room.tails
+        capacity = tree.room.capacity
+        usage = tree.fragments.usage() if tree.fragments is not None else None
+        return Stats(
+            prefilled=counters.prefilled,
+            reused=counters.reused,
+            decoded=counters.decoded,
+            recomputed=counters.recomputed,
+            steps=counters.steps,
+            kv_tokens=held,
+            kv_bytes=held * per_token,
+            kv_bytes_unshared=unshared_tokens(tree) * per_token,
+            kv_bytes_allocated=usage.bytes if usage is not None else 0,
+            kv_budget_bytes=None if capacity is None else capacity * per_token,
+            pinned_tokens=tree.room.pinned + tree.room.tails,
+            evicted=tree.n_evicted,
+            parked=counters.parked,
+            plan_s=counters.plan_s,
+            forward_s=counters.forward_s,
+            deliver_s=counters.deliver_s,
+        )
+
+
+def unshared_tokens(tree: TokenTree) -> int:
+    """Return how many slots the resident paths would take if every leaf had its own copy."""
+    leaves = sum(node.end for node in tree.nodes() if node.fragment is not None and not node.live)
+    return leaves + sum(tail.cursor.depth + tail.length for tail in tree.tails)
