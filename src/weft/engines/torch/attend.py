@@ -1,0 +1,165 @@
+"""The attention products of one layer, and how their partial results are put together.
+
+Every product gives its output and the log-sum-exp of its scores. Two partial results over different
+keys are one result after `merge`, so each piece of KV is met where it lies and only once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Queries a block when scores must be written out: bounds memory at n_heads * 256 * S floats.
+QUERY_BLOCK = 256
+
+
+class Mask(NamedTuple):
+    """What to add to the scores, and which queries then see nothing at all.
+
+    bias: broadcasts to [B, K, Q, S], 0 or -inf, in the queries' dtype.
+    dead: broadcasts to [B, K, Q], True where every key is hidden; None: no such query.
+    """
+
+    bias: Tensor
+    dead: Tensor | None = None
+
+
+class Spec(NamedTuple):
+    """How one layer attends, as its attention module says."""
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, mask: Mask | None = None
+) -> tuple[Tensor, Tensor]:
+    """Let all queries meet all keys.
+
+    Args:
+        q: [B, K, Q, D], all queries of a KV head together; k: [B, K, S, D]; v: [B, K, S, Dv].
+
+    Returns:
+        Output [B, K, Q, Dv] and log-sum-exp float32 [B, K, Q]; a dead query has zeros and -inf.
+    """
+    if _is_fused(q, v, spec):
+        return _fused(q, k, v, spec.scale, mask)
+    return plain(q, k, v, spec, mask)
+
+
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, mask: Mask | None = None
+) -> tuple[Tensor, Tensor]:
+    """Do the same by elementary operations: any device, soft-capped scores, any head sizes."""
+    scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(spec.scale)
+    if spec.softcap is not None:
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    if mask is not None:
+        scores = scores + mask.bias
+    lse = torch.logsumexp(scores, -1)
+    base = lse if mask is None or mask.dead is None else lse.masked_fill(lse == -math.inf, 0.0)
+    weights = scores.sub_(base.unsqueeze(-1)).exp_()
+    return torch.matmul(weights.to(v.dtype), v), lse
+
+
+def attend_causal(
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, bands: list[Band] | None
+) -> tuple[Tensor, Tensor]:
+    """Let token i of each row meet tokens 0..i of its own row.
+
+    Args:
+        q: [R, H, n, D]; k: [R, K, n, D]; v: [R, K, n, Dv]; H is a multiple of K.
+        bands: `bands_of(n, window)` where a window cuts or the device wants scores written out.
+
+    Returns:
+        Output [R, H, n, Dv] and log-sum-exp float32 [R, H, n].
+    """
+    if bands is None and _is_fused(q, v, spec):
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, True, attn_mask=None, scale=spec.scale
+        )
+        return out, lse
+    n_rows, n_heads, n, _ = q.shape
+    group = n_heads // k.shape[1]
+    blocks = []
+    for band in bands if bands is not None else bands_of(n, None, q):
+        folded = q[:, :, band.start : band.stop].reshape(n_rows, k.shape[1], -1, q.shape[-1])
+        keys, values = k[:, :, band.first : band.stop], v[:, :, band.first : band.stop]
+        # Query heads of one KV head lie one after the other, each with the band's tokens.
+        out, lse = attend(folded, keys, values, spec, Mask(band.bias.repeat(group, 1)))
+        size = band.stop - band.start
+        blocks.append((out.reshape(n_rows, n_heads, size, -1), lse.reshape(n_rows, n_heads, size)))
+    if len(blocks) == 1:
+        return blocks[0]
+    return torch.cat([b[0] for b in blocks], 2), torch.cat([b[1] for b in blocks], 2)
+
+
+class Band(NamedTuple):
+    """Queries start..stop of a causal square and the keys first..stop that any of them sees."""
+
+    start: int
+    stop: int
+    first: int
+    bias: Tensor
+
+
+def bands_of(n: int, window: int | None, like: Tensor) -> list[Band]:
+    """Cut a causal square of n tokens into bands of queries, each with its mask [queries, keys]."""
+    bands = []
+    for start in range(0, n, QUERY_BLOCK):
+        stop = min(n, start + QUERY_BLOCK)
+        first = 0 if window is None else max(0, start - window + 1)
+        behind = torch.arange(start, stop)[:, None] - torch.arange(first, stop)[None]
+        hidden = behind < 0
+        if window is not None:
+            hidden |= behind >= window
+        bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+        bands.append(Band(start, stop, first, bias.to(like.device, like.dtype)))
+    return bands
+
+
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Fold another result over the same queries into `out` [..., Dv] and `lse` [...], in place.
+
+    `lse` must be finite; `other_lse` may be -inf where `other` is finite.
+    """
+    weight = torch.sigmoid(other_lse - lse)
+    out.lerp_(other.to(out.dtype), weight.unsqueeze(-1))
+    torch.logaddexp(lse, other_lse, out=lse)
+
+
+def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Let each query lose weight to its head's sink, a key without a value; in place, once.
+
+    Args:
+        sinks: one score a head, broadcasts against `lse`.
+    """
+    out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype))
+
+
+def _is_fused(q: Tensor, v: Tensor, spec: Spec) -> bool:
+    return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask | None
+) -> tuple[Tensor, Tensor]:
+    # NOTE: the one CPU operation of PyTorch that also returns the log-sum-exp has a private name;
+    # tests/engines/test_torch_attend.py holds it to `plain`.
+    n_queries = q.shape[2]
+    if n_queries == 1 and q.dtype != torch.float32:
+        q = q.expand(-1, -1, 2, -1)  # a single half-precision query takes a path seven times slower
+    bias = None if mask is None else mask.bias.expand(*q.shape[:3], k.shape[2])
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, False, attn_mask=bias, scale=scale
+    )
+    if q.shape[2] != n_queries:
+        out, lse = out[:, :, :n_queries], lse[:, :, :n_queries]
+    if mask is not None and mask.dead is not None:
+        lse = lse.masked_fill(mask.dead, -math.inf)  # the operation says 0 there
+    return out, lse

@@ -1,0 +1,259 @@
+"""The torch engine: decoder-only Transformers models, their own code, one packed forward a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from ...errors import ConfigError, ContextOverflow, EngineError, ForwardError, ModelLoadError
+from ...sampling import metrics
+from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
+from .hook import NAME, number_layers, probing, seat_modules
+from .layout import Layout
+from .loading import context_of, fingerprint_of, load_model, resolve_device
+from .output import TorchOutput
+from .plan import Plan, plan_step
+from .refuse import refuse_model, refuse_probe
+from .selfcheck import check_paths, check_tree
+from .step import StepAttention
+from .store import KV, Store
+from .surgery import Head, freeze_rope, structural_copy
+
+if TYPE_CHECKING:
+    from ..source import Progress
+
+# Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
+_SCORE_NUMBERS = 1 << 23
+
+
+class TorchEngine(Engine):
+    """A decoder-only Transformers model on one device.
+
+    `model` is the engine's own copy; its tensors may be an owner's, who keeps using the original.
+    """
+
+    info: EngineInfo
+    fragments: Store
+    model: PreTrainedModel
+
+    def __init__(self, model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str) -> None:
+        """Take over `model`, which nobody else uses any more; see `load` and `adopt`."""
+        refuse_model(model)
+        self.model = model.eval()
+        model.config.output_router_logits = False
+        n_positions = context_of(model.config, n_ctx)
+        rope = freeze_rope(model, n_positions)
+        self._call = seat_modules(model)
+        self._device = model.device
+        self._closed = False
+        self._start(n_positions, fingerprint, {"rope": rope} if rope else {})
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        n_ctx: int | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        progress: Progress | None = None,
+    ) -> TorchEngine:
+        """Load a Transformers-format folder.
+
+        Args:
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+            n_ctx: longest path; None for all the model knows. Rotary frequencies that depend on
+                the length are chosen for it, once.
+
+        Raises:
+            ModelLoadError: files are missing or broken.
+            Unsupported: the model is of a kind this engine cannot run; the message says why.
+        """
+        place = resolve_device(device)
+        model, fingerprint = load_model(
+            Path(source), place, dtype, trust_remote_code=trust_remote_code, progress=progress
+        )
+        return cls(model, n_ctx=n_ctx, fingerprint=fingerprint)
+
+    @classmethod
+    def adopt(cls, model: Any, *, n_ctx: int | None = None) -> TorchEngine:
+        """Run an already loaded Transformers model where it is; the object itself stays untouched.
+
+        Raises:
+            ConfigError: it is no Transformers model.
+            Unsupported: see `load`.
+        """
+        if not isinstance(model, PreTrainedModel):
+            raise ConfigError(
+                f"a {type(model).__name__} is not a Transformers model; hand over a "
+                "PreTrainedModel (of a PEFT model: merge_and_unload())"
+            )
+        refuse_model(model)
+        return cls(structural_copy(model), n_ctx=n_ctx, fingerprint=fingerprint_of(model))
+
+    # The protocol
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Row]) -> TorchOutput:
+        """Run all rows as one packed sequence; see Engine.forward."""
+        tokens = [self._tokens_of(row) for row in rows]
+        try:
+            plan = plan_step(rows, self.fragments)
+            step, hidden = self._run(plan, rows, tokens)
+            logits = self._logits(plan, rows, hidden)
+            scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
+            if plan.chunks:
+                self._keep(plan, rows, step)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
+        for row in rows:
+            if isinstance(row.dest, KV):
+                self.fragments.grew(row.dest, row.n_tokens)
+        return TorchOutput(logits, scores)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.fragments.clear()
+            del self._head, self.model
+
+    def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
+        """Copy a path's KV into a cache object that the Transformers model itself accepts.
+
+        Args:
+            spans: the path from the root, as in `Row.path`.
+        """
+        cache = DynamicCache(config=self.model.config)
+        with torch.no_grad():
+            pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
+            for layer, module in enumerate(self._modules):
+                if pairs:
+                    keys = torch.cat([keys[layer] for keys, _ in pairs], 2)
+                    values = torch.cat([values[layer] for _, values in pairs], 2)
+                    cache.update(keys, values, getattr(module, "layer_idx", layer))
+        return cache
+
+    # Loading
+
+    @torch.inference_mode()
+    def _start(self, n_positions: int, fingerprint: str, extra: dict[str, Any]) -> None:
+        """Learn the KV layout from a plain forward, then hold a small tree against the model."""
+        model, paths = self.model, check_paths(self.model.get_input_embeddings().num_embeddings)
+        try:
+            own = model(input_ids=paths.to(self._device), use_cache=False).logits.float().cpu()
+            model.set_attn_implementation(NAME)
+            self._head = Head(model)
+            with probing(self._call) as probe:
+                positions = torch.arange(8, device=self._device)[None]
+                hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
+                n_vocab = self._head.logits(hidden).shape[-1]
+        except EngineError:
+            raise
+        except Exception as error:
+            raise ModelLoadError(
+                f"{type(model).__name__} failed on a first forward: {type(error).__name__}: {error}"
+            ) from error
+        refuse_probe(model, probe, n_positions)
+        number_layers(probe)
+        self._modules = probe.modules
+        layout = Layout.of(probe.shapes, self._device)
+        self.fragments = Store(layout)
+        self.info = EngineInfo(
+            name="torch",
+            model=Path(model.config.name_or_path).name or model.config.model_type,
+            n_layers=layout.n_layers,
+            n_vocab=n_vocab,
+            n_positions=n_positions,
+            kv_bytes_per_token=layout.slot_bytes,
+            dtype=str(model.dtype).removeprefix("torch."),
+            fingerprint=fingerprint,
+            device=str(self._device),
+            extra=extra,
+        )
+        check_tree(self, own)
+
+    # One forward
+
+    def _tokens_of(self, row: Row) -> Sequence[int]:
+        n, limit = row.position + row.n_tokens, self.info.n_positions
+        if n > limit:
+            raise ContextOverflow(
+                f"a path of {n} tokens is longer than the context of {limit}",
+                n_tokens=n,
+                n_ctx=limit,
+            )
+        if isinstance(row.tokens, LateTokens):
+            return [int(row.tokens.draws.result().ids[row.tokens.index])]
+        n_vocab = self.info.n_vocab
+        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
+            raise ConfigError(
+                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
+            )
+        return row.tokens
+
+    def _run(
+        self, plan: Plan, rows: Sequence[Row], tokens: list[Sequence[int]]
+    ) -> tuple[StepAttention, Tensor]:
+        ids: list[int] = []
+        positions: list[int] = []
+        for i in plan.order:
+            ids += tokens[i]
+            positions += range(rows[i].position, rows[i].position + len(tokens[i]))
+        packed = torch.tensor([ids, positions], device=self._device)
+        step = self._call.step = StepAttention(plan, positions, self._device)
+        try:
+            return step, self._head.hidden(packed[:1], packed[1:])
+        finally:
+            self._call.step = None
+
+    def _logits(self, plan: Plan, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+        at = [plan.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
+        if not at:
+            return torch.empty(0, self.info.n_vocab, device=self._device)
+        if at != list(range(len(hidden))):
+            hidden = hidden[torch.tensor(at, device=self._device)]
+        return self._head.logits(hidden)
+
+    def _scores(self, row: Row, start: int, hidden: Tensor) -> list[Score]:
+        chunk = max(1, _SCORE_NUMBERS // self.info.n_vocab)
+        answers = []
+        for span in row.scores:
+            targets = torch.tensor(span.targets).numpy()
+            pieces = []
+            for first in range(0, len(targets), chunk):
+                some = targets[first : first + chunk]
+                at = start + span.start + first
+                logits = self._head.logits(hidden[at : at + len(some)]).float().cpu().numpy()
+                pieces.append(metrics.score(logits, some, span.top))
+            answers.append(_joined(pieces))
+        return answers
+
+    def _keep(self, plan: Plan, rows: Sequence[Row], step: StepAttention) -> None:
+        """Write the KV of chunk rows; bank rows wrote theirs on the way."""
+        n_layers = self.info.n_layers
+        keys, values = (
+            [step.keys[i] for i in range(n_layers)],
+            [step.values[i] for i in range(n_layers)],
+        )
+        n_banked = plan.banks[-1].stop if plan.banks else 0
+        for i, start in enumerate(plan.starts):
+            dest = rows[i].dest
+            if isinstance(dest, KV) and start >= n_banked:
+                self.fragments.append(dest, keys, values, start, start + rows[i].n_tokens)
+
+
+def _joined(pieces: list[Score]) -> Score:
+    if len(pieces) == 1:
+        return pieces[0]
+    names = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
+    arrays = (torch.cat([torch.from_numpy(getattr(p, n)) for p in pieces]).numpy() for n in names)
+    return Score(*arrays)

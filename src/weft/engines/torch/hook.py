@@ -1,0 +1,139 @@
+"""The place where a Transformers model calls Weft: one attention function and one mask function.
+
+Both are registered under a name of their own, so models that do not ask for it never come here. What
+a call belongs to hangs on the modules of our own copy of the model, not on the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from .attend import Spec, attend_causal, bands_of
+from .layout import LayerShape
+from .step import StepAttention
+
+NAME = "weft_tree"
+_SEAT = "weft_seat"
+
+
+class Call:
+    """The forward that is running: `step` attends; else `probe` watches a plain sequence."""
+
+    __slots__ = ("probe", "step")
+
+    def __init__(self) -> None:
+        self.step: StepAttention | None = None
+        self.probe: Probe | None = None
+
+
+class Seat:
+    """What each module of our copy carries: the running call and, once known, its layer."""
+
+    __slots__ = ("call", "layer")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.layer = -1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Seat:
+        return self  # a copy of our copy is still ours
+
+
+class Probe:
+    """What one plain forward teaches: attention modules in call order, KV shapes, windows."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.shapes: list[LayerShape] = []
+        self.windows: list[int | None] = []
+        self.masks: list[Any] = []
+        self.is_causal = True
+
+    def see(self, module: nn.Module, key: Tensor, value: Tensor, window: int | None) -> None:
+        self.modules.append(module)
+        self.windows.append(window)
+        self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False
+        self.shapes.append(
+            LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, value.dtype)
+        )
+
+    def narrowest_mask(self, distances: tuple[int, ...]) -> int | None:
+        """The smallest distance at which some mask function hides an earlier token, if one does."""
+        for distance in distances:
+            query, key = torch.tensor(distance), torch.tensor(0)
+            if any(not bool(mask(0, 0, query, key)) for mask in self.masks):
+                return distance
+        return None
+
+
+# Set only while a probe runs: a mask function is told the config, not the module it works for.
+_probing: ContextVar[Probe | None] = ContextVar("weft_probing", default=None)
+
+
+@contextmanager
+def probing(call: Call) -> Iterator[Probe]:
+    """Let the forwards inside attend plainly and record what they do."""
+    probe = call.probe = Probe()
+    token = _probing.set(probe)
+    try:
+        yield probe
+    finally:
+        _probing.reset(token)
+        call.probe = None
+
+
+def seat_modules(model: nn.Module) -> Call:
+    """Hang a seat on every module of our copy, so that the attention function finds its call."""
+    call = Call()
+    for module in model.modules():
+        module.__dict__[_SEAT] = Seat(call)
+    return call
+
+
+def number_layers(probe: Probe) -> None:
+    """Number the attention modules in call order."""
+    for layer, module in enumerate(probe.modules):
+        module.__dict__[_SEAT].layer = layer
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend one layer of the running forward; the signature is that of AttentionInterface."""
+    seat: Seat = module.__dict__[_SEAT]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    spec = Spec(scale, softcap or None, sliding_window or None, s_aux)
+    if seat.call.step is not None:
+        return seat.call.step.run(seat.layer, query, key, value, spec), None
+    if seat.call.probe is not None:
+        seat.call.probe.see(module, key, value, spec.window)
+    out, _lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
+    return out.transpose(1, 2), None
+
+
+def no_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> None:
+    """Make no mask: what a token sees follows from its path. A probe keeps the function."""
+    probe = _probing.get()
+    if probe is not None and mask_function is not None:
+        probe.masks.append(mask_function)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, no_mask)

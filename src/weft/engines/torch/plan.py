@@ -1,0 +1,177 @@
+"""How the rows of a step are packed, and which queries meet which keys.
+
+Rows are packed in lanes, each in depth-first order, so that the queries below a node are a slice:
+
+    ├── bank lane: rows of one token, tails in one bank ──┤├── chunk lane: rows of n tokens ──┤ …
+         a node's queries     ├────────┤
+
+A plan holds views and slices only; positions and lengths of a step are read when it runs. One that
+has bank lanes only fits the next step too, if that has the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...errors import ConfigError
+from ..base import Row, Span
+from .bank import Bank, width_for
+from .store import KV, Store
+
+
+class Part(NamedTuple):
+    """Keys of one span, and the packed queries start..stop that see them.
+
+    keys, values: a layer each, [1, K, S, D]. first: absolute position of the first key.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    first: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].shape[2]
+
+
+class BankLane(NamedTuple):
+    """Rows of one token each, packed at start..stop in the order of the bank's first rows."""
+
+    bank: Bank
+    tails: list[KV]
+    start: int
+    stop: int
+
+
+class ChunkLane(NamedTuple):
+    """Rows of `sizes` tokens, packed one after the other at start..stop."""
+
+    sizes: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """How one set of rows is packed.
+
+    order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    """
+
+    rows: list[tuple[tuple[Span, ...], KV | None]]
+    order: list[int]
+    starts: list[int]
+    banks: list[BankLane] = field(default_factory=list)
+    chunks: list[ChunkLane] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    def fits(self, rows: Sequence[Row]) -> bool:
+        """Would planning these rows give this plan again?"""
+        if self.chunks or len(rows) != len(self.rows):
+            return False
+        for row, (path, dest) in zip(rows, self.rows, strict=True):
+            if row.path is not path or row.dest is not dest or row.n_tokens != 1:
+                return False
+        return all(
+            width_for(max(t.length for t in lane.tails) + 1) == lane.bank.width
+            for lane in self.banks
+        )
+
+
+def plan_step(rows: Sequence[Row], store: Store) -> Plan:
+    """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
+    cached = store.plan
+    if cached is not None and cached.fits(rows):
+        for lane in cached.banks:
+            lane.bank.reserve(max(t.length for t in lane.tails) + 1)
+        return cached
+    plan = _build(rows, store)
+    store.plan = plan if not plan.chunks else None
+    return plan
+
+
+def _build(rows: Sequence[Row], store: Store) -> Plan:
+    dests = [_dest_of(row) for row in rows]
+    plan = Plan([(r.path, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
+    ranks = _depth_first(rows)
+    for kind, members in sorted(_lanes(rows, dests, store).items()):
+        members.sort(key=ranks.__getitem__)
+        start = stop = sum(rows[i].n_tokens for i in plan.order)
+        for i in members:
+            plan.starts[i] = stop
+            stop += rows[i].n_tokens
+        plan.order += members
+        if kind[0] == "bank":
+            tails = [d for i in members if (d := dests[i]) is not None]
+            plan.banks.append(BankLane(store.bank_for(tails), tails, start, stop))
+        else:
+            plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
+    _add_parts(plan, rows, dests, store)
+    return plan
+
+
+def _dest_of(row: Row) -> KV | None:
+    if row.dest is not None and not isinstance(row.dest, KV):
+        raise ConfigError(f"a {type(row.dest).__name__} is not a fragment of the torch engine")
+    return row.dest
+
+
+def _depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
+    """A sort key a row: rows below the same spans come out together."""
+    numbers: dict[tuple[int, int], int] = {}
+    keys: dict[int, tuple[int, ...]] = {}
+    for row in rows:
+        if id(row.path) not in keys:
+            keys[id(row.path)] = tuple(
+                numbers.setdefault((id(span.fragment), span.length), len(numbers))
+                for span in row.path
+            )
+    return [keys[id(row.path)] for row in rows]
+
+
+def _lanes(
+    rows: Sequence[Row], dests: list[KV | None], store: Store
+) -> dict[tuple[str, int], list[int]]:
+    """Rows by lane: ("bank", width class of the tail) or ("chunk", tokens up to a power of two)."""
+    pairs = list(zip(rows, dests, strict=True))
+    n_long = sum(r.n_tokens == 1 and d is not None and not store.is_banked(d, 0) for r, d in pairs)
+    lanes: dict[tuple[str, int], list[int]] = {}
+    for i, (row, dest) in enumerate(pairs):
+        n = row.n_tokens
+        if n == 1 and dest is not None and store.is_banked(dest, n_long):
+            kind = ("bank", width_for(dest.length + 1))
+        else:
+            kind = ("chunk", 1 << (n - 1).bit_length())
+        lanes.setdefault(kind, []).append(i)
+    return lanes
+
+
+def _add_parts(plan: Plan, rows: Sequence[Row], dests: list[KV | None], store: Store) -> None:
+    """Find the slice of queries below each span; a chunk row sees its tail as one span more."""
+    views: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
+    open_parts: dict[tuple[int, int], int] = {}
+    n_banked = plan.banks[-1].stop if plan.banks else 0
+    for i in plan.order:
+        row, dest = rows[i], dests[i]
+        start, stop = plan.starts[i], plan.starts[i] + row.n_tokens
+        tail = [Span(dest, dest.length)] if dest is not None and start >= n_banked else []
+        first = 0
+        for span in (*row.path, *tail):
+            if not span.length:
+                continue
+            key = (id(span.fragment), span.length)
+            at = open_parts.get(key)
+            if at is not None and plan.parts[at].stop == start:
+                plan.parts[at] = plan.parts[at]._replace(stop=stop)
+            else:
+                if key not in views:
+                    views[key] = store.views(span.fragment, span.length)
+                open_parts[key] = len(plan.parts)
+                plan.parts.append(Part(*views[key], first, start, stop))
+            first += span.length

@@ -1,0 +1,85 @@
+"""Compares one small tree with the model's own attention; every load does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...errors import ModelLoadError, Unsupported
+from ..base import Row, Span
+
+if TYPE_CHECKING:
+    from .engine import TorchEngine
+
+# Largest root-mean-square error of a position, relative to the spread of the logits.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.08, torch.bfloat16: 0.15}
+
+_TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6 + 3 single tokens = 24
+
+
+def check_paths(n_vocab: int) -> Tensor:
+    """Token ids of the three paths of the check tree, [3, 16]; the shorter ones are filled up."""
+    ids = torch.tensor([(i * i * 7 + 13 * i + 5) % n_vocab for i in range(_PATHS * 16)])
+    paths = ids.reshape(_PATHS, 16)
+    paths[:, :_TRUNK] = paths[0, :_TRUNK]
+    return paths
+
+
+def check_tree(engine: TorchEngine, own: Tensor) -> None:
+    """Run the check tree and compare with `own`, the model's plain logits: float32 [3, 16, V].
+
+    Raises:
+        Unsupported: the logits differ, so the model does something the engine does not know.
+        ModelLoadError: the model's own logits are not finite.
+    """
+    if not bool(torch.isfinite(own).all()):
+        raise ModelLoadError(
+            f"{engine.info.model} gives logits that are not finite in {engine.info.dtype}; "
+            "load it with another dtype (bfloat16 or float32)"
+        )
+    got, want = _run_tree(engine, check_paths(engine.info.n_vocab).tolist(), own)
+    spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
+    error = (got - want).square().mean(-1).sqrt().max() / spread.clamp_min(1e-6)
+    tolerance = _TOLERANCE.get(engine.model.dtype, 0.15)
+    if not float(error) <= tolerance:
+        raise Unsupported(
+            f"the torch engine cannot run {engine.info.model}: its logits in a tree differ from "
+            f"its own plain forward by {float(error):.2g} of their spread (allowed: {tolerance}); its "
+            "attention does something that Transformers' attention interface does not carry"
+        )
+
+
+def _run_tree(engine: TorchEngine, paths: list[list[int]], own: Tensor) -> tuple[Tensor, Tensor]:
+    """Trunk, two chunks below it, then one token after each of the three tips."""
+    store = engine.fragments
+    trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
+    tips = [store.new(None) for _ in range(_PATHS)]
+    try:
+        engine.forward([Row((), paths[0][:_TRUNK], 0, trunk)])
+        above = (Span(trunk, _TRUNK),)
+        ends = [_TRUNK + n for n in _CHUNKS] + [_TRUNK]
+        first = engine.forward(
+            [
+                Row(above, paths[i][_TRUNK : ends[i]], _TRUNK, chunks[i], (n - 1,))
+                for i, n in enumerate(_CHUNKS)
+            ]
+        )
+        routes = [(*above, Span(chunk, chunk.length)) for chunk in chunks] + [above]
+        second = engine.forward(
+            [
+                Row(routes[i], paths[i][end : end + 1], end, tips[i], (0,))
+                for i, end in enumerate(ends)
+            ]
+        )
+        got = [first.logits(i) for i in range(len(_CHUNKS))] + [
+            second.logits(i) for i in range(_PATHS)
+        ]
+        where = [(i, ends[i] - 1) for i in range(len(_CHUNKS))] + list(enumerate(ends))
+        return torch.stack([torch.from_numpy(g) for g in got]), torch.stack(
+            [own[i, at] for i, at in where]
+        )
+    finally:
+        for fragment in (trunk, *chunks, *tips):
+            store.free(fragment)

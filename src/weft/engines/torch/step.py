@@ -1,0 +1,246 @@
+"""One step as the attention layers see it: own tokens first, then every span above, merged."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .attend import Band, Mask, Spec, apply_sinks, attend, attend_causal, bands_of, merge
+from .plan import BankLane, ChunkLane, Part, Plan
+
+
+class _Seen(NamedTuple):
+    """A part as one window sees it: keys from `low` on, masked or not."""
+
+    part: Part
+    low: int
+    mask: Mask | None
+
+
+class StepAttention:
+    """Attends and collects KV for one forward; layers call `run` in turn.
+
+    Inside, results are [T*g, K, Dv] for T packed tokens and g query heads of each of K KV heads.
+    """
+
+    def __init__(self, plan: Plan, positions: list[int], device: torch.device) -> None:
+        self.plan = plan
+        self.positions = positions
+        self.device = device
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self._lengths = [[t.length for t in lane.tails] for lane in plan.banks]
+        self._writes = [self._write_index(n) for n in self._lengths]
+        self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._bands: dict[tuple[int, int | None], list[Band]] = {}
+        self._seen: dict[tuple[int | None, int], list[_Seen]] = {}
+        self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
+
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+        """Attend one layer. query [1, H, T, D]; key, value [1, K, T, …]. Returns [1, T, H, Dv]."""
+        q, k, v = query[0], key[0], value[0]
+        n_heads, n_tokens, _ = q.shape
+        group = n_heads // k.shape[0]
+        folded = q.unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
+        if self.plan.chunks:
+            self.keys[layer], self.values[layer] = k, v
+        out, lse = self._own(layer, q, folded, k, v, spec)
+        for part, low, mask in self._visible(spec.window, group, q):
+            start, stop = part.start * group, part.stop * group
+            keys, values = part.keys[layer], part.values[layer]
+            if low:
+                keys, values = keys[:, :, low:], values[:, :, low:]
+            other, other_lse = attend(folded[None, :, start:stop], keys, values, spec, mask)
+            merge(
+                out[start:stop],
+                lse[start:stop],
+                other[0].transpose(0, 1),
+                other_lse[0].transpose(0, 1),
+            )
+        if spec.sinks is not None:
+            apply_sinks(out, lse, spec.sinks.view(-1, group).t().repeat(n_tokens, 1).float())
+        return (
+            out.to(v.dtype)
+            .unflatten(0, (n_tokens, group))
+            .transpose(1, 2)
+            .reshape(1, n_tokens, n_heads, -1)
+        )
+
+    # Tokens among themselves, and with their live tails
+
+    def _own(
+        self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: Spec
+    ) -> tuple[Tensor, Tensor]:
+        """Results of all lanes, [T*g, K, Dv] and [T*g, K], ready to be merged into."""
+        plan = self.plan
+        results = [
+            self._bank(number, lane, layer, folded, k, v, spec)
+            for number, lane in enumerate(plan.banks)
+        ]
+        results += [self._chunk(lane, q, k, v, spec) for lane in plan.chunks]
+        if len(results) == 1:
+            out, lse = results[0]
+        else:
+            out, lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+        return (out.float() if plan.parts else out), lse
+
+    def _bank(
+        self,
+        number: int,
+        lane: BankLane,
+        layer: int,
+        folded: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spec: Spec,
+    ) -> tuple[Tensor, Tensor]:
+        """Write one new slot a row, then let each row meet its tail; one product for the bank."""
+        n_rows = lane.stop - lane.start
+        keys, values = lane.bank.keys[layer], lane.bank.values[layer]
+        self._write(keys, self._writes[number], k[:, lane.start : lane.stop])
+        self._write(values, self._writes[number], v[:, lane.start : lane.stop])
+        low, bias = self._bank_mask(number, spec.window, k)
+        high = max(self._lengths[number]) + 1
+        group = folded.shape[1] // k.shape[1]
+        queries = folded[:, lane.start * group : lane.stop * group].unflatten(1, (n_rows, group))
+        out, lse = attend(
+            queries.transpose(0, 1),
+            keys[:n_rows, low:high].transpose(1, 2),
+            values[:n_rows, low:high].transpose(1, 2),
+            spec,
+            None if bias is None else Mask(bias),
+        )
+        return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+
+    def _write_index(self, lengths: list[int]) -> int | tuple[Tensor, Tensor]:
+        """Where a bank lane's new slots go: one column if rows are of one length, else indices."""
+        if min(lengths) == max(lengths):
+            return lengths[0]
+        return (
+            torch.arange(len(lengths), device=self.device),
+            torch.tensor(lengths, device=self.device),
+        )
+
+    def _write(self, bank: Tensor, at: int | tuple[Tensor, Tensor], fresh: Tensor) -> None:
+        rows = fresh.transpose(0, 1)
+        if isinstance(at, int):
+            bank[: rows.shape[0], at] = rows
+        else:
+            bank[at] = rows
+
+    def _bank_mask(
+        self, number: int, window: int | None, like: Tensor
+    ) -> tuple[int, Tensor | None]:
+        """First slot that any row sees, and a bias [n, 1, 1, S] if rows differ in what they see."""
+        found = self._bank_masks.get((number, window))
+        if found is None:
+            lengths = self._lengths[number]
+            low = 0 if window is None else max(0, min(lengths) - window + 1)
+            bias = None
+            if min(lengths) != max(lengths):
+                slots = torch.arange(low, max(lengths) + 1, device=self.device)[None]
+                last = torch.tensor(lengths, device=self.device)[:, None]
+                hidden = slots > last
+                if window is not None:
+                    hidden |= slots <= last - window
+                bias = _bias(hidden, like)[:, None, None]
+            found = self._bank_masks[(number, window)] = low, bias
+        return found
+
+    def _chunk(
+        self, lane: ChunkLane, q: Tensor, k: Tensor, v: Tensor, spec: Spec
+    ) -> tuple[Tensor, Tensor]:
+        """Let the new tokens of each row meet each other; rows are padded to the longest."""
+        n_rows, longest = len(lane.sizes), max(lane.sizes)
+        is_even = min(lane.sizes) == longest
+        index = None if is_even else self._gather(lane, longest)
+        queries, keys, values = (
+            (t[:, lane.start : lane.stop] if index is None else t[:, index[0]])
+            .unflatten(1, (n_rows, longest))
+            .transpose(0, 1)
+            for t in (q, k, v)
+        )
+        if longest == 1:
+            out, lse = self._single(queries, keys, values, spec)
+        else:
+            out, lse = attend_causal(queries, keys, values, spec, self._bands_for(longest, spec, q))
+        group = q.shape[0] // k.shape[0]
+        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+        if index is not None:
+            out, lse = out[index[1]], lse[index[1]]
+        return (
+            out.unflatten(1, (-1, group)).transpose(1, 2).flatten(0, 1),
+            lse.unflatten(1, (-1, group)).transpose(1, 2).flatten(0, 1),
+        )
+
+    def _single(self, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+        """Rows of one token: each query meets its own key only."""
+        n_rows, n_heads = q.shape[:2]
+        out, lse = attend(q.reshape(n_rows, k.shape[1], -1, q.shape[-1]), k, v, spec)
+        return out.reshape(n_rows, n_heads, 1, -1), lse.reshape(n_rows, n_heads, 1)
+
+    def _bands_for(self, n: int, spec: Spec, like: Tensor) -> list[Band] | None:
+        window = spec.window if spec.window is not None and spec.window < n else None
+        if window is None and spec.softcap is None and like.device.type == "cpu":
+            return None
+        key = (n, window)
+        if key not in self._bands:
+            self._bands[key] = bands_of(n, window, like)
+        return self._bands[key]
+
+    def _gather(self, lane: ChunkLane, longest: int) -> tuple[Tensor, Tensor]:
+        """Packed index of every padded token, and padded index of every packed token."""
+        found = self._gathers.get(lane.start)
+        if found is None:
+            padded, packed, start = [], [], lane.start
+            for number, size in enumerate(lane.sizes):
+                padded += [start + min(i, size - 1) for i in range(longest)]
+                packed += [number * longest + i for i in range(size)]
+                start += size
+            found = (
+                torch.tensor(padded, device=self.device),
+                torch.tensor(packed, device=self.device),
+            )
+            self._gathers[lane.start] = found
+        return found
+
+    # Spans above
+
+    def _visible(self, window: int | None, group: int, like: Tensor) -> list[_Seen]:
+        """The parts that a window lets through, resolved once a step."""
+        key = (window, group)
+        if key not in self._seen:
+            if window is None:
+                self._seen[key] = [_Seen(part, 0, None) for part in self.plan.parts]
+            else:
+                seen = (self._through(part, window, group, like) for part in self.plan.parts)
+                self._seen[key] = [s for s in seen if s is not None]
+        return self._seen[key]
+
+    def _through(self, part: Part, window: int, group: int, like: Tensor) -> _Seen | None:
+        """A key is seen by queries less than `window` positions after it.
+
+        oldest query                     newest query
+        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
+        """
+        queries = self.positions[part.start : part.stop]
+        oldest, newest = min(queries), max(queries)
+        last = part.first + part.length - 1
+        low = max(0, oldest - window + 1 - part.first)
+        if last <= oldest - window:
+            return None
+        if part.first + low > newest - window:
+            return _Seen(part, low, None)
+        position = torch.tensor(queries, device=self.device).repeat_interleave(group)[:, None]
+        keys = torch.arange(part.first + low, last + 1, device=self.device)[None]
+        hidden = keys <= position - window
+        return _Seen(part, low, Mask(_bias(hidden, like), hidden.all(-1)))
+
+
+def _bias(hidden: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(
+        hidden, -math.inf
+    )

@@ -1,0 +1,355 @@
+"""The KV memory: settled fragments in blocks, live tails in banks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import ConfigError, ModelMismatch
+from ..base import Fragment, Fragments, Usage
+from .bank import Bank, width_for
+from .layout import Layout, Slots
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+# A token after a fragment at least this long goes to its block: moving it to a bank costs more.
+LONG = 256
+# Room and holes up to this share of a fragment's slots are left in place.
+SPARE = 16
+
+
+class Block:
+    """One buffer that holds one fragment, or several after splits; `users` are their views."""
+
+    __slots__ = ("capacity", "slots", "users")
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.capacity = int(slots.keys[0].shape[1])
+        self.users: list[KV] = []
+
+
+class KV(Fragment):
+    """A fragment: slots start..start+length of a block, or the head of row `start` of a bank."""
+
+    __slots__ = ("home", "start")
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.home: Block | Bank | None = None
+        self.start = 0
+
+
+class Store(Fragments):
+    """Fragments on one device. Splits share a block; growth, joins and settling copy."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.plan: Plan | None = None
+        self._banks: dict[int, Bank] = {}
+        self._slots = 0
+        self._block_bytes = 0
+
+    # The protocol
+
+    def new(self, parent: Fragment | None) -> KV:
+        return KV()
+
+    @torch.inference_mode()
+    def split(self, fragment: Fragment, at: int) -> KV:
+        lower = _own(fragment)
+        if not 0 < at < lower.length:
+            raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
+        if isinstance(lower.home, Bank):
+            self._move(lower, lower.length)
+        self.plan = None
+        block = lower.home
+        assert isinstance(block, Block)
+        upper = KV()
+        upper.home, upper.start, upper.length = block, lower.start, at
+        block.users.append(upper)
+        lower.start += at
+        lower.length -= at
+        return upper
+
+    @torch.inference_mode()
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        first, second = _own(upper), _own(lower)
+        self.plan = None
+        if not first.length:
+            self._leave(first)
+        elif isinstance(second.home, Block) and first.home is second.home and _touch(first, second):
+            second.home.users.remove(first)
+            second.start = first.start
+            second.length += first.length
+        else:
+            self._join_by_copy(first, second)
+        first.home, first.length = None, 0
+
+    @torch.inference_mode()
+    def trim(self, fragment: Fragment, length: int) -> None:
+        kv = _own(fragment)
+        if not 0 <= length <= kv.length:
+            raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
+        self.plan = None
+        self._slots -= kv.length - length
+        kv.length = length
+        if not length:
+            self._leave(kv)
+
+    @torch.inference_mode()
+    def settle(self, fragment: Fragment) -> None:
+        kv = _own(fragment)
+        if isinstance(kv.home, Bank):
+            self._move(kv, kv.length)
+        elif isinstance(kv.home, Block):
+            self._compact(kv.home)
+
+    @torch.inference_mode()
+    def free(self, fragment: Fragment) -> None:
+        kv = _own(fragment)
+        self._slots -= kv.length
+        block = kv.home
+        self._leave(kv)
+        kv.length = 0
+        if isinstance(block, Block) and block.users:
+            self._compact(block)
+
+    @torch.inference_mode()
+    def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        kv = _own(fragment)
+        slots = self._copy(kv) if kv.length else self.layout.empty(0)
+        data: dict[str, NDArray[Any]] = {}
+        for name, tensors in (("k", slots.keys), ("v", slots.values)):
+            for group, tensor in enumerate(tensors):
+                data[f"{name}{group}"] = _to_host(tensor)
+                data[f"{name}{group}.dtype"] = np.array(str(tensor.dtype).removeprefix("torch."))
+        return data
+
+    @torch.inference_mode()
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> KV:
+        kv = KV()
+        like = self.layout.empty(0)
+        slots = Slots(
+            [_from_host(data, f"k{group}", tensor) for group, tensor in enumerate(like.keys)],
+            [_from_host(data, f"v{group}", tensor) for group, tensor in enumerate(like.values)],
+        )
+        n = int(slots.keys[0].shape[1])
+        if any(t.shape[1] != n for t in (*slots.keys, *slots.values)):
+            raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
+        if n:
+            self._place(kv, slots)
+            kv.length = n
+            self._slots += n
+        return kv
+
+    def usage(self) -> Usage:
+        return Usage(self._slots, self._block_bytes + sum(b.n_bytes for b in self._banks.values()))
+
+    # What the engine's step needs
+
+    def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the first `length` slots' keys and values, a layer each: [1, K, length, D]."""
+        kv = _own(fragment)
+        if isinstance(kv.home, Bank):
+            where: tuple[slice | int, ...] = (kv.start, slice(0, length))
+            slots = kv.home.slots
+        else:
+            assert kv.home is not None
+            where = (slice(kv.start, kv.start + length),)
+            slots = kv.home.slots
+        index = (slice(None), *where)
+        per_layer = self.layout.per_layer
+        return (
+            per_layer([t[index].transpose(1, 2).unsqueeze(1) for t in slots.keys]),
+            per_layer([t[index].transpose(1, 2).unsqueeze(1) for t in slots.values]),
+        )
+
+    def is_banked(self, kv: KV, n_long: int) -> bool:
+        """Should one more slot of `kv` go to a bank? `n_long` fragments of the step are long."""
+        if isinstance(kv.home, Bank) or kv.length < LONG:
+            return True
+        return n_long > 3  # a few keep a product of their own; many are worth one copy
+
+    def bank_for(self, tails: list[KV]) -> Bank:
+        """The bank with `tails`, of one width class, as first rows and room for one slot more."""
+        longest = max(t.length for t in tails) + 1
+        width = width_for(longest)
+        bank = self._banks.get(width)
+        if bank is None:
+            bank = self._banks[width] = Bank(self.layout, width)
+        if not bank.leads_with(tails):
+            arriving = [t for t in tails if t.home is not bank]
+            bank.lead_with(tails, longest)
+            self._arrive(bank, arriving, {id(t): row for row, t in enumerate(tails)})
+        bank.reserve(longest)
+        return bank
+
+    @torch.inference_mode()
+    def append(
+        self, kv: KV, keys: list[Tensor], values: list[Tensor], start: int, stop: int
+    ) -> None:
+        """Write tokens start..stop of per-layer [K, T, D] tensors after `kv`; its length stays."""
+        fresh = self.layout.gather(keys, values, start, stop)
+        n = stop - start
+        if not kv.length:
+            self._leave(kv)
+            self._place(kv, fresh)
+            return
+        self.plan = None
+        if not self._has_room(kv, n):
+            self._move(kv, max(kv.length + n, kv.length + kv.length // 4))
+        assert isinstance(kv.home, Block)
+        at = kv.start + kv.length
+        kv.home.slots.copy_from(fresh, (slice(at, at + n),), (slice(0, n),))
+
+    def grew(self, kv: KV, n: int) -> None:
+        """Count `n` slots that a finished forward wrote."""
+        kv.length += n
+        self._slots += n
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.plan = None
+        self._banks.clear()
+        self._slots = self._block_bytes = 0
+
+    # Moving slots
+
+    def _join_by_copy(self, first: KV, second: KV) -> None:
+        total = first.length + second.length
+        slots = self.layout.empty(total)
+        slots.copy_from(_slots_of(first), (slice(0, first.length),), _where(first))
+        if second.length:
+            slots.copy_from(_slots_of(second), (slice(first.length, total),), _where(second))
+        homes = [first.home, second.home]
+        self._leave(first)
+        self._leave(second)
+        self._place(second, slots)
+        second.length = total
+        for home in {id(h): h for h in homes}.values():
+            if isinstance(home, Block) and home.users:
+                self._compact(home)
+
+    def _move(self, kv: KV, capacity: int) -> None:
+        """Give the fragment a block of its own."""
+        if capacity == kv.length:
+            slots = self._copy(kv) if kv.length else self.layout.empty(0)
+        else:
+            slots = self.layout.empty(capacity)
+            if kv.length:
+                slots.copy_from(_slots_of(kv), (slice(0, kv.length),), _where(kv))
+        self._leave(kv)
+        if capacity:
+            self._place(kv, slots)
+
+    def _copy(self, kv: KV) -> Slots:
+        return _slots_of(kv).copy(*_where(kv))
+
+    def _place(self, kv: KV, slots: Slots) -> None:
+        self.plan = None
+        block = Block(slots)
+        block.users.append(kv)
+        kv.home, kv.start = block, 0
+        self._block_bytes += slots.n_bytes
+
+    def _leave(self, kv: KV) -> None:
+        """Take the fragment from its home; a home without fragments gives its memory back."""
+        self.plan = None
+        home, kv.home = kv.home, None
+        if isinstance(home, Block):
+            home.users.remove(kv)
+            if not home.users:
+                self._block_bytes -= home.slots.n_bytes
+        elif isinstance(home, Bank):
+            home.members[kv.start] = None
+            if not any(home.members):
+                self._banks.pop(home.width, None)
+        kv.start = 0
+
+    def _has_room(self, kv: KV, n: int) -> bool:
+        block = kv.home
+        if not isinstance(block, Block):
+            return False
+        end = kv.start + kv.length
+        last = all(u.start + u.length <= end for u in block.users)
+        return last and end + n <= block.capacity
+
+    def _compact(self, block: Block) -> None:
+        """Give every fragment of the block a buffer of its own size, if much of it is empty."""
+        live = sum(u.length for u in block.users)
+        if block.capacity - live > live // SPARE:
+            for kv in list(block.users):
+                self._move(kv, kv.length)
+
+    def _arrive(self, bank: Bank, tails: Iterable[KV], rows: dict[int, int]) -> None:
+        """Copy tails into their rows of the bank: those from one bank together, others singly."""
+        by_bank: dict[int, list[KV]] = {}
+        for kv in tails:
+            if kv.length and isinstance(kv.home, Bank):
+                by_bank.setdefault(kv.home.width, []).append(kv)
+            elif kv.length:
+                row, n = rows[id(kv)], kv.length
+                bank.slots.copy_from(_slots_of(kv), (row, slice(0, n)), _where(kv))
+        device = self.layout.device
+        for width, group in by_bank.items():
+            source = self._banks[width]
+            into = torch.tensor([rows[id(kv)] for kv in group], device=device)
+            of = torch.tensor([kv.start for kv in group], device=device)
+            span = slice(0, min(source.room, bank.room))
+            bank.slots.copy_from(source.slots, (into, span), (of, span))
+        for kv in tails:
+            self._leave(kv)
+            kv.home, kv.start = bank, rows[id(kv)]
+
+
+def _own(fragment: Fragment) -> KV:
+    if not isinstance(fragment, KV):
+        raise ConfigError(f"a {type(fragment).__name__} is not a fragment of the torch engine")
+    return fragment
+
+
+def _touch(first: KV, second: KV) -> bool:
+    return first.start + first.length == second.start
+
+
+def _slots_of(kv: KV) -> Slots:
+    assert kv.home is not None
+    return kv.home.slots
+
+
+def _where(kv: KV) -> tuple[slice | int, ...]:
+    if isinstance(kv.home, Bank):
+        return kv.start, slice(0, kv.length)
+    return (slice(kv.start, kv.start + kv.length),)
+
+
+def _to_host(tensor: Tensor) -> NDArray[Any]:
+    # NumPy has no bfloat16: its bits travel as uint16, the dtype beside them.
+    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    array: NDArray[Any] = bits.cpu().numpy()
+    return array
+
+
+def _from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor:
+    dtype = str(like.dtype).removeprefix("torch.")
+    if name not in data or str(data.get(f"{name}.dtype")) != dtype:
+        raise ModelMismatch(
+            f"the exported KV has no {dtype} array {name!r}; load it with the model and dtype that "
+            "wrote it"
+        )
+    tensor = torch.from_numpy(np.array(data[name]))
+    if like.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.bfloat16)
+    if tensor.shape[:1] + tensor.shape[2:] != like.shape[:1] + like.shape[2:]:
+        raise ModelMismatch(
+            f"the exported KV has shape {tuple(tensor.shape)}, this model needs "
+            f"{(like.shape[0], 'n', *like.shape[2:])}"
+        )
+    return tensor.to(like.device)
