@@ -134,8 +134,9 @@ class Tokenizer:
         for anchor in _ANCHORS:
             before = self._anchor_ids(anchor, special=special)
             whole = self._encode(anchor + text, special=special)
-            if before and whole[: len(before)] == before:
-                return whole[len(before) :]
+            # Without a rest the anchor swallowed the text: both are one unknown token.
+            if before and whole[: len(before)] == before and (rest := whole[len(before) :]):
+                return rest
         return self._encode(text, special=special)
 
     def decode(self, ids: Iterable[int], *, first: bool = False) -> str:
