@@ -19,6 +19,8 @@ Mask = NDArray[np.bool_]
 
 # An infinite logit would make inf - inf later on; this is larger than any and still finite.
 _HUGE = np.float32(1e30)
+# How many of the likeliest tokens top-p looks at before it looks at all.
+_HEAD = 256
 
 
 def bias(logits: Floats, rows: Counts, ids: Counts, values: Floats) -> Floats:
@@ -101,7 +103,12 @@ def _without(logits: Floats, dropped: Mask) -> Floats:
 
 def _n_reaching(weights: Floats, p: Shares) -> Counts:
     """Return how many leading weights of each row reach p of the row's total, at least one."""
-    mass = np.cumsum(weights.astype(np.float64), axis=1)
+    exact = weights.astype(np.float64)
+    goal = (p * exact.sum(axis=1))[:, None]
+    # Mostly a few tokens reach it; a longer prefix sums to the same figures.
+    mass = np.cumsum(exact[:, :_HEAD], axis=1)
+    if (mass[:, -1:] < goal).any():
+        mass = np.cumsum(exact, axis=1)
     # A token stays while the mass before it has not reached p of the whole.
-    wanted: Counts = 1 + (mass[:, :-1] < (p * mass[:, -1])[:, None]).sum(axis=1)
+    wanted: Counts = 1 + (mass[:, :-1] < goal).sum(axis=1)
     return wanted
