@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import StaleHandle
 from .node import Node
 
 
@@ -55,7 +54,7 @@ class Place:
 
     Known tokens only, no KV: what is missing is computed when used. A place that no step has used
     yet is not in the tree (`_node` is None): it is `_ids` after another place. Cheap to make, copy
-    and drop.
+    and drop; dropping the last reference lets go.
     """
 
     __slots__ = ("__weakref__", "_after", "_holds", "_ids", "_node", "depth", "namespace")
@@ -99,7 +98,6 @@ class Place:
 
     def pending(self) -> list[Place]:
         """Return the places that must enter the tree before and with this one, first one first."""
-        self._check()
         out: list[Place] = []
         place: Place | None = self
         while place is not None and place._node is None:
@@ -119,7 +117,6 @@ class Place:
 
     def ids(self) -> list[int]:
         """Return all token ids from the root to here, a new list. Cost: O(depth)."""
-        self._check()
         parts: list[Sequence[int]] = []
         with self._holds.lock:
             place: Place | None = self
@@ -136,7 +133,6 @@ class Place:
 
     def at(self, depth: int) -> Place:
         """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between)."""
-        self._check()
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
         with self._holds.lock:
@@ -152,25 +148,10 @@ class Place:
 
     def fork(self) -> Place:
         """Return another hold on the same position. Cost: O(1)."""
-        self._check()
         with self._holds.lock:
             if self._node is None:
                 return Place(self._holds, self.namespace, self._after, self._ids)
-            return Place.held(self._holds, Cursor(self._node, self.depth))
-
-    def close(self) -> None:
-        """Let go; idempotent. Using the place afterwards raises StaleHandle."""
-        with self._holds.lock:
-            node, self._node = self._node, None
-            self._after, self._ids, self.depth = None, (), -1
-        if node is not None:
-            self._holds.released.append(node)
-
-    def _check(self) -> None:
-        if self.depth < 0:
-            raise StaleHandle(
-                "this position was closed; make a new one from a node that is still open"
-            )
+            return Place.held(self._holds, resolve(Cursor(self._node, self.depth)))
 
     def __del__(self) -> None:
         if self._node is not None:
