@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 N_VOCAB = 120
 WINDOW = 6
+SHORT_CONTEXT = 64  # up to here "phi3_longrope" uses its short factors
 
 _COMMON: dict[str, Any] = {
     "vocab_size": N_VOCAB,
@@ -26,7 +28,8 @@ _LONGROPE = {
     "rope_theta": 10000.0,
     "short_factor": [1.0, 1.5, 2.0, 2.5],
     "long_factor": [1.5, 3.0, 6.0, 9.0],
-    "original_max_position_embeddings": 24,
+    "original_max_position_embeddings": SHORT_CONTEXT,
+    "factor": 256 / SHORT_CONTEXT,
 }
 
 # name: (model_type, what differs from the common config)
@@ -40,7 +43,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "phi3_longrope": (
         "phi3",
-        {"original_max_position_embeddings": 24, "rope_parameters": _LONGROPE},
+        {"original_max_position_embeddings": SHORT_CONTEXT, "rope_parameters": _LONGROPE},
     ),
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}),
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5}),
@@ -50,11 +53,19 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"logit_scale": 0.25}),
     "gpt_oss": (
         "gpt_oss",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
     ),
 }
 
 FAMILIES: list[str] = list(_CONFIGS)
+
+# The context to load a family with, where its own plain forward depends on how long it is.
+N_CTX: dict[str, int] = {"phi3_longrope": SHORT_CONTEXT}
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
@@ -72,3 +83,10 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTr
             noise = torch.randn(parameter.shape, generator=generator) * scale
             parameter.copy_(noise if parameter.ndim > 1 else parameter + noise)
     return model.to(dtype)
+
+
+def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """The oracle: float32 [T, V] of one plain forward by the model's own library."""
+    with torch.no_grad():
+        ids = torch.tensor([list(token_ids)], device=model.device)
+        return model(input_ids=ids, use_cache=False).logits[0].float().cpu()

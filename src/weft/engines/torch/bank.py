@@ -26,7 +26,7 @@ class Bank:
     [0, len) of a row   tokens of its fragment
     [len, room)         room to grow, in steps of GROW_BY up to `width`
 
-    members: fragment of each row; None is a hole. A step makes its rows the first ones, in its order.
+    members: fragment of each row; None is a hole. A step makes its rows the first, in its order.
     """
 
     __slots__ = ("keys", "layout", "members", "room", "slots", "values", "width")
@@ -79,7 +79,8 @@ class Bank:
     def _rebuild(self, n_rows: int, room: int, sources: list[int]) -> None:
         """Allocate anew; row i gets the old row `sources[i]` (-1: none)."""
         old, kept = self.slots, [i for i, s in enumerate(sources) if s >= 0]
-        fresh = self.layout.empty(n_rows, room)
+        # A batched product also meets the slots past a row's end: hidden, but they must be finite.
+        fresh = self.layout.zeros(n_rows, room)
         if kept:
             n = min(room, self.room)
             device = self.layout.device

@@ -51,7 +51,10 @@ class TorchEngine(Engine):
         self._call = seat_modules(model)
         self._device = model.device
         self._closed = False
-        self._start(n_positions, fingerprint, {"rope": rope} if rope else {})
+        extra: dict[str, Any] = {"rope": rope} if rope else {}
+        if self._device.type == "cuda":
+            extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
+        self._start(n_positions, fingerprint, extra)
 
     @classmethod
     def load(

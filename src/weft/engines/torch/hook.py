@@ -1,7 +1,7 @@
 """The place where a Transformers model calls Weft: one attention function and one mask function.
 
-Both are registered under a name of their own, so models that do not ask for it never come here. What
-a call belongs to hangs on the modules of our own copy of the model, not on the process.
+Both are registered under a name of their own: models that do not ask for it never come here. What a
+call belongs to hangs on the modules of our own copy of the model, not on the process.
 """
 
 from __future__ import annotations

@@ -62,6 +62,13 @@ class Layout:
             )
         return Slots(keys, values)
 
+    def zeros(self, *slots: int) -> Slots:
+        """Allocate as `empty` does, all zero."""
+        fresh = self.empty(*slots)
+        for tensor in (*fresh.keys, *fresh.values):
+            tensor.zero_()
+        return fresh
+
     def gather(self, keys: list[Tensor], values: list[Tensor], start: int, stop: int) -> Slots:
         """Stack tokens start..stop of per-layer [K, T, D] tensors into slots of their own."""
         return Slots(

@@ -46,8 +46,8 @@ def check_tree(engine: TorchEngine, own: Tensor) -> None:
     if not float(error) <= tolerance:
         raise Unsupported(
             f"the torch engine cannot run {engine.info.model}: its logits in a tree differ from "
-            f"its own plain forward by {float(error):.2g} of their spread (allowed: {tolerance}); its "
-            "attention does something that Transformers' attention interface does not carry"
+            f"its own plain forward by {float(error):.2g} of their spread (allowed: {tolerance}); "
+            "its attention does something that Transformers' attention interface does not carry"
         )
 
 
