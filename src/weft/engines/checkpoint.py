@@ -162,7 +162,7 @@ def sample_positions(size: int) -> NDArray[np.int64]:
     if size <= 3 * _SAMPLE:
         return np.arange(size)
     run = np.arange(_SAMPLE)
-    return np.concatenate([run, size // 2 + run, size - _SAMPLE + run])
+    return np.concatenate([run, (size - _SAMPLE) // 2 + run, size - _SAMPLE + run])
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -65,7 +65,7 @@ class TailBank:
         if not self.rows:
             self.data = np.zeros(self._shape, np.float32)
         elif len(self.rows) <= self.data.shape[2] // 2:
-            self._resize(len(self.rows), _rounded(max(row.tail for row in self.rows)))
+            self._resize(len(self.rows), _rounded(1 + max(row.tail for row in self.rows)))
 
     def widen(self, width: int) -> None:
         """Make room for `width` slots in every row."""
@@ -104,4 +104,4 @@ class TailBank:
 
 
 def _rounded(width: int) -> int:
-    return max(1, -(-width // GROWTH)) * GROWTH
+    return -(-width // GROWTH) * GROWTH

@@ -279,8 +279,7 @@ class NumpyFragments(Fragments):
             for fragment in full:
                 self._fold(fragment)
             self.bank.add(full)
-        else:
-            self.bank.widen(width + 1)
+        self.bank.widen(1 + max(fragment.tail for fragment in fragments))
 
 
 def _own(fragment: Fragment) -> NumpyFragment:

@@ -69,11 +69,13 @@ class Plan:
             _check(row, config)
         self._config = config
         self._fragments = fragments
+        # Bodies first: making room for one may take its tail out of the bank.
+        chunks = [self._chunk(row) for row in rows if not _is_tail(row)]
         fragments.reserve_tails([cast(NumpyFragment, row.dest) for row in rows if _is_tail(row)])
         self._packed = _pack(rows)
         self._lo = {packed.row: packed.lo for packed in self._packed}
         dests = [packed.dest for packed in self._packed if _is_tail(packed)]
-        self._chunks = [self._chunk(packed) for packed in self._packed[len(dests) :]]
+        self._chunks = list(zip(self._packed[len(dests) :], chunks, strict=True))
         self._tails = Tails(cast("list[NumpyFragment]", dests), fragments.bank)
         self._version = fragments.version
         self._age = 0
@@ -110,7 +112,7 @@ class Plan:
         n_tails = self._tails.n
         if n_tails:
             self._tails.write(layer, kv[:n_tails])
-        for packed, chunk in zip(self._packed[n_tails:], self._chunks, strict=True):
+        for packed, chunk in self._chunks:
             chunk.write(layer, kv[packed.lo : packed.hi])
 
     def attend(self, layer: int, queries: Floats, out: Floats) -> None:
@@ -127,7 +129,7 @@ class Plan:
         n_tails = self._tails.n
         for packed in self._packed[:n_tails]:
             self._fragments.appended(cast(NumpyFragment, packed.dest), 1, to_body=False)
-        for packed in self._packed[n_tails:]:
+        for packed, _ in self._chunks:
             if packed.dest is not None:
                 self._fragments.appended(packed.dest, packed.n_tokens, to_body=True)
         self._tails.commit()
@@ -146,10 +148,11 @@ class Plan:
             and not row.scores
         )
 
-    def _chunk(self, packed: Packed) -> Chunk:
-        n_tokens, config = packed.n_tokens, self._config
-        if packed.dest is not None:
-            return Chunk(self._fragments.reserve_body(packed.dest, n_tokens), n_tokens)
+    def _chunk(self, row: Row) -> Chunk:
+        n_tokens, config = row.n_tokens, self._config
+        if row.dest is not None:
+            dest = cast(NumpyFragment, row.dest)
+            return Chunk(self._fragments.reserve_body(dest, n_tokens), n_tokens)
         # Nothing is kept, so all layers may write to the same place.
         room = np.empty((2, config.n_kv_heads, n_tokens, config.head_dim), np.float32)
         strides = (0, *room.strides)
@@ -165,7 +168,7 @@ class Plan:
     def _block(self, lo: int, hi: int) -> Block:
         n_tails = min(max(self._tails.n - lo, 0), hi - lo)
         own: list[Part] = [cast(Part, None)] if n_tails else []  # set by `begin`, at every step
-        for packed, chunk in zip(self._packed[self._tails.n :], self._chunks, strict=True):
+        for packed, chunk in self._chunks:
             first, last = max(lo, packed.lo), min(hi, packed.hi)
             if first < last:
                 own.append(chunk.part(first - packed.lo, last - packed.lo, first - lo))
@@ -195,7 +198,7 @@ class Plan:
 def token_ids(row: Row) -> Sequence[int]:
     """Return the row's token ids on the host; waits for a late one."""
     if isinstance(row.tokens, LateTokens):
-        return [int(row.tokens.draws.result().ids[row.tokens.index])]
+        return [int(row.tokens.draws.result().ids[row.tokens.number])]
     return row.tokens
 
 

@@ -1,0 +1,94 @@
+"""Engines by name, and the result that host engines share."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft.engines as registry
+from weft.engines.host import HostOutput
+from weft.errors import ConfigError, EngineUnavailable
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
+    points = EntryPoints(
+        EntryPoint(name, target, registry.ENTRY_POINT_GROUP) for name, target in targets.items()
+    )
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+
+
+def test_the_numpy_engine_has_a_name() -> None:
+    assert registry.engine_class("numpy").__name__ == "NumpyEngine"
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'onnx'.*numpy, torch"):
+        registry.engine_class("onnx")
+
+
+def test_third_parties_add_engines_but_replace_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, mine="weft.engines.base:Engine", numpy="weft.engines.base:Engine")
+    assert registry.engine_class("mine").__name__ == "Engine"
+    assert registry.engine_class("numpy").__name__ == "NumpyEngine"
+    assert registry.engine_names() == ("numpy", "torch", "mine")
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_torch(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+
+    monkeypatch.setattr(registry, "import_module", without_torch)
+    with pytest.raises(EngineUnavailable, match="transformers") as caught:
+        registry.engine_class("torch")
+    assert caught.value.hint == 'pip install "weft[torch]"'
+
+
+def test_a_third_party_s_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, mine="no_such_package_here:Engine")
+    with pytest.raises(EngineUnavailable, match="pip install no_such_package_here"):
+        registry.engine_class("mine")
+
+
+def test_a_fault_of_weft_itself_is_not_called_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offer(monkeypatch, mine="weft.no_such_module:Engine")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        registry.engine_class("mine")
+
+
+def test_importing_the_registry_imports_no_engine() -> None:
+    code = (
+        "import sys, weft.engines; "
+        "heavy = {'torch', 'transformers', 'weft.engines.numpy', 'weft.engines.torch'}; "
+        "bad = heavy & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    paths = [str(path) for path in importlib.import_module("weft").__path__]
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {paths[0]!r} + '/..'); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_host_output_hands_out_copies_and_draws_at_once() -> None:
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    output = HostOutput(logits, [[], []])
+    output.logits(1)[:] = 0
+    assert output.logits(1).tolist() == [3, 4, 5]
+    seen: list[Any] = []
+    chain = SimpleNamespace(draw=lambda *given: seen.append(given) or "drawn")
+    batch: Any = SimpleNamespace(chain=chain, rows="rows", positions="positions")
+    assert output.draw(batch).result() == "drawn"
+    assert seen == [(logits, "rows", "positions")]
+    output.wait()
+    assert output.scores() == [[], []]
