@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ...errors import ConfigError, ContextOverflow, EngineError, ForwardError, ModelLoadError
+from ...errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    ForwardError,
+    ModelLoadError,
+    WeftError,
+)
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
 from .hook import NAME, number_layers, probing, seat_modules
@@ -114,7 +121,7 @@ class TorchEngine(Engine):
             scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
             if plan.chunks:
                 self._keep(plan, rows, step)
-        except EngineError:
+        except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
@@ -195,7 +202,7 @@ class TorchEngine(Engine):
                 n_ctx=limit,
             )
         if isinstance(row.tokens, LateTokens):
-            return [int(row.tokens.draws.result().ids[row.tokens.index])]
+            return [int(row.tokens.draws.result().ids[row.tokens.number])]
         n_vocab = self.info.n_vocab
         if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
             raise ConfigError(

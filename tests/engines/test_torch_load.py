@@ -1,0 +1,196 @@
+"""What the torch engine loads, what it refuses, and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from families import N_VOCAB, build, plain_logits  # noqa: E402
+from weft.engines.base import Row  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.errors import ConfigError, ModelLoadError, Unsupported  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def _config(kind: str, **changes: Any) -> Any:
+    small = {"vocab_size": N_VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
+    return transformers.CONFIG_MAPPING[kind](**(small | changes))
+
+
+def _causal(kind: str, **changes: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_config(_config(kind, **changes)).eval()
+
+
+def test_a_folder_gives_the_logits_of_its_model(folder: Path) -> None:
+    seen: list[tuple[Any, ...]] = []
+    engine = TorchEngine.load(folder, progress=lambda *args: seen.append(args))
+    ids = [5, 9, 40, 7]
+    got = engine.forward([Row((), ids, 0, None, (3,))]).logits(0)
+    want = plain_logits(build("llama"), ids)[-1]
+    assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
+    assert [s[0] for s in seen] == ["load", "load"]
+
+
+def test_info_says_what_was_loaded(folder: Path) -> None:
+    info = TorchEngine.load(folder).info
+    assert (info.name, info.model, info.dtype, info.device) == ("torch", "model", "float32", "cpu")
+    assert (info.n_layers, info.n_vocab, info.n_positions) == (3, N_VOCAB, 256)
+    assert info.kv_bytes_per_token == 3 * 2 * 2 * 8 * 4  # layers, K and V, heads, head size, bytes
+    assert (info.kv, info.overlap) == ("addressable", False)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_dtype_is_as_asked_and_halves_the_kv(folder: Path, dtype: str) -> None:
+    info = TorchEngine.load(folder, dtype=dtype, device="cpu").info
+    assert info.dtype == dtype
+    assert info.kv_bytes_per_token == 96 * (4 if dtype == "float32" else 2)
+
+
+def test_auto_dtype_is_the_checkpoints(tmp_path: Path) -> None:
+    build("llama", torch.bfloat16).save_pretrained(tmp_path)
+    assert TorchEngine.load(tmp_path).info.dtype == "bfloat16"
+
+
+def test_a_handed_over_model_has_the_fingerprint_of_its_folder(folder: Path) -> None:
+    print_of_folder = TorchEngine.load(folder).info.fingerprint
+    assert TorchEngine.adopt(build("llama")).info.fingerprint == print_of_folder
+    assert TorchEngine.adopt(build("llama", seed=1)).info.fingerprint != print_of_folder
+
+
+def test_n_ctx_bounds_the_path(folder: Path) -> None:
+    assert TorchEngine.load(folder, n_ctx=40).info.n_positions == 40
+    for wrong in (0, 257):
+        with pytest.raises(ConfigError, match="1 to 256"):
+            TorchEngine.load(folder, n_ctx=wrong)
+
+
+def test_wrong_arguments_are_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="'float32'"):
+        TorchEngine.load(folder, dtype="int8")
+    with pytest.raises(ConfigError, match="device"):
+        TorchEngine.load(folder, device="abacus")
+    with pytest.raises(ConfigError, match="PreTrainedModel"):
+        TorchEngine.adopt(torch.nn.Linear(2, 2))
+
+
+def test_broken_folders_raise_model_load_error(folder: Path, tmp_path: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    with pytest.raises(ModelLoadError):
+        TorchEngine.load(tmp_path / "nowhere")
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelLoadError, match="truncated"):
+        TorchEngine.load(folder)
+    weights.unlink()
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        TorchEngine.load(folder)
+    weights.write_bytes(whole)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    with pytest.raises(ModelLoadError, match="lacks"):
+        TorchEngine.load(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "abacus"}))
+    with pytest.raises(ModelLoadError, match="abacus"):
+        TorchEngine.load(folder)
+    shutil.rmtree(folder)
+
+
+def test_weights_that_give_nan_are_refused() -> None:
+    model = build("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.fill_(float("nan"))
+    with pytest.raises(ModelLoadError, match="not finite"):
+        TorchEngine.adopt(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "why"),
+    [
+        ("mamba", {"state_size": 4}, "recurrent"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "ALiBi"),
+        ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4}, "ALiBi"),
+        ("falcon", {"num_attention_heads": 4, "alibi": True}, "ALiBi"),
+        ("bert", {"num_attention_heads": 4, "intermediate_size": 32}, "later tokens|forward"),
+    ],
+)
+def test_models_without_a_tree_are_refused_by_reason(
+    kind: str, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Unsupported, match=why):
+        TorchEngine.adopt(_causal(kind, **changes))
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_encoder_decoder_models_are_refused(kind: str, tmp_path: Path) -> None:
+    small = {"d_model": 32, "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
+    model = transformers.AutoModelForSeq2SeqLM.from_config(_config(kind, **small))
+    with pytest.raises(Unsupported, match="encoder-decoder"):
+        TorchEngine.adopt(model)
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(Unsupported, match="encoder-decoder"):
+        TorchEngine.load(tmp_path)
+
+
+def test_models_without_a_language_model_head_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="head"):
+        TorchEngine.adopt(build("llama").model)
+    config = _config("bert", num_attention_heads=4)
+    config.architectures = ["BertForMaskedLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(Unsupported, match="BertForMaskedLM"):
+        TorchEngine.load(tmp_path)
+
+
+def test_recurrent_layer_types_are_refused_from_the_config_alone(tmp_path: Path) -> None:
+    _config("qwen3_next").save_pretrained(tmp_path)
+    with pytest.raises(Unsupported, match="recurrent"):
+        TorchEngine.load(tmp_path)
+
+
+def test_a_model_whose_attention_does_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check tree finds what no list could: here the model's own attention scales its keys."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.eager_attention_forward
+
+    def other(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(module, query, key * 1.5, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", other)
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    with pytest.raises(Unsupported, match="differ"):
+        TorchEngine.adopt(model)
+
+
+def test_closing_twice_is_harmless(folder: Path) -> None:
+    engine = TorchEngine.load(folder)
+    engine.forward([Row((), [3, 4], 0, engine.fragments.new(None))])
+    engine.close()
+    engine.close()
+    assert engine.fragments.usage() == (0, 0)

@@ -1,0 +1,317 @@
+"""The KV memory of the torch engine: whatever is done to fragments, paths give the same logits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from families import build, plain_logits  # noqa: E402
+from weft.engines.base import Fragment, Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine, bank, store  # noqa: E402
+from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
+
+pytestmark = pytest.mark.torch
+IDS = [(i * i * 5 + 11 * i + 3) % 117 + 3 for i in range(220)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build("mistral")
+
+
+@pytest.fixture
+def engine(model: Any) -> TorchEngine:
+    return TorchEngine.adopt(model)
+
+
+def _grow(engine: TorchEngine, ids: list[int], chunk: int = 1000) -> Fragment:
+    fragment = engine.fragments.new(None)
+    for at in range(0, len(ids), chunk):
+        engine.forward([Row((), ids[at : at + chunk], at, fragment)])
+    return fragment
+
+
+def _error(output: Any, index: int, model: Any, ids: list[int]) -> float:
+    want = plain_logits(model, ids)[-1]
+    return float((torch.from_numpy(output.logits(index)) - want).abs().max())
+
+
+def _allocated(engine: TorchEngine) -> int:
+    """Bytes of the distinct buffers behind all tensors of the store, found without its counters."""
+    memory = engine.fragments
+    slots = [b.slots for b in memory._banks.values()]
+    slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, store.Block)}.values()
+    return sum(t.untyped_storage().nbytes() for s in slots for t in (*s.keys, *s.values))
+
+
+_ALL: list[Any] = []
+
+
+class Twin:
+    """The naive twin: token lists. A node is (fragment, its tokens, its parent's number)."""
+
+    def __init__(self, engine: TorchEngine, model: Any, seed: int) -> None:
+        self.engine, self.model, self.random = engine, model, random.Random(seed)
+        self.nodes: dict[int, tuple[Fragment, list[int], int | None]] = {}
+        self.n_made = 0
+
+    def above(self, number: int | None) -> list[int]:
+        chain = []
+        while number is not None:
+            chain.append(number)
+            number = self.nodes[number][2]
+        return chain[::-1]
+
+    def path(self, number: int | None) -> tuple[Span, ...]:
+        fragments = [self.nodes[i][0] for i in self.above(number)]
+        return tuple(Span(f, f.length) for f in fragments)
+
+    def tokens(self, number: int | None) -> list[int]:
+        return [t for i in self.above(number) for t in self.nodes[i][1]]
+
+    def leaves(self) -> list[int]:
+        parents = {parent for _, _, parent in self.nodes.values()}
+        return [i for i in self.nodes if i not in parents]
+
+    def make(self, fragment: Fragment, tokens: list[int], parent: int | None) -> int:
+        self.n_made += 1
+        self.nodes[self.n_made] = (fragment, tokens, parent)
+        _ALL.append(fragment)
+        return self.n_made
+
+    def extend(self) -> None:
+        """Grow some leaves and hang new ones below any nodes, in one step; check all logits."""
+        rows, paths, grown = [], [], []
+        chosen = self.random.sample(self.leaves(), min(3, len(self.leaves())))
+        still = [None, *(i for i in self.nodes if i not in chosen)]
+        for number in chosen:
+            fragment, tokens, parent = self.nodes[number]
+            rows.append(self._row(self.path(parent), len(self.tokens(number)), fragment))
+            grown.append((tokens, rows[-1]))
+            paths.append([*self.tokens(number), *rows[-1].tokens])
+        for _ in range(self.random.randrange(3)):
+            above = self.random.choice(still)
+            fragment = self.engine.fragments.new(None)
+            rows.append(self._row(self.path(above), len(self.tokens(above)), fragment))
+            paths.append([*self.tokens(above), *rows[-1].tokens])
+            self.make(fragment, list(rows[-1].tokens), above)
+        if not rows:
+            return
+        output = self.engine.forward(rows)
+        for tokens, row in grown:
+            tokens += row.tokens
+        for index, ids in enumerate(paths):
+            assert _error(output, index, self.model, ids) < 1e-4
+
+    def _row(self, path: tuple[Span, ...], position: int, fragment: Fragment) -> Row:
+        n = self.random.choice([1, 1, 1, 2, 5])
+        tokens = [self.random.randrange(3, 120) for _ in range(n)]
+        return Row(path, tokens, position, fragment, (n - 1,))
+
+    def split(self) -> None:
+        long = [i for i, (f, _, _) in self.nodes.items() if f.length > 1]
+        if not long:
+            return
+        number = self.random.choice(long)
+        fragment, tokens, parent = self.nodes[number]
+        at = self.random.randrange(1, len(tokens))
+        upper = self.make(self.engine.fragments.split(fragment, at), tokens[:at], parent)
+        self.nodes[number] = (fragment, tokens[at:], upper)
+
+    def join(self) -> None:
+        parents = [parent for _, _, parent in self.nodes.values()]
+        single = [
+            i for i, (_, _, p) in self.nodes.items() if p is not None and parents.count(p) == 1
+        ]
+        if not single:
+            return
+        number = self.random.choice(single)
+        fragment, tokens, parent = self.nodes[number]
+        upper, upper_tokens, top = self.nodes.pop(parent)
+        self.engine.fragments.join(upper, fragment)
+        self.nodes[number] = (fragment, upper_tokens + tokens, top)
+
+    def trim(self) -> None:
+        if self.leaves():
+            number = self.random.choice(self.leaves())
+            fragment, tokens, parent = self.nodes[number]
+            length = self.random.randrange(len(tokens) + 1)
+            self.engine.fragments.trim(fragment, length)
+            self.nodes[number] = (fragment, tokens[:length], parent)
+
+    def settle(self) -> None:
+        if self.nodes:
+            self.engine.fragments.settle(self.nodes[self.random.choice(list(self.nodes))][0])
+
+    def free(self) -> None:
+        if self.leaves():
+            fragment, _, _ = self.nodes.pop(self.random.choice(self.leaves()))
+            self.engine.fragments.free(fragment)
+
+    def move(self) -> None:
+        if self.nodes:
+            number = self.random.choice(list(self.nodes))
+            fragment, tokens, parent = self.nodes[number]
+            data = self.engine.fragments.export(fragment)
+            self.engine.fragments.free(fragment)
+            self.nodes[number] = (self.engine.fragments.load(data, None), tokens, parent)
+            _ALL.append(self.nodes[number][0])
+
+    def check(self) -> None:
+        usage = self.engine.fragments.usage()
+        assert usage.slots == sum(len(tokens) for _, tokens, _ in self.nodes.values())
+        assert usage.bytes == _allocated(self.engine)
+        assert all(f.length == len(tokens) for f, tokens, _ in self.nodes.values())
+
+
+@pytest.mark.parametrize(("seed", "name"), enumerate(["mistral", "llama", "gemma2", "gpt_oss"]))
+def test_random_operations_agree_with_token_lists(
+    monkeypatch: pytest.MonkeyPatch, seed: int, name: str
+) -> None:
+    """Small widths, so that tails change banks, rows and homes all the time."""
+    monkeypatch.setattr(bank, "SMALLEST", 4)
+    monkeypatch.setattr(bank, "GROW_BY", 2)
+    monkeypatch.setattr(store, "LONG", 7)
+    _ALL.clear()
+    model = build(name)
+    engine = TorchEngine.adopt(model)
+    twin = Twin(engine, model, seed)
+    acts = [twin.split, twin.join, twin.trim, twin.settle, twin.free, twin.move]
+    for _ in range(40):
+        for _ in range(twin.random.randrange(1, 4)):
+            twin.extend()
+            twin.check()
+        twin.random.choice(acts)()
+        twin.check()
+        if len(twin.nodes) > 12 or max((len(twin.tokens(i)) for i in twin.nodes), default=0) > 90:
+            while twin.nodes:
+                twin.free()
+            assert engine.fragments.usage() == (0, 0)
+
+
+def test_settled_fragments_hold_their_own_bytes_only(engine: TorchEngine) -> None:
+    memory = engine.fragments
+    base = _grow(engine, IDS[:100], chunk=30)
+    path = (Span(base, 100),)
+    tails = [memory.new(base) for _ in range(6)]
+    for position in range(100, 140):
+        rows = [Row(path, [position % 100 + 3], position, t) for t in tails]
+        engine.forward(rows)
+    for fragment in (base, *tails):
+        memory.settle(fragment)
+    live = sum(f.length for f in (base, *tails)) * engine.info.kv_bytes_per_token
+    assert live <= memory.usage().bytes <= 1.10 * live
+    upper = memory.split(base, 40)
+    memory.free(base)
+    live = (40 + sum(t.length for t in tails)) * engine.info.kv_bytes_per_token
+    assert memory.usage().bytes <= 1.10 * live
+    for fragment in (upper, *tails):
+        memory.free(fragment)
+    assert memory.usage() == (0, 0)
+
+
+def test_splitting_and_joining_again_copies_nothing(engine: TorchEngine) -> None:
+    fragment = _grow(engine, IDS[:64])
+    before = engine.fragments.usage()
+    upper = engine.fragments.split(fragment, 20)
+    assert engine.fragments.usage() == before
+    engine.fragments.join(upper, fragment)
+    assert engine.fragments.usage() == before
+    assert (upper.length, fragment.length) == (0, 64)
+
+
+def test_a_step_with_the_same_rows_reuses_its_plan(engine: TorchEngine, model: Any) -> None:
+    base = _grow(engine, IDS[:10])
+    path = (Span(base, 10),)
+    rows = [Row(path, [20 + i], 10, engine.fragments.new(base), (0,)) for i in range(4)]
+    plans = set()
+    for step in range(70):
+        for i, row in enumerate(rows):
+            row.tokens, row.position = [20 + i + step], 10 + step
+        output = engine.forward(rows)
+        plans.add(id(engine.fragments.plan))
+    assert len(plans) == 2  # one a width class
+    for i in range(4):
+        assert _error(output, i, model, [*IDS[:10], *range(20 + i, 90 + i)]) < 1e-4
+
+
+def test_a_long_fragment_grows_in_its_block(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    monkeypatch.setattr(store, "LONG", 20)
+    fragment = _grow(engine, IDS[:30])
+    for at in range(30, 50):
+        output = engine.forward([Row((), IDS[at : at + 1], at, fragment, (0,))])
+        assert isinstance(fragment.home, store.Block)
+    assert _error(output, 0, model, IDS[:50]) < 1e-4
+
+
+def test_a_failing_forward_leaves_every_length(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = _grow(engine, IDS[:10])
+    tails = [engine.fragments.new(base) for _ in range(2)]
+    path = (Span(base, 10),)
+    rows = [Row(path, [5], 10, tails[0], (0,)), Row(path, [5, 6], 10, tails[1], (1,))]
+    calls = []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model.model.layers[2], "forward", fail)
+        with pytest.raises(ForwardError, match="out of luck"):
+            engine.forward(rows)
+    assert calls
+    assert [f.length for f in (base, *tails)] == [10, 0, 0]
+    assert engine.fragments.usage().slots == 10
+    engine.forward(rows)
+    assert [f.length for f in tails] == [1, 2]
+
+
+def test_wrong_rows_are_refused_before_anything_changes(engine: TorchEngine) -> None:
+    fragment = engine.fragments.new(None)
+    with pytest.raises(ConfigError, match="0 to 119"):
+        engine.forward([Row((), [3, 120], 0, fragment)])
+    with pytest.raises(ContextOverflow, match="256") as error:
+        engine.forward([Row((), [3] * 300, 0, fragment)])
+    assert (error.value.n_tokens, error.value.n_ctx) == (300, 256)
+    with pytest.raises(ConfigError, match="not a fragment"):
+        engine.forward([Row((), [3], 0, Fragment())])
+    with pytest.raises(ConfigError, match="before slot 9"):
+        engine.fragments.split(_grow(engine, IDS[:5]), 9)
+    with pytest.raises(ConfigError, match="to 6"):
+        engine.fragments.trim(_grow(engine, IDS[:5]), 6)
+    assert fragment.length == 0
+
+
+def test_exported_kv_of_another_model_is_refused(engine: TorchEngine) -> None:
+    data = engine.fragments.export(_grow(engine, IDS[:5]))
+    other = TorchEngine.adopt(build("gpt2"))
+    with pytest.raises(ModelMismatch):
+        other.fragments.load(data, None)
+    with pytest.raises(ModelMismatch):
+        engine.fragments.load({}, None)
+    half = TorchEngine.adopt(build("mistral", torch.bfloat16))
+    with pytest.raises(ModelMismatch, match="bfloat16"):
+        half.fragments.load(data, None)
+
+
+def test_an_empty_fragment_survives_export(engine: TorchEngine) -> None:
+    data = engine.fragments.export(engine.fragments.new(None))
+    assert engine.fragments.load(data, None).length == 0
