@@ -178,7 +178,9 @@ class Twin:
         assert all(f.length == len(tokens) for f, tokens, _ in self.nodes.values())
 
 
-@pytest.mark.parametrize(("seed", "name"), enumerate(["mistral", "llama", "gemma2", "gpt_oss"]))
+@pytest.mark.parametrize(
+    ("seed", "name"), list(enumerate(["mistral", "llama", "gemma2", "gpt_oss"]))
+)
 def test_random_operations_agree_with_token_lists(
     monkeypatch: pytest.MonkeyPatch, seed: int, name: str
 ) -> None:
