@@ -1,4 +1,4 @@
-"""Looms for the tests of the reasoning face."""
+"""One LM for the tests of the reasoning face, and a fresh loom for each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import weft
-from weft.loom import Loom
-
-PUZZLE = "Use 4 9 10 13 to make 24."
+from weft import Loom
 
 
 @pytest.fixture(scope="session")
@@ -20,5 +18,5 @@ def lm() -> Iterator[weft.LM]:
 
 @pytest.fixture
 def loom(lm: weft.LM) -> Iterator[Loom]:
-    with Loom(lm, PUZZLE) as loom:
+    with Loom(lm, weft.samples.game24) as loom:
         yield loom

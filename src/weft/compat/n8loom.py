@@ -18,9 +18,10 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..lm import LM
-from ..loom import Heddle, KVFrag, Loom, StreamItem
+from ..loom import Heddle, KVFrag, Loom, StreamItem, kvfrag
 from ..loom.grow import Growth, seeded
 from ..loom.known import items
+from ..loom.kvfrag import Exported
 from ..sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -69,11 +70,16 @@ class PromptCache(list[KVCache]):
     """
 
     def __init__(
-        self, layers: Sequence[KVCache], rows: Sequence[Sequence[int]], start: int = 0
+        self,
+        layers: Sequence[KVCache],
+        rows: Sequence[Sequence[int]],
+        start: int = 0,
+        marks: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(layers)
         self.rows = [list(row) for row in rows]
         self.start = start
+        self.marks = marks or {}
 
     @property
     def token_ids(self) -> list[int]:
@@ -83,10 +89,8 @@ class PromptCache(list[KVCache]):
     def place(self, lm: LM) -> Place:
         """Put the cache into an LM's token tree and return the place after it."""
         _whole_prefix(self)
-        arrays = {}
-        for i, layer in enumerate(self):
-            arrays[f"k.{i}"], arrays[f"v.{i}"] = layer.keys[0], layer.values[0]
-        return lm.import_kv(self.token_ids, arrays)
+        layers = [(layer.keys[0], layer.values[0]) for layer in self]
+        return kvfrag.load(lm, self.token_ids, layers, self.marks)
 
 
 def load_for_loom(
@@ -100,7 +104,7 @@ def load_for_loom(
 
     The configs must be empty and there are no adapters yet; `lazy` has no effect.
     """
-    from ..lm import load
+    from ..loading import load
 
     if tokenizer_config or model_config or adapter_path is not None:
         raise ConfigError(
@@ -135,11 +139,10 @@ def prompt_to_cache(
     ids = list(prompt_ids)[: len(prompt_ids) - offset]
     known = [] if c is None else c.token_ids
     before = None if c is None or not known else c.place(lm)
-    made = _exported(lm, lm.place(ids, after=before), known + ids)
-    if c is None:
-        return made, len(ids)
-    c[:], c.rows = made, made.rows
-    return c, len(ids)
+    found = kvfrag.export(lm, lm.place(ids, after=before))
+    cache = PromptCache([], []) if c is None else c
+    cache[:], cache.rows, cache.marks = _layers([found], 0), [known + ids], found.marks
+    return cache, len(ids)
 
 
 def frag_cache(cache: PromptCache, start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
@@ -158,6 +161,7 @@ def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
             frag.values[:, :, :token_limit].copy(),
             frag.token_ids[:token_limit],
             frag.start,
+            frag.marks,
         )
         for frag in frags
     ]
@@ -189,7 +193,9 @@ def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> Prom
         layers.append(KVCache(keys, values))
     first = list(frags[0]) if frags else []
     ids = [token for frag in first for token in frag.token_ids]
-    return PromptCache(layers, [ids], first[0].start if first else 0)
+    if not first:
+        return PromptCache(layers, [ids])
+    return PromptCache(layers, [ids], first[0].start, first[0].marks)
 
 
 # Generation
@@ -309,28 +315,26 @@ def _path(cached: list[int], prompt: list[int]) -> list[int]:
     return [*cached, *prompt]
 
 
-def _exported(lm: LM, place: Place, ids: Sequence[int]) -> PromptCache:
-    return PromptCache(_layers([lm.export_kv(place)], 0), [ids])
-
-
 def _generated(lm: LM, children: Sequence[Heddle], start: int) -> PromptCache:
-    exports = [lm.export_kv(child._where()) for child in children]
-    return PromptCache(_layers(exports, start), [child.tokens for child in children], start)
+    found = [kvfrag.export(lm, child._where()) for child in children]
+    rows = [child.tokens for child in children]
+    return PromptCache(_layers(found, start), rows, start, found[0].marks)
 
 
-def _layers(exports: Sequence[dict[str, NDArray[Any]]], start: int) -> list[KVCache]:
+def _layers(found: Sequence[Exported], start: int) -> list[KVCache]:
     """Return one KVCache a layer over all rows, from slot `start`, padded to the longest."""
-    n_layers = sum(1 for name in exports[0] if name.startswith("k."))
     return [
-        KVCache(_stacked(exports, f"k.{i}", start), _stacked(exports, f"v.{i}", start))
-        for i in range(n_layers)
+        KVCache(
+            _stacked([keys[:, start:] for keys, _ in of_layer]),
+            _stacked([values[:, start:] for _, values in of_layer]),
+        )
+        for of_layer in zip(*(each.layers for each in found), strict=True)
     ]
 
 
-def _stacked(exports: Sequence[dict[str, NDArray[Any]]], name: str, start: int) -> NDArray[Any]:
-    rows = [each[name][:, start:] for each in exports]
-    longest = max(row.shape[1] for row in rows)
-    out = np.zeros((len(rows), rows[0].shape[0], longest, rows[0].shape[2]), rows[0].dtype)
+def _stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    heads, _, size = rows[0].shape
+    out = np.zeros((len(rows), heads, max(row.shape[1] for row in rows), size), rows[0].dtype)
     for index, row in enumerate(rows):
         out[index, :, : row.shape[1]] = row
     return out
@@ -339,8 +343,9 @@ def _stacked(exports: Sequence[dict[str, NDArray[Any]]], name: str, start: int) 
 def _cut(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
     ids = cache.rows[row][start:stop]
     pick = (slice(row, row + 1), slice(None), slice(start, stop))
+    begin = cache.start + start
     return [
-        KVFrag(layer.keys[pick].copy(), layer.values[pick].copy(), ids, cache.start + start)
+        KVFrag(layer.keys[pick].copy(), layer.values[pick].copy(), ids, begin, cache.marks)
         for layer in cache
     ]
 

@@ -1,9 +1,9 @@
-"""Questions to the model at a node, which add nothing to the tree: next tokens, scores, KV."""
+"""Questions to the model at a node, which add nothing to the tree: next tokens and scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,55 +65,3 @@ def text_score(lm: LM, item: Extend, score: Score) -> TextScore:
     """Return the answer to `measure_item`."""
     texts = tuple(lm.text.token_text(token) for token in item.tokens)
     return TextScore(tuple(item.tokens), texts, tuple(score.logprobs.tolist()))
-
-
-class KVFrag(tuple[Any, Any]):
-    """Keys and values of consecutive tokens in one layer: arrays [1, n_kv_heads, T, head_dim].
-
-    `token_ids` are the tokens they belong to, `start` is where on the path they begin. Rotary
-    positions are
-    baked into keys: a fragment is valid only at its own position and after its own prefix.
-    """
-
-    token_ids: tuple[int, ...]
-    start: int
-
-    def __new__(
-        cls, keys: Any, values: Any, token_ids: Sequence[int] = (), start: int = 0
-    ) -> KVFrag:
-        """Pair keys with values."""
-        frag = super().__new__(cls, (keys, values))
-        frag.token_ids, frag.start = tuple(token_ids), start
-        return frag
-
-    @property
-    def keys(self) -> Any:
-        """[1, n_kv_heads, T, head_dim]."""
-        return self[0]
-
-    @property
-    def values(self) -> Any:
-        """[1, n_kv_heads, T, head_dim]."""
-        return self[1]
-
-    def __repr__(self) -> str:
-        return f"KVFrag(keys {self[0].shape}, values {self[1].shape}, start {self.start})"
-
-
-def layers(arrays: dict[str, NDArray[Any]]) -> int:
-    """Return how many layers exported KV has."""
-    return sum(1 for name in arrays if name.startswith("k."))
-
-
-def fragments(node: Node) -> list[KVFrag]:
-    """Return the node's own KV, one fragment a layer. Cost: exports the whole path."""
-    place = node._where()
-    ids = tuple(node._tokens)
-    start = place.depth - len(ids)
-    if not place.depth:
-        return []
-    arrays = node._home.live_lm().export_kv(place)
-    return [
-        KVFrag(arrays[f"k.{i}"][None, :, start:], arrays[f"v.{i}"][None, :, start:], ids, start)
-        for i in range(layers(arrays))
-    ]

@@ -39,66 +39,67 @@ class Branches(list["Heddle"]):
 class Event(NamedTuple):
     """One new token of a branch; without a token: the branch is over."""
 
-    shoot: Shoot
+    branch: int
     token: int | None
     logprob: float = 0.0
     entropy: float = 0.0
 
 
-News = tuple["Shoot", list[Event]]
+class Watch:
+    """A run's sink: looks for stop strings, and tells a channel of every token.
+
+    It knows no heddle: the scheduler may hold it longer than anybody holds the tree.
+    """
+
+    def __init__(self, branch: int, lm: LM, stop: tuple[str, ...], channel: Channel | None) -> None:
+        self.branch = branch
+        self.stopped: str | None = None
+        self._token_bytes = lm.text.token_bytes
+        self._stops = StopStrings(stop) if stop else None
+        self._channel = channel
+
+    def __call__(self, state: RunState) -> FinishReason | None:
+        token = state.tokens[-1]
+        if self._channel is not None:
+            event = Event(self.branch, token, state.logprobs[-1], state.entropies[-1])
+            self._channel.put(event)
+        if self._stops is None:
+            return None
+        self.stopped = self._stops.push(self._token_bytes(token))
+        return "stop" if self.stopped is not None else None
+
+    def farewell(self, ticket: Ticket) -> None:
+        """Tell the channel that the branch is over, in order with its tokens."""
+        if self._channel is not None:
+            self._channel.put(Event(self.branch, None))
 
 
 class Shoot:
     """One branch on its way: the child it will be, and what its run has told so far."""
 
-    def __init__(self, index: int, child: Heddle, parent: Heddle, origin: Place, lm: LM) -> None:
+    def __init__(
+        self, index: int, child: Heddle, parent: Heddle, origin: Place, watch: Watch | None
+    ) -> None:
         self.index = index
         self.child = child
         self.parent = parent
         self.origin = origin
-        self.lm = lm
+        self.watch = watch
         self.ticket: Ticket | None = None
-        self.stops: StopStrings | None = None
-        self.stopped: str | None = None
-        self.channel: Channel | None = None
         self.text: TextStream | None = None
         self.over = False
         self.attached = False
 
-    def run(self, params: SamplingParams, sampler: Sampler) -> Run:
-        """Return the work item. A sink is only there when somebody needs each token."""
-        self.stops = StopStrings(params.stop) if params.stop else None
-        return Run(
-            self.origin,
-            sampler,
-            stop_ids=self.lm.text.stop_ids,
-            max_tokens=params.max_tokens,
-            sink=self._sink if self.stops is not None or self.channel is not None else None,
-        )
-
-    def _sink(self, state: RunState) -> FinishReason | None:
-        token = state.tokens[-1]
-        if self.channel is not None:
-            self.channel.put(Event(self, token, state.logprobs[-1], state.entropies[-1]))
-        if self.stops is None:
-            return None
-        self.stopped = self.stops.push(self.lm.text.token_bytes(token))
-        return "stop" if self.stopped is not None else None
-
-    def finish(self, reason: FinishReason | None = None) -> None:
-        """Take the run's result over into the child and attach it. `reason` replaces
-        "cancelled".
-        """
+    def finish(self) -> None:
+        """Take the run's result over into the child and attach it."""
         assert self.ticket is not None
         result = self.ticket.value
         child = self.child
         child._tokens, child._text = list(result.tokens), None
         child.logprobs, child.entropies = list(result.logprobs), list(result.entropies)
-        child.stop_string = self.stopped
+        child.stop_string = None if self.watch is None else self.watch.stopped
         child.terminal = result.ended_by is not None
-        child.finish_reason = "stop" if self.stopped is not None else result.finish_reason
-        if reason is not None and child.finish_reason == "cancelled":
-            child.finish_reason = reason
+        child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
         self._attach(result.end)
 
     def keep(self, reason: FinishReason) -> None:
@@ -120,6 +121,9 @@ class Shoot:
         self.attached = True
 
 
+News = tuple[Shoot, list[Event]]
+
+
 class Growth:
     """All branches of one call. Fill with `add`, then `run`, `steps` or their async twins, once."""
 
@@ -133,7 +137,6 @@ class Growth:
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
-        assert params.seed is not None
         if node._home.live_lm() is not self.lm:
             raise ConfigError(
                 "the nodes of one call must belong to one model; grow the others apart"
@@ -147,17 +150,32 @@ class Growth:
         for branch in range(params.n):
             child = node._child([])
             child.params, child.lineage = params, (first + branch,)
-            shoot = Shoot(len(self.shoots), child, node, origin, self.lm)
-            shoot.channel = self._channel
+            # No sink where nobody needs each token: the host then does nothing for it.
+            watched = params.stop or self._channel is not None
+            index = len(self.shoots)
+            watch = Watch(index, self.lm, params.stop, self._channel) if watched else None
+            shoot = Shoot(index, child, node, origin, watch)
             if self._channel is not None:
                 shoot.text = self.lm.text.stream()
-            sampler = Sampler(params, stream_of(params.seed, child.lineage))
-            if sampler.needs_host:
-                sampler.prime(node.get_prefix_tokens())
-            self._runs.append(shoot.run(params, sampler))
+            self._runs.append(self._run(node, child, shoot))
             self.shoots.append(shoot)
             made.append(shoot)
         return made
+
+    def _run(self, node: Heddle, child: Heddle, shoot: Shoot) -> Run:
+        params = child.params
+        assert params is not None
+        assert params.seed is not None
+        sampler = Sampler(params, stream_of(params.seed, child.lineage))
+        if sampler.needs_host:
+            sampler.prime(node.get_prefix_tokens())
+        return Run(
+            shoot.origin,
+            sampler,
+            stop_ids=self.lm.text.stop_ids,
+            max_tokens=params.max_tokens,
+            sink=shoot.watch,
+        )
 
     @property
     def children(self) -> Branches:
@@ -173,31 +191,36 @@ class Growth:
         try:
             self.lm.drive(self._tickets)
         except KeyboardInterrupt:
-            self._finish_kept("interrupted")
+            self._finish_kept()
             raise
         return self._finish_all()
 
     async def arun(self) -> Branches:
         """As `run`, beside a running loop. A cancelled task keeps what was made, as "cancelled"."""
-        self._submit()
+        await self._asubmit()
         try:
             await self.lm.adrive(self._tickets)
         except asyncio.CancelledError:
-            self._cancel()
+            self._cancel("cancelled")
             await self.lm.adrive(self._tickets)
-            self._finish_kept("cancelled")
+            self._finish_kept()
             raise
         return self._finish_all()
 
     def _submit(self) -> None:
-        if not self._runs:
-            return
-        # Tickets must be known before the first event can be read, not before it is put.
-        self._tickets = self.lm.submit(self._runs)
+        if self._runs:
+            self._take(self.lm.submit(self._runs))
+
+    async def _asubmit(self) -> None:
+        if self._runs:
+            self._take(await self.lm.asubmit(self._runs))
+
+    def _take(self, tickets: list[Ticket]) -> None:
+        self._tickets = tickets
         for shoot, ticket in zip(self.shoots, self._tickets, strict=True):
             shoot.ticket = ticket
-            if self._channel is not None:
-                ticket.on_done(_Farewell(shoot, self._channel))
+            if shoot.watch is not None:
+                ticket.on_done(shoot.watch.farewell)
 
     def _finish_all(self) -> Branches:
         for ticket in self._tickets:
@@ -206,15 +229,14 @@ class Growth:
             shoot.finish()
         return self.children
 
-    def _finish_kept(self, reason: FinishReason) -> None:
+    def _finish_kept(self) -> None:
         for shoot in self.shoots:
             if shoot.ticket is not None and shoot.ticket.done and shoot.ticket.error is None:
-                shoot.finish(reason)
+                shoot.finish()
 
-    def _cancel(self) -> None:
+    def _cancel(self, reason: FinishReason) -> None:
         for ticket in self._tickets:
-            if not ticket.done:
-                ticket.cancel()
+            ticket.cancel(reason)
 
     # Step by step
 
@@ -238,7 +260,7 @@ class Growth:
     async def anews(self) -> AsyncGenerator[list[News], None]:
         """As `news`, beside a running loop."""
         assert self._channel is not None
-        self._submit()
+        await self._asubmit()
         try:
             async for events in self.lm.apump(self._channel, self._tickets):
                 yield self._sorted(events)
@@ -250,19 +272,19 @@ class Growth:
     def _abandon(self, reason: FinishReason) -> None:
         # No waiting here: a generator may be closed by the garbage collector, anywhere. The
         # scheduler drops cancelled runs in its next step.
-        self._cancel()
+        self._cancel(reason)
         for shoot in self.shoots:
             if not shoot.over:
                 shoot.keep(reason)
 
     def _missed(self) -> list[Event]:
-        return [Event(shoot, None) for shoot in self.shoots if not shoot.over]
+        return [Event(shoot.index, None) for shoot in self.shoots if not shoot.over]
 
     def _sorted(self, events: Iterable[Event]) -> list[News]:
         came: dict[int, list[Event]] = {}
         for event in events:
-            if not event.shoot.over:
-                came.setdefault(event.shoot.index, []).append(event)
+            if not self.shoots[event.branch].over:
+                came.setdefault(event.branch, []).append(event)
         return [(self.shoots[index], of_one) for index, of_one in came.items()]
 
     def _raise_first_error(self) -> None:
@@ -290,17 +312,6 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
         async for news in steps:
             for shoot, events in news:
                 yield delta(shoot, events)
-
-
-class _Farewell:
-    """Tells the channel that a branch is over, in order with its tokens."""
-
-    def __init__(self, shoot: Shoot, channel: Channel) -> None:
-        self.shoot = shoot
-        self.channel = channel
-
-    def __call__(self, ticket: Ticket) -> None:
-        self.channel.put(Event(self.shoot, None))
 
 
 def delta(shoot: Shoot, events: list[Event]) -> Delta:

@@ -11,6 +11,7 @@ from ..sampling.params import BranchOptions, SamplingParams
 from . import ask, known, walk
 from .batch import at_each
 from .grow import Branches, Growth, adeltas, deltas, plan, refuse_terminal, seeded
+from .kvfrag import KVFrag, fragments
 from .node import Node
 
 
@@ -133,7 +134,7 @@ class Heddle(Node):
     async def anext(self, top: int = 10) -> Distribution:
         """As `next`, beside a running loop."""
         lm, item = self._home.live_lm(), ask.next_item(self, top)
-        tickets = lm.submit([item])
+        tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
         return ask.distribution(lm, tickets[0].result()[0], top)
 
@@ -149,16 +150,16 @@ class Heddle(Node):
     async def ameasure(self, text: str | Sequence[int]) -> TextScore:
         """As `measure`, beside a running loop."""
         lm, item = self._home.live_lm(), ask.measure_item(self, text)
-        tickets = lm.submit([item])
+        tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
         return ask.text_score(lm, item, tickets[0].result()[0])
 
     @property
-    def frag(self) -> list[ask.KVFrag]:
+    def frag(self) -> list[KVFrag]:
         """The KV of the node's own tokens, a copy, one fragment a layer. Cost: exports the whole
         path.
         """
-        return ask.fragments(self)
+        return fragments(self)
 
     def get_prefix_cache(self) -> Any:
         """Return the whole path's KV as the engine library's own cache object, which its model

@@ -1,0 +1,121 @@
+"""KV as arrays that callers see: fragments of nodes, layers of paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..kv.cursor import Place
+    from ..lm import LM
+    from .node import Node
+
+
+class KVFrag(tuple[Any, Any]):
+    """Keys and values of consecutive tokens in one layer: arrays [1, n_kv_heads, T, head_dim].
+
+    `token_ids` are the tokens they belong to, `start` is where on the path they begin, `marks` is
+    what the engine notes beside its arrays. Rotary positions are baked into keys: a fragment is
+    valid only at its own position and after its own prefix.
+    """
+
+    token_ids: tuple[int, ...]
+    start: int
+    marks: Mapping[str, Any]
+
+    def __new__(
+        cls,
+        keys: Any,
+        values: Any,
+        token_ids: Sequence[int] = (),
+        start: int = 0,
+        marks: Mapping[str, Any] | None = None,
+    ) -> KVFrag:
+        """Pair keys with values."""
+        frag = super().__new__(cls, (keys, values))
+        frag.token_ids, frag.start, frag.marks = tuple(token_ids), start, marks or {}
+        return frag
+
+    @property
+    def keys(self) -> Any:
+        """[1, n_kv_heads, T, head_dim]."""
+        return self[0]
+
+    @property
+    def values(self) -> Any:
+        """[1, n_kv_heads, T, head_dim]."""
+        return self[1]
+
+    def __repr__(self) -> str:
+        return f"KVFrag(keys {self[0].shape}, values {self[1].shape}, start {self.start})"
+
+
+class Exported(NamedTuple):
+    """A whole path's KV: one pair (keys, values) of arrays [n_kv_heads, T, head_dim] a layer."""
+
+    layers: list[tuple[NDArray[Any], NDArray[Any]]]
+    marks: dict[str, Any]
+
+
+def export(lm: LM, place: Place) -> Exported:
+    """Return the KV of the path to `place`; bfloat16, which NumPy does not have, as float32."""
+    arrays = lm.export_kv(place)
+    names: list[tuple[str, str]] = []
+    while f"k.{len(names)}" in arrays:
+        names.append((f"k.{len(names)}", f"v.{len(names)}"))
+    own = {name for pair in names for name in pair}
+    marks = {name: value for name, value in arrays.items() if name not in own}
+    layers = [
+        (_widened(arrays[key], marks, key), _widened(arrays[value], marks, value))
+        for key, value in names
+    ]
+    return Exported(layers, marks)
+
+
+def load(
+    lm: LM,
+    ids: Sequence[int],
+    layers: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+    marks: Mapping[str, Any],
+) -> Place:
+    """Put a whole path's KV, as `export` gives it, into the token tree; return the place after."""
+    arrays = dict(marks)
+    for i, (keys, values) in enumerate(layers):
+        arrays[f"k.{i}"] = _narrowed(keys, marks, f"k.{i}")
+        arrays[f"v.{i}"] = _narrowed(values, marks, f"v.{i}")
+    return lm.import_kv(ids, arrays)
+
+
+def fragments(node: Node) -> list[KVFrag]:
+    """Return the node's own KV, one fragment a layer. Cost: exports the whole path."""
+    lm, place = node._home.live_lm(), node._where()
+    if not place.depth:
+        return []
+    start = place.depth - len(node._tokens)
+    found = export(lm, place)
+    return [
+        KVFrag(keys[None, :, start:], values[None, :, start:], node._tokens, start, found.marks)
+        for keys, values in found.layers
+    ]
+
+
+def _is_bfloat16(marks: Mapping[str, Any], name: str) -> bool:
+    return str(marks.get(f"{name}.dtype", marks.get("dtype"))) == "bfloat16"
+
+
+def _widened(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
+    if not _is_bfloat16(marks, name):
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def _narrowed(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:
+    if not _is_bfloat16(marks, name):
+        return array
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    # Round to nearest even; values that came from bfloat16 are unchanged.
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

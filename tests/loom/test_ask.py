@@ -1,0 +1,68 @@
+"""Laws of questions: next tokens and scores."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import weft
+from weft import Loom
+from weft.errors import ConfigError
+
+
+def test_next_is_a_distribution_in_order(lm: weft.LM, loom: Loom) -> None:
+    whole = loom.next(top=10_000)
+    assert len(whole) == lm.info.n_vocab
+    assert math.fsum(entry.p for entry in whole) == pytest.approx(1, abs=1e-5)
+    assert [entry.rank for entry in whole] == list(range(len(whole)))
+    assert all(a.logprob >= b.logprob for a, b in zip(whole, whole[1:], strict=False))
+    assert loom.next(3) == whole[:3]
+    assert whole[0].text == lm.token_to_text(whole[0].id)
+    assert whole[0].bytes == whole[0].text.encode()
+    assert loom.next(1)[0].id == loom.grow(max_tokens=1, temperature=0)[0].tokens[0]
+
+
+def test_next_fits_on_a_screen(loom: Loom) -> None:
+    shown = repr(loom.next(500))
+    assert shown.count("\n") <= 24
+    assert "480 more" in shown
+    assert "<table>" in loom.next(3)._repr_html_()
+
+
+def test_p_of_sums_equal_texts(loom: Loom) -> None:
+    found = loom.next(5)
+    assert found.p_of(found[0].text) >= found[0].p
+    assert found.p_of("no such text") == 0.0
+
+
+def test_measure_equals_the_chain_of_next_distributions(lm: weft.LM, loom: Loom) -> None:
+    score = loom.measure("4 + 9 = 13")
+    naive, node = [], loom
+    for token in score.tokens:
+        naive.append(next(e.logprob for e in node.next(10_000) if e.id == token))
+        node = node.add([token])
+    assert list(score.logprobs) == pytest.approx(naive, abs=1e-4)
+    assert score.total == pytest.approx(sum(naive), abs=1e-3)
+    assert score.mean == pytest.approx(sum(naive) / len(naive), abs=1e-4)
+    assert score.perplexity == pytest.approx(math.exp(-score.mean))
+    assert "".join(score.texts) == "4 + 9 = 13"
+    assert "perplexity" in repr(score)
+
+
+def test_asking_adds_no_node(loom: Loom) -> None:
+    loom.next()
+    loom.measure("x")
+    assert loom.children == []
+
+
+@pytest.mark.parametrize("top", [0, -1, True, 1.5])
+def test_top_is_a_count(loom: Loom, top: int) -> None:
+    with pytest.raises(ConfigError, match="top"):
+        loom.next(top=top)
+
+
+def test_measuring_nothing_is_refused(loom: Loom) -> None:
+    for nothing in ("", []):
+        with pytest.raises(ConfigError, match="no tokens"):
+            loom.measure(nothing)

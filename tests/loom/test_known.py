@@ -1,0 +1,248 @@
+"""Laws of the known names, and the README program of the library they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from weft import Heddle, Loom, samples
+from weft.errors import ConfigError, StaleHandle
+
+
+def test_known_defaults(loom: Loom) -> None:
+    made = loom.ramify()
+    assert len(made) == 4
+    params = made[0].params
+    assert (params.temperature, params.max_tokens, params.min_p) == (0.8, 8, 0.05)
+    assert params.temperature_first
+    assert all(len(child.tokens) <= 8 for child in made)
+
+
+def test_ramify_tells_texts_from_generation(loom: Loom) -> None:
+    one = loom.ramify("4 + 9")
+    assert isinstance(one, Heddle)
+    assert one.text == "4 + 9"
+    assert [child.text for child in loom.ramify(["a", "b"])] == ["a", "b"]
+    assert loom.ramify([]) == []
+    assert isinstance(loom.ramify("x", stream=True, n=3), Heddle)
+    assert len(loom.ramify(None, n=2, max_tokens=2)) == 2
+    for wrong in (5, ("a",), ["a", 1]):
+        with pytest.raises(ConfigError, match="ramify takes"):
+            loom.ramify(wrong)
+
+
+def test_known_calls_take_our_names_and_refuse_unknown_ones(loom: Loom) -> None:
+    made = loom.make_children(2, 0.5, 4, 0.1, ["\n"], seed=3, top_k=5)
+    assert (made[0].params.seed, made[0].params.top_k, made[0].params.stop) == (3, 5, ("\n",))
+    for options in ({"max_new_tokens": 3}, {"tmep": 1.0}):
+        for call in (loom.ramify, loom.make_children, loom.make_child_stream):
+            with pytest.raises(ConfigError):
+                call(**options)
+        with pytest.raises(ConfigError):
+            loom.ramify("text", **options)
+    for options in ({"n": 0}, {"max_tokens": 0}, {"min_p": 2.0}, {"temp": -1.0}):
+        with pytest.raises(ConfigError):
+            loom.ramify(**options)
+    assert loom.ramify(n=1, max_tokens=1)
+
+
+def test_a_text_child_sees_its_whole_path(lm: weft.LM, loom: Loom) -> None:
+    """B1, B2 of the notes: nothing is dropped, shifted or fed twice."""
+    node = loom.add_text_child("I will").grow(max_tokens=3, seed=1)[0].add_text_child(" so")
+    fresh = Loom(lm, node.get_prefix_tokens())
+    assert [e.id for e in node.next(8)] == [e.id for e in fresh.next(8)]
+    assert node.next(8)[0].logprob == pytest.approx(fresh.next(8)[0].logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("limit", [2, -1, 0])
+def test_a_clipped_text_node_equals_a_fresh_prefix(lm: weft.LM, loom: Loom, limit: int) -> None:
+    """B5, B6."""
+    node = loom.add_text_child("13 - 9 = 4 (left").clip(limit)
+    fresh = Loom(lm, node.get_prefix_tokens())
+    assert node.next(5) == fresh.next(5)
+
+
+def test_a_clipped_ended_node_grows(lm: weft.LM) -> None:
+    """B6."""
+    node = Loom(lm, samples.verdict).grow(max_tokens=10, seed=3)[0]
+    assert node.terminal
+    node.trim(1)
+    assert not node.terminal
+    assert node.finish_reason is None
+    assert len(node.ramify(n=2, max_tokens=2)) == 2
+
+
+def test_setting_the_text_changes_what_follows(lm: weft.LM, loom: Loom) -> None:
+    """B7: for the node and for what stands below."""
+    node = loom.add("4 + 9")
+    below = node.add(" = ")
+    before = below.next(3)
+    node.text = "10 + 13"
+    assert node.tokens == lm.text.continuation("10 + 13")
+    assert below.next(3) != before
+    assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
+    made = node.grow(max_tokens=3, seed=1)[0]
+    made.text = "x"
+    assert made.logprobs == []
+    assert made.params is None
+    loom.text = lm.format_chat([{"role": "user", "content": "What is 1 + 1?"}])
+    assert loom.tokens == Loom(lm, "What is 1 + 1?").tokens
+    assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
+
+
+def test_a_refused_text_changes_nothing(lm: weft.LM, loom: Loom) -> None:
+    node = loom.add("4 + 9")
+    with pytest.raises(weft.errors.ContextOverflow if hasattr(weft, "errors") else ValueError):
+        node.text = "word " * 3000
+    assert node.text == "4 + 9"
+    with pytest.raises(ConfigError):
+        node.tokens = [99_999]
+    assert node.text == "4 + 9"
+
+
+def test_a_moved_subtree_continues_its_new_parent(lm: weft.LM, loom: Loom) -> None:
+    """B8."""
+    one, two = loom.add("4 + 9"), loom.add("10 + 13")
+    child = one.add(" = ")
+    below = child.grow(max_tokens=2, seed=1)[0]
+    two.add_child(child)
+    assert one.children == []
+    assert two.children == [child]
+    for node in (child, below):
+        assert node.get_prefix_tokens()[: len(loom.tokens)] == loom.tokens
+        assert node.next(3) == Loom(lm, node.get_prefix_tokens()).next(3)
+
+
+def test_a_removed_child_is_its_own_path(lm: weft.LM, loom: Loom) -> None:
+    """B8."""
+    child = loom.add("4 + 9")
+    below = child.add(" = ")
+    assert loom.remove_child(child) is child
+    assert loom.children == []
+    assert below.get_prefix_tokens() == child.tokens + below.tokens
+    assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
+    assert child.grow(max_tokens=2, seed=1)
+    loom.add_child(child)
+    assert below.next(3) == Loom(lm, below.get_prefix_tokens()).next(3)
+
+
+def test_split_changes_no_prediction(lm: weft.LM, loom: Loom) -> None:
+    node = loom.grow(max_tokens=6, seed=1)[0]
+    below = node.add(" so")
+    before, after = below.next(5), node.next(5)
+    lower = node.split(2)
+    assert below.next(5) == before
+    assert lower.next(5) == after
+    assert node.next(5) == Loom(lm, node.get_prefix_tokens()).next(5)
+
+
+def test_apply_at_leaves_runs_the_calls_of_all_leaves_as_one_batch(lm: weft.LM, loom: Loom) -> None:
+    leaves = [loom.add(f"{i} + ") for i in range(6)]
+    steps = lm.scheduler.counters.steps
+    made = loom.apply_at_leaves(lambda leaf: leaf.ramify(n=2, max_tokens=8, seed=5))
+    assert lm.scheduler.counters.steps - steps <= 12
+    assert [type(children) for children in made] != [None] * 6
+    assert made == [leaf.children for leaf in leaves]
+    assert all(len(children) == 2 for children in made)
+    for leaf, children in zip(leaves, made, strict=True):
+        alone = leaf.ramify(n=2, max_tokens=8, seed=5)
+        assert [c.tokens for c in alone] == [c.tokens for c in children]
+
+
+def test_children_looked_at_inside_the_function_are_there(loom: Loom) -> None:
+    for i in range(3):
+        loom.add(f"{i} + ")
+
+    def use(leaf: Heddle) -> tuple[int, int, Any]:
+        made = leaf.ramify(n=2, max_tokens=3, seed=1)
+        return len(leaf.children), len([child.text for child in made]), made[0].parent is leaf
+
+    assert loom.apply_at_leaves(use) == [(2, 2, True)] * 3
+    assert loom.at_all_leaves(lambda leaf: leaf.ramify(n=1, max_tokens=1)[0].text) == [
+        leaf.parent.children[-1].text if False else leaf.text for leaf in loom.leaves
+    ]
+
+
+def test_when_a_function_fails_the_calls_before_it_were_made(loom: Loom) -> None:
+    leaves = [loom.add(f"{i} + ") for i in range(3)]
+
+    def fail_last(leaf: Heddle) -> None:
+        if leaf is leaves[2]:
+            raise LookupError("mine")
+        leaf.ramify(n=2, max_tokens=2)
+
+    with pytest.raises(LookupError, match="mine"):
+        loom.apply_at_leaves(fail_last)
+    assert [len(leaf.children) for leaf in leaves] == [2, 2, 0]
+    assert loom.ramify(n=1, max_tokens=1)
+
+
+def test_mistakes_inside_apply_at_leaves_raise_at_the_call(loom: Loom) -> None:
+    caught = []
+
+    def wrong(leaf: Heddle) -> None:
+        with pytest.raises(ConfigError):
+            leaf.ramify(n=0)
+        caught.append(leaf)
+
+    loom.add("x")
+    loom.apply_at_leaves(wrong)
+    assert len(caught) == 1
+    loom.close()
+    with pytest.raises(StaleHandle):
+        loom.apply_at_leaves(lambda leaf: leaf.ramify())
+
+
+def test_frag_is_the_nodes_own_kv_in_the_known_shape(lm: weft.LM, loom: Loom) -> None:
+    child = loom.add("4 + 9")
+    frags = child.frag
+    assert len(frags) == lm.info.n_layers
+    for keys, values in frags:
+        assert keys.shape == values.shape == (1, 2, len(child.tokens), 64)
+    assert frags[0].start == len(loom.tokens)
+    assert frags[0].token_ids == tuple(child.tokens)
+    assert loom.frag[0].keys.shape[2] == len(loom.tokens)
+
+
+REFLECTION = "\n...Wait. I need to look at the problem again. I could've"
+
+
+def reflect(root: Loom) -> list[str]:
+    """The README program of the existing library, with small numbers."""
+    assistant_start = root.add_text_child("I will solve this problem step by step.")
+    assistant_start.ramify(n=4, temp=0.6, max_tokens=12, min_p=0.05)
+    return assistant_start.apply_at_leaves(
+        lambda x: x.ramify(REFLECTION) if x.terminal else None,
+        lambda x: x.ramify(n=2, temp=0.6, max_tokens=12, min_p=0.05),
+        lambda x: x.crown(),
+    )
+
+
+def test_the_reflection_program_runs(lm: weft.LM) -> None:
+    for root in (Loom(lm, samples.sum), Loom(lm, lm.tokenizer, samples.sum)):
+        answers = reflect(root)
+        leaves = root.get_all_leaves()
+        assert answers == [leaf.crown() for leaf in leaves]
+        assert all(answer.startswith("I will solve") for answer in answers)
+        assert root.count_leaves() == len(answers) >= 4
+        for leaf in leaves[:2]:
+            if not leaf.terminal:
+                assert leaf.next(3) == Loom(lm, leaf.get_prefix_tokens()).next(3)
+
+
+@pytest.mark.torch
+def test_the_reflection_program_runs_on_a_loaded_transformers_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    from weft.engines.source import resolve
+
+    folder = resolve("tiny")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    root = Loom(model, tokenizer, samples.sum)
+    assert root.model is model
+    assert root.tokenizer is tokenizer
+    answers = reflect(root)
+    assert len(answers) == root.count_leaves()
+    assert Loom(model, tokenizer, samples.sum).lm is root.lm

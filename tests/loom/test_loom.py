@@ -1,0 +1,180 @@
+"""Laws of making a loom: prompts, templates, closing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+import weft
+from weft import Heddle, Loom, samples
+from weft.errors import ConfigError, ContextOverflow, StaleHandle
+from weft.tokens.tokenizer import Tokenizer
+
+
+def test_a_text_prompt_goes_through_the_chat_template_once(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.game24)
+    rendered = lm.format_chat([{"role": "user", "content": samples.game24}])
+    assert loom.text == rendered
+    assert loom.tokens == lm.tokenize(rendered, special=True, add_bos=False)
+    assert loom.tokens.count(lm.text.bos_token_id) == 1
+    assert loom.chat_template_used
+    assert loom.user_prompt == samples.game24
+    assert loom.display_text() == f"Prompt: {samples.game24}\n\nResponse:\n\n"
+
+
+def test_messages_are_the_same_prompt_as_their_text(lm: weft.LM) -> None:
+    text = Loom(lm, samples.game24, system="Be brief.")
+    messages = Loom(
+        lm,
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": samples.game24}],
+    )
+    assert text.tokens == messages.tokens
+    assert "Be brief." in text.text
+    assert messages.user_prompt == samples.game24
+
+
+def test_raw_text_and_token_ids_are_taken_as_they_are(lm: weft.LM) -> None:
+    raw = Loom(lm, "Once upon", template=False)
+    assert raw.tokens == lm.tokenize("Once upon")
+    assert not raw.chat_template_used
+    assert raw.display_text() == raw.text
+    ids = Loom(lm, raw.tokens)
+    assert ids.tokens == raw.tokens
+    assert not ids.chat_template_used
+
+
+def test_known_argument_forms_make_the_same_loom(lm: weft.LM) -> None:
+    two = Loom(lm, samples.game24)
+    three = Loom(lm, lm.tokenizer, samples.game24)
+    named = Loom(model=lm, tokenizer=lm.tokenizer, prompt=samples.game24)
+    assert two.tokens == three.tokens == named.tokens
+    assert three.model is lm
+    assert three.tokenizer is lm.tokenizer
+    child = three.add("Yes")
+    assert (child.model, child.tokenizer) == (lm, lm.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        ("", {}, "empty"),
+        ("", {"template": False}, "empty"),
+        ([], {}, "empty"),
+        (None, {}, "needs a prompt"),
+        (5, {}, "not int"),
+        (b"bytes", {}, "not bytes"),
+        ([1.5], {}, "whole numbers"),
+        ([99_999], {}, "outside the vocabulary"),
+        ([-1], {}, "outside the vocabulary"),
+        ([1], {"system": "x"}, "system"),
+        ("x", {"system": "x", "template": False}, "system"),
+        ([{"role": "user", "content": "x"}], {"template": False}, "chat template"),
+        ([{"role": "system", "content": "x"}], {"system": "y"}, "system message already"),
+        ([{"role": "user"}], {}, "content"),
+    ],
+)
+def test_a_bad_prompt_is_refused_at_the_call(
+    lm: weft.LM, prompt: Any, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Loom(lm, prompt, **options)
+
+
+def test_a_prompt_longer_than_the_context_names_both_numbers(lm: weft.LM) -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        Loom(lm, [3] * (lm.n_ctx + 1))
+    assert (caught.value.n_tokens, caught.value.n_ctx) == (lm.n_ctx + 1, lm.n_ctx)
+
+
+def test_a_template_error_is_raised_not_worked_around(
+    lm: weft.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B14."""
+    monkeypatch.setattr(lm.text, "chat_template", "{{ raise_exception('no such turn') }}")
+    with pytest.raises(ConfigError, match="no such turn"):
+        Loom(lm, samples.game24)
+
+
+def test_without_a_template_the_prompt_is_raw_text(
+    lm: weft.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lm.text, "chat_template", None)
+    loom = Loom(lm, samples.game24)
+    assert not loom.chat_template_used
+    assert loom.tokens == lm.tokenize(samples.game24)
+    with pytest.raises(ConfigError, match="chat template"):
+        Loom(lm, samples.game24, system="x")
+
+
+def test_a_tokenizer_without_bos_keeps_the_first_token_of_text_children() -> None:
+    """B4: nothing is trimmed from a continuation but what the encoder added."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    plain = Tokenizer.wrap(backend)
+    assert plain.decode(plain.continuation("I will")) == "I will"
+
+
+def test_closing_is_idempotent_and_leaves_reading(lm: weft.LM) -> None:
+    with Loom(lm, samples.game24) as loom:
+        child = loom.grow(max_tokens=2, seed=1)[0]
+    loom.close()
+    assert loom.text
+    assert child.text
+    assert loom.count_children() == 2
+    for call in (loom.grow, loom.next, lambda: loom.add("x"), lambda: child.measure("x")):
+        with pytest.raises(StaleHandle, match="closed"):
+            call()
+
+
+def test_handles_dropped_without_close_leave_nothing_pinned() -> None:
+    with weft.load("tiny") as own:
+        loom = Loom(own, samples.game24)
+        for child in loom.grow(3, max_tokens=4, seed=1):
+            child.add("so").grow(max_tokens=2, seed=1)
+        stream = loom.stream(2, max_tokens=8, seed=1)
+        next(stream)
+        gone = weakref.ref(loom)
+        del loom, child, stream
+        gc.collect()
+        assert gone() is None
+        Loom(own, samples.sum).next(1)  # the next step drops the cancelled runs
+        gc.collect()
+        own.clear_cache()
+        assert own.stats().kv_bytes == 0
+
+
+def test_a_subclass_with_its_own_constructor_makes_children_of_its_class(lm: weft.LM) -> None:
+    class Scored(Heddle):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.visits = 0
+
+        def display_text(self) -> str:
+            return f"[{self.text}]"
+
+    with Loom(lm, samples.game24, heddle_class=Scored) as loom:
+        child = loom.add("a")
+        grown = child.grow(2, max_tokens=2, seed=1)
+        assert [type(node) for node in (child, *grown)] == [Scored] * 3
+        assert grown[0].visits == 0
+        assert grown[0].get_display_text(1) == f"[a][{grown[0].text}]"
+        assert child.split(1) if len(child.tokens) > 1 else True
+
+
+def test_the_known_constructor_makes_a_node_that_add_child_takes(loom: Loom) -> None:
+    node = Heddle(loom.model, loom.tokenizer, "4 + 9", None, None)
+    assert node.parent is None
+    assert node.text == "4 + 9"
+    loom.add_child(node)
+    assert loom.children == [node]
+    twin = loom.add("4 + 9")
+    assert twin.tokens == node.tokens
+    assert twin.next(3) == node.next(3)
