@@ -70,7 +70,7 @@ class Chunk:
     def part(self, lo: int, hi: int, start: int) -> SpanPart:
         """What its new tokens lo … hi-1 see of their own; they are the queries from `start` on."""
         seen = self._room[:, :, :, : self._n_before + hi]
-        return SpanPart(seen, slice(start, start + hi - lo), triangle(hi - lo))
+        return SpanPart([seen], slice(start, start + hi - lo), triangle(hi - lo))
 
     def write(self, layer: int, kv: Floats) -> None:
         """Store keys and values of the new tokens: [n, 2, K, D]."""

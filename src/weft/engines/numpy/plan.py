@@ -175,7 +175,7 @@ class Plan:
         return Block(lo, hi, n_tails, own, list(self._shared(lo, hi)))
 
     def _shared(self, lo: int, hi: int) -> Iterable[Part]:
-        """One part for each distinct span on the paths of the block's queries."""
+        """The distinct spans on the queries' paths, one part for each set of queries."""
         paths: dict[int, tuple[tuple[Span, ...], list[_Range]]] = {}
         spans: dict[Span, list[_Range]] = {}
         for packed in self._packed:
@@ -190,9 +190,12 @@ class Plan:
             for span in path:
                 if span.length:
                     spans.setdefault(span, []).extend(ranges)
-        for span, ranges in spans.items():
-            for view in self._fragments.views(cast(NumpyFragment, span.fragment), span.length):
-                yield SpanPart(view, _where(ranges))
+        groups: dict[tuple[_Range, ...], list[Floats]] = {}
+        for (fragment, length), ranges in spans.items():
+            views = self._fragments.views(cast(NumpyFragment, fragment), length)
+            groups.setdefault(_merged(ranges), []).extend(views)
+        for merged, views in groups.items():
+            yield SpanPart(views, _where(merged))
 
 
 def token_ids(row: Row) -> Sequence[int]:
@@ -222,17 +225,21 @@ def _bank_row(row: Row) -> float:
     return cast(NumpyFragment, row.dest).row if _is_tail(row) else np.inf
 
 
-def _where(ranges: list[_Range]) -> Where:
-    """One slice where the ranges touch, else their indices."""
+def _merged(ranges: list[_Range]) -> tuple[_Range, ...]:
+    """The same indices in as few ranges as can be, in order."""
     merged: list[_Range] = []
     for lo, hi in sorted(ranges):
         if merged and merged[-1][1] == lo:
             merged[-1] = (merged[-1][0], hi)
         else:
             merged.append((lo, hi))
-    if len(merged) == 1:
-        return slice(*merged[0])
-    return np.concatenate([np.arange(lo, hi) for lo, hi in merged])
+    return tuple(merged)
+
+
+def _where(ranges: tuple[_Range, ...]) -> Where:
+    if len(ranges) == 1:
+        return slice(*ranges[0])
+    return np.concatenate([np.arange(lo, hi) for lo, hi in ranges])
 
 
 def _check(row: Row, config: LlamaConfig) -> None:
