@@ -361,7 +361,8 @@ def _check_joints(frags: Sequence[KVFrag]) -> None:
 
 
 def _whole_prefix(cache: PromptCache) -> None:
-    if cache.start or len(cache.rows) != 1 or len(cache.token_ids) != cache[0].offset:
+    n_slots = cache[0].offset if cache else 0
+    if cache.start or len(cache.rows) != 1 or len(cache.token_ids) != n_slots:
         raise ConfigError(
             "a cache can be continued when it is one whole prefix from token 0 with known ids; "
             "this one is a part of a path, a batch, or was made from arrays without token ids"

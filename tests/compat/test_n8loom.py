@@ -1,0 +1,159 @@
+"""Laws of the known lower-level names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft import samples
+from weft.compat import n8loom
+from weft.errors import ConfigError
+from weft.sched.work import Extend, Logits
+
+
+@pytest.fixture(scope="module")
+def lm() -> Iterator[weft.LM]:
+    with weft.load("tiny") as lm:
+        yield lm
+
+
+@pytest.fixture
+def ids(lm: weft.LM) -> list[int]:
+    return n8loom.Loom(lm, samples.game24).tokens
+
+
+def logits(lm: weft.LM, place: Any) -> np.ndarray:
+    (ticket,) = lm.submit([Extend(place, (), (Logits(place.depth),))])
+    lm.drive([ticket])
+    return ticket.result()[0]
+
+
+def test_fragment_clip_fuse_gives_the_logits_of_one_forward(lm: weft.LM, ids: list[int]) -> None:
+    want = logits(lm, lm.place(ids))
+    cache, n_run = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    assert n_run == len(ids)
+    head = n8loom.clip_frag(n8loom.frag_cache(cache, 0, 15), 9)
+    tail = n8loom.frag_cache(cache, 9, len(ids))
+    fused = n8loom.fuse_cache_frags([[a, b] for a, b in zip(head, tail, strict=True)], 0)
+    assert fused.token_ids == ids
+    lm.clear_cache()
+    assert np.abs(logits(lm, fused.place(lm)) - want).max() < 1e-4
+
+
+def test_arrays_have_the_known_shape(lm: weft.LM, ids: list[int]) -> None:
+    cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    assert len(cache) == lm.info.n_layers
+    assert cache[0].keys.shape == cache[0].values.shape == (1, 2, len(ids), 64)
+    assert cache[0].offset == len(ids)
+    frags = n8loom.frag_cache(cache)
+    assert frags[0].keys.shape[2] == len(ids) - 1
+    keys, values = frags[0]
+    assert keys is frags[0].keys
+    assert values is frags[0].values
+
+
+def test_a_nodes_fragments_fuse_to_its_path(lm: weft.LM) -> None:
+    loom = n8loom.Loom(lm, lm.tokenizer, samples.game24)
+    node = loom.add_text_child("4 + 9").make_children(n=1, max_tokens=4, seed=1)[0]
+    frags = [each.frag for each in node.path]
+    fused = n8loom.fuse_cache_frags([list(layer) for layer in zip(*frags, strict=True)])
+    assert fused.token_ids == node.get_prefix_tokens()
+    want = logits(lm, node._where())
+    lm.clear_cache()
+    assert np.abs(logits(lm, fused.place(lm)) - want).max() < 1e-4
+
+
+def test_fragments_that_do_not_follow_each_other_are_refused(lm: weft.LM, ids: list[int]) -> None:
+    cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    tail = n8loom.frag_cache(cache, 9, 12)
+    head = n8loom.frag_cache(cache, 0, 5)
+    with pytest.raises(ConfigError, match="cannot follow"):
+        n8loom.fuse_cache_frags([[a, b] for a, b in zip(head, tail, strict=True)])
+    lone = n8loom.fuse_cache_frags([[frag] for frag in tail])
+    with pytest.raises(ConfigError, match="whole prefix"):
+        lone.place(lm)
+
+
+def test_prompt_to_cache_goes_on_in_a_cache_and_leaves_an_offset_out(
+    lm: weft.LM, ids: list[int]
+) -> None:
+    whole, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    cache, n_run = n8loom.prompt_to_cache(lm, lm.tokenizer, ids[:8])
+    assert n_run == 8
+    same, n_run = n8loom.prompt_to_cache(lm, lm.tokenizer, ids[8:], cache, 512, 2)
+    assert same is cache
+    assert n_run == len(ids) - 10
+    assert cache.token_ids == ids[:-2]
+    assert np.abs(cache[3].keys - whole[3].keys[:, :, :-2]).max() < 1e-4
+    with pytest.raises(ConfigError, match="offset"):
+        n8loom.prompt_to_cache(lm, lm.tokenizer, ids, offset=len(ids) + 1)
+
+
+@pytest.mark.parametrize("how", ["whole", "last", "one behind", "none"])
+def test_a_cache_and_a_prompt_mean_one_path(lm: weft.LM, ids: list[int], how: str) -> None:
+    want, *_ = n8loom.generate_batched(lm, lm.tokenizer, ids, 1, max_tokens=8)
+    behind, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids, offset=1)
+    prompt, cache = {
+        "whole": (ids, n8loom.prompt_to_cache(lm, lm.tokenizer, ids)[0]),
+        "last": (ids[-1:], behind),
+        "one behind": (ids[-4:], behind),
+        "none": (ids, None),
+    }[how]
+    lm.clear_cache()
+    made, *_ = n8loom.generate_batched(
+        lm, lm.tokenizer, prompt, 1, prompt_cache=cache, max_tokens=8
+    )
+    assert made == want
+
+
+def test_generate_batched_returns_the_known_five(lm: weft.LM, ids: list[int]) -> None:
+    made, cache, n_prompt, lengths, ended = n8loom.generate_batched(
+        lm, lm.tokenizer, ids, 3, max_tokens=30, temp=0.8, min_p=0.05, stop_strings=["\n"], seed=3
+    )
+    assert n_prompt == len(ids)
+    assert lengths == [len(row) for row in made]
+    assert len(ended) == 3
+    assert cache[0].keys.shape[:3] == (3, 2, max(lengths))
+    prompt_cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    whole = n8loom.frag_cache(prompt_cache, 0, len(ids))
+    for row, frags in enumerate(n8loom.frag_batch_gen(cache, 0, lengths)):
+        fused = n8loom.fuse_cache_frags([[a, b] for a, b in zip(whole, frags, strict=True)])
+        assert fused.token_ids == ids + made[row]
+        got = logits(lm, fused.place(lm))
+        assert np.abs(got - logits(lm, lm.place(ids + made[row]))).max() < 1e-4
+
+
+def test_the_stream_ends_in_what_the_batch_returns(lm: weft.LM, ids: list[int]) -> None:
+    options = {"max_tokens": 10, "temp": 0.8, "seed": 3}
+    made, cache, *_ = n8loom.generate_batched(lm, lm.tokenizer, ids, 2, **options)
+    *updates, final = n8loom.generate_batched_stream(lm, lm.tokenizer, ids, 2, **options)
+    assert final["type"] == "final"
+    assert final["tokens"] == made
+    assert np.abs(final["prompt_cache"][0].keys - cache[0].keys).max() < 1e-4
+    assert updates[-1]["tokens"] == made
+
+
+def test_load_for_loom_gives_what_loom_takes() -> None:
+    model, tokenizer = n8loom.load_for_loom("tiny")
+    with model:
+        root = n8loom.Loom(model, tokenizer, samples.sum)
+        assert root.ramify(n=2, max_tokens=2)
+        assert isinstance(root.children[0], n8loom.Heddle)
+        with pytest.raises(ConfigError, match="adapter_path"):
+            n8loom.load_for_loom("tiny", adapter_path="x")
+
+
+def test_bfloat16_arrays_survive_as_float32() -> None:
+    """B2: NumPy has no bfloat16."""
+    from weft.loom.kvfrag import _narrowed, _widened
+
+    bits = np.arange(0, 2**16, 7, dtype=np.uint16)
+    bits = bits[(bits & 0x7F80) != 0x7F80]  # no infinities and NaNs
+    marks = {"k.0.dtype": np.array("bfloat16")}
+    wide = _widened(bits, marks, "k.0")
+    assert wide.dtype == np.float32
+    assert (_narrowed(wide, marks, "k.0") == bits).all()

@@ -1,0 +1,210 @@
+"""Law 9: every kind of heddle predicts what one plain forward by Transformers predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft import Heddle, Loom, samples
+from weft.sched.work import Extend, Logits
+
+pytestmark = pytest.mark.torch
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Callable[[list[int]], np.ndarray]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from weft.engines.source import resolve
+
+    model = AutoModelForCausalLM.from_pretrained(resolve("tiny"), dtype=torch.float32).eval()
+
+    def logits(ids: list[int]) -> np.ndarray:
+        with torch.inference_mode():
+            return model(torch.tensor([ids])).logits[0, -1].numpy()
+
+    return logits
+
+
+def prompt(lm: weft.LM, tmp: Path) -> Heddle:
+    return Loom(lm, samples.game24)
+
+
+def raw_prompt(lm: weft.LM, tmp: Path) -> Heddle:
+    return Loom(lm, "Once upon a time", template=False)
+
+
+def text_child(lm: weft.LM, tmp: Path) -> Heddle:
+    return Loom(lm, samples.game24).add("4 + 9 = 13").add(" (left")
+
+
+def generated(lm: weft.LM, tmp: Path) -> Heddle:
+    return Loom(lm, samples.game24).grow(3, max_tokens=9, seed=1)[1]
+
+
+def generated_on_generated(lm: weft.LM, tmp: Path) -> Heddle:
+    return generated(lm, tmp).grow(2, max_tokens=5, seed=1)[0].add(" so").grow(max_tokens=3)[0]
+
+
+def stopped(lm: weft.LM, tmp: Path) -> Heddle:
+    return Loom(lm, samples.game24).grow(max_tokens=40, stop="\n", seed=1)[0]
+
+
+def ended(lm: weft.LM, tmp: Path) -> Heddle:
+    node = Loom(lm, samples.verdict).grow(max_tokens=10, seed=1)[0]
+    assert node.terminal
+    return node.add("\nWait.")
+
+
+def streamed(lm: weft.LM, tmp: Path) -> Heddle:
+    loom = Loom(lm, samples.game24)
+    list(loom.stream(3, max_tokens=7, seed=1))
+    return loom.children[2]
+
+
+def abandoned(lm: weft.LM, tmp: Path) -> Heddle:
+    loom = Loom(lm, samples.game24)
+    for count, _ in enumerate(loom.stream(2, max_tokens=30, seed=1)):
+        if count > 10:
+            break
+    return loom.children[0]
+
+
+def in_a_batch(lm: weft.LM, tmp: Path) -> Heddle:
+    loom = Loom(lm, samples.game24)
+    nodes = [loom.add("4"), loom.add("10 + 13 = "), loom]
+    return loom.grow(2, at=nodes, max_tokens=5, seed=1)[3]
+
+
+def by_leaves(lm: weft.LM, tmp: Path) -> Heddle:
+    loom = Loom(lm, samples.game24)
+    loom.ramify(["4 + ", "9 + "])
+    loom.apply_at_leaves(lambda leaf: leaf.ramify(n=2, max_tokens=5, seed=1))
+    return loom.leaves[-1]
+
+
+def clipped(lm: weft.LM, tmp: Path) -> Heddle:
+    return generated(lm, tmp).clip(4)
+
+
+def clipped_to_nothing(lm: weft.LM, tmp: Path) -> Heddle:
+    return generated(lm, tmp).clip(0).grow(max_tokens=3, seed=1)[0]
+
+
+def trimmed_text(lm: weft.LM, tmp: Path) -> Heddle:
+    return text_child(lm, tmp).trim(1)
+
+
+def split_upper(lm: weft.LM, tmp: Path) -> Heddle:
+    node = generated(lm, tmp)
+    node.split(3)
+    return node
+
+
+def split_lower(lm: weft.LM, tmp: Path) -> Heddle:
+    return generated(lm, tmp).split(3)
+
+
+def moved(lm: weft.LM, tmp: Path) -> Heddle:
+    loom = Loom(lm, samples.game24)
+    node, other = loom.grow(2, max_tokens=5, seed=1)
+    below = node.add(" so").grow(max_tokens=2, seed=1)[0]
+    other.add_child(node)
+    return below
+
+
+def detached(lm: weft.LM, tmp: Path) -> Heddle:
+    return generated(lm, tmp).remove()
+
+
+def retold(lm: weft.LM, tmp: Path) -> Heddle:
+    node = generated(lm, tmp)
+    below = node.add(" so")
+    node.text = "10 + 13"
+    return below
+
+
+def reloaded(lm: weft.LM, tmp: Path) -> Heddle:
+    node = generated_on_generated(lm, tmp)
+    node.path[0].save(tmp / "x.loom.json")  # type: ignore[attr-defined]
+    return Loom.open(tmp / "x.loom.json", lm).find(node.id)
+
+
+def after_losing_all_kv(lm: weft.LM, tmp: Path) -> Heddle:
+    node = generated_on_generated(lm, tmp)
+    lm.clear_cache()
+    return node
+
+
+def imported(lm: weft.LM, tmp: Path) -> Heddle:
+    node = generated(lm, tmp)
+    arrays = {name: array.copy() for name, array in lm.export_kv(node._where()).items()}
+    lm.clear_cache()
+    fresh = Loom(lm, node.get_prefix_tokens())
+    fresh._place = lm.import_kv(fresh.tokens, arrays)
+    return fresh
+
+
+KINDS = [
+    prompt,
+    raw_prompt,
+    text_child,
+    generated,
+    generated_on_generated,
+    stopped,
+    ended,
+    streamed,
+    abandoned,
+    in_a_batch,
+    by_leaves,
+    clipped,
+    clipped_to_nothing,
+    trimmed_text,
+    split_upper,
+    split_lower,
+    moved,
+    detached,
+    retold,
+    reloaded,
+    after_losing_all_kv,
+    imported,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_next_token_logits_equal_a_plain_forward(
+    lm: weft.LM,
+    oracle: Callable[[list[int]], np.ndarray],
+    tmp_path: Path,
+    kind: Callable[[weft.LM, Path], Heddle],
+) -> None:
+    node = kind(lm, tmp_path)
+    want = oracle(node.get_prefix_tokens())
+    assert np.abs(_logits(lm, node) - want).max() < TOLERANCE
+
+
+def _logits(lm: weft.LM, node: Heddle) -> Any:
+    place = node._where()
+    (ticket,) = lm.submit([Extend(place, (), (Logits(place.depth),))])
+    lm.drive([ticket])
+    return ticket.result()[0]
+
+
+def test_recorded_logprobs_and_entropies_equal_a_plain_forward(
+    lm: weft.LM, oracle: Callable[[list[int]], np.ndarray]
+) -> None:
+    node = Loom(lm, samples.game24).grow(2, max_tokens=6, temperature=0.5, top_k=5, seed=1)[1]
+    before = node.parent.get_prefix_tokens()
+    for index, token in enumerate(node.tokens):
+        logits = oracle(before + node.tokens[:index]).astype(np.float64)
+        logp = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        assert node.logprobs[index] == pytest.approx(logp[token], abs=1e-4)
+        assert node.entropies[index] == pytest.approx(-(np.exp(logp) * logp).sum(), abs=1e-3)
