@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, bank, store  # noqa: E402
+from weft.engines.torch import TorchEngine, bank, spans, store  # noqa: E402
+from weft.engines.torch.plan import plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -249,6 +250,37 @@ def test_a_step_with_the_same_rows_reuses_its_plan(engine: TorchEngine, model: A
     assert len(plans) == 2  # one a width class
     for i in range(4):
         assert _error(output, i, model, [*IDS[:10], *range(20 + i, 90 + i)]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "phi3"])
+def test_bundled_short_spans_equal_spans_met_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    engine = TorchEngine.adopt(build(name))
+    memory = engine.fragments
+
+    def node(path: tuple[Span, ...], n: int) -> tuple[Span, ...]:
+        fragment, start = memory.new(None), sum(s.length for s in path)
+        engine.forward([Row(path, IDS[start + n : start + 2 * n], start, fragment)])
+        return (*path, Span(fragment, n))
+
+    root = node((), 70)
+    children = [node(root, 3 + i) for i in range(4)]
+    grandchildren = [node(path, 2 + i % 2) for i, path in enumerate([*children, children[0]])]
+    paths = [*grandchildren, *grandchildren[:2], root, children[3]]
+    rows = [
+        Row(path, IDS[i : i + 1 + i % 3], sum(s.length for s in path), None, (0, i % 3))
+        for i, path in enumerate(paths)
+    ]
+    logits = []
+    for short in (0, spans.SHORT):
+        monkeypatch.setattr(spans, "SHORT", short)
+        kinds = {type(s) for s in plan_step(rows, memory).spans}
+        assert kinds == ({spans.Part} if short == 0 else {spans.Part, spans.Bundle})
+        output = engine.forward(rows)
+        logits.append([torch.from_numpy(output.logits(i)) for i in range(2 * len(rows))])
+    for alone, bundled in zip(*logits, strict=True):
+        torch.testing.assert_close(bundled, alone, atol=1e-5, rtol=0)
 
 
 def test_a_long_fragment_grows_in_its_block(

@@ -79,13 +79,15 @@ def attend_causal(
     Returns:
         Output [R, H, n, Dv] and log-sum-exp float32 [R, H, n].
     """
+    n_rows, n_heads, n, _ = q.shape
+    group = n_heads // k.shape[1]
     if bands is None and _is_fused(q, v, spec):
+        if group > 1:
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, True, attn_mask=None, scale=spec.scale
         )
         return out, lse
-    n_rows, n_heads, n, _ = q.shape
-    group = n_heads // k.shape[1]
     blocks = []
     for band in bands if bands is not None else bands_of(n, None, q):
         folded = q[:, :, band.start : band.stop].reshape(n_rows, k.shape[1], -1, q.shape[-1])

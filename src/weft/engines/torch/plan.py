@@ -15,29 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
-
 from ...errors import ConfigError
 from ..base import Row, Span
 from .bank import Bank, width_for
+from .spans import Bundle, Part, Stretch, arrange
 from .store import KV, Store
-
-
-class Part(NamedTuple):
-    """Keys of one span, and the packed queries start..stop that see them.
-
-    keys, values: a layer each, [1, K, S, D]. first: absolute position of the first key.
-    """
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    first: int
-    start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        return self.keys[0].shape[2]
 
 
 class BankLane(NamedTuple):
@@ -69,7 +51,7 @@ class Plan:
     starts: list[int]
     banks: list[BankLane] = field(default_factory=list)
     chunks: list[ChunkLane] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    spans: list[Part | Bundle] = field(default_factory=list)
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Would planning these rows give this plan again?"""
@@ -112,7 +94,7 @@ def _build(rows: Sequence[Row], store: Store) -> Plan:
             plan.banks.append(BankLane(store.bank_for(tails), tails, start, stop))
         else:
             plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
-    _add_parts(plan, rows, dests, store)
+    plan.spans = arrange(_stretches(plan, rows, dests), store)
     return plan
 
 
@@ -152,10 +134,10 @@ def _lanes(
     return lanes
 
 
-def _add_parts(plan: Plan, rows: Sequence[Row], dests: list[KV | None], store: Store) -> None:
+def _stretches(plan: Plan, rows: Sequence[Row], dests: list[KV | None]) -> list[Stretch]:
     """Find the slice of queries below each span; a chunk row sees its tail as one span more."""
-    views: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
-    open_parts: dict[tuple[int, int], int] = {}
+    found: list[Stretch] = []
+    latest: dict[tuple[int, int], int] = {}
     n_banked = plan.banks[-1].stop if plan.banks else 0
     for i in plan.order:
         row, dest = rows[i], dests[i]
@@ -166,12 +148,11 @@ def _add_parts(plan: Plan, rows: Sequence[Row], dests: list[KV | None], store: S
             if not span.length:
                 continue
             key = (id(span.fragment), span.length)
-            at = open_parts.get(key)
-            if at is not None and plan.parts[at].stop == start:
-                plan.parts[at] = plan.parts[at]._replace(stop=stop)
+            at = latest.get(key)
+            if at is not None and found[at].stop == start:
+                found[at] = found[at]._replace(stop=stop)
             else:
-                if key not in views:
-                    views[key] = store.views(span.fragment, span.length)
-                open_parts[key] = len(plan.parts)
-                plan.parts.append(Part(*views[key], first, start, stop))
+                latest[key] = len(found)
+                found.append(Stretch(span.fragment, span.length, first, start, stop))
             first += span.length
+    return found

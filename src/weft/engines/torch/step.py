@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .attend import Band, Mask, Spec, apply_sinks, attend, attend_causal, bands_of, merge
-from .plan import BankLane, ChunkLane, Part, Plan
-
-
-class _Seen(NamedTuple):
-    """A part as one window sees it: keys from `low` on, masked or not."""
-
-    part: Part
-    low: int
-    mask: Mask | None
+from .attend import Band, Mask, Spec, apply_sinks, attend, attend_causal, bands_of
+from .plan import BankLane, ChunkLane, Plan
+from .spans import BundleView, PartView, bias_of
 
 
 class StepAttention:
@@ -36,7 +26,7 @@ class StepAttention:
         self._writes = [self._write_index(n) for n in self._lengths]
         self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
         self._bands: dict[tuple[int, int | None], list[Band]] = {}
-        self._seen: dict[tuple[int | None, int], list[_Seen]] = {}
+        self._seen: dict[tuple[int | None, int], list[PartView | BundleView]] = {}
         self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
@@ -48,18 +38,8 @@ class StepAttention:
         if self.plan.chunks:
             self.keys[layer], self.values[layer] = k, v
         out, lse = self._own(layer, q, folded, k, v, spec)
-        for part, low, mask in self._visible(spec.window, group, q):
-            start, stop = part.start * group, part.stop * group
-            keys, values = part.keys[layer], part.values[layer]
-            if low:
-                keys, values = keys[:, :, low:], values[:, :, low:]
-            other, other_lse = attend(folded[None, :, start:stop], keys, values, spec, mask)
-            merge(
-                out[start:stop],
-                lse[start:stop],
-                other[0].transpose(0, 1),
-                other_lse[0].transpose(0, 1),
-            )
+        for view in self._visible(spec.window, group, q):
+            view.meet(layer, folded, group, out, lse, spec)
         if spec.sinks is not None:
             apply_sinks(out, lse, spec.sinks.view(-1, group).t().repeat(n_tokens, 1).float())
         return (
@@ -85,7 +65,7 @@ class StepAttention:
             out, lse = results[0]
         else:
             out, lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
-        return (out.float() if plan.parts else out), lse
+        return (out.float() if plan.spans else out), lse
 
     def _bank(
         self,
@@ -146,7 +126,7 @@ class StepAttention:
                 hidden = slots > last
                 if window is not None:
                     hidden |= slots <= last - window
-                bias = _bias(hidden, like)[:, None, None]
+                bias = bias_of(hidden, like)[:, None, None]
             found = self._bank_masks[(number, window)] = low, bias
         return found
 
@@ -209,38 +189,10 @@ class StepAttention:
 
     # Spans above
 
-    def _visible(self, window: int | None, group: int, like: Tensor) -> list[_Seen]:
-        """The parts that a window lets through, resolved once a step."""
+    def _visible(self, window: int | None, group: int, like: Tensor) -> list[PartView | BundleView]:
+        """The spans that a window lets through, resolved once a step."""
         key = (window, group)
         if key not in self._seen:
-            if window is None:
-                self._seen[key] = [_Seen(part, 0, None) for part in self.plan.parts]
-            else:
-                seen = (self._through(part, window, group, like) for part in self.plan.parts)
-                self._seen[key] = [s for s in seen if s is not None]
+            views = (s.through(window, group, self.positions, like) for s in self.plan.spans)
+            self._seen[key] = [view for view in views if view is not None]
         return self._seen[key]
-
-    def _through(self, part: Part, window: int, group: int, like: Tensor) -> _Seen | None:
-        """A key is seen by queries less than `window` positions after it.
-
-        oldest query                     newest query
-        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
-        """
-        queries = self.positions[part.start : part.stop]
-        oldest, newest = min(queries), max(queries)
-        last = part.first + part.length - 1
-        low = max(0, oldest - window + 1 - part.first)
-        if last <= oldest - window:
-            return None
-        if part.first + low > newest - window:
-            return _Seen(part, low, None)
-        position = torch.tensor(queries, device=self.device).repeat_interleave(group)[:, None]
-        keys = torch.arange(part.first + low, last + 1, device=self.device)[None]
-        hidden = keys <= position - window
-        return _Seen(part, low, Mask(_bias(hidden, like), hidden.all(-1)))
-
-
-def _bias(hidden: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(
-        hidden, -math.inf
-    )

@@ -157,18 +157,23 @@ class Store(Fragments):
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first `length` slots' keys and values, a layer each: [1, K, length, D]."""
         kv = _own(fragment)
-        if isinstance(kv.home, Bank):
-            where: tuple[slice | int, ...] = (kv.start, slice(0, length))
-            slots = kv.home.slots
-        else:
-            assert kv.home is not None
-            where = (slice(kv.start, kv.start + length),)
-            slots = kv.home.slots
-        index = (slice(None), *where)
-        per_layer = self.layout.per_layer
+        index = (slice(None), *_where(kv, length))
+        slots, per_layer = _slots_of(kv), self.layout.per_layer
         return (
             per_layer([t[index].transpose(1, 2).unsqueeze(1) for t in slots.keys]),
             per_layer([t[index].transpose(1, 2).unsqueeze(1) for t in slots.values]),
+        )
+
+    def padded(self, spans: list[tuple[Fragment, int]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of spans side by side, a layer each: [P, K, S, D], zero past a span's end."""
+        slots = self.layout.zeros(len(spans), max(length for _, length in spans))
+        for number, (fragment, length) in enumerate(spans):
+            kv = _own(fragment)
+            slots.copy_from(_slots_of(kv), (number, slice(0, length)), _where(kv, length))
+        per_layer = self.layout.per_layer
+        return (
+            per_layer([t.transpose(2, 3) for t in slots.keys]),
+            per_layer([t.transpose(2, 3) for t in slots.values]),
         )
 
     def is_banked(self, kv: KV, n_long: int) -> bool:
@@ -324,10 +329,11 @@ def _slots_of(kv: KV) -> Slots:
     return kv.home.slots
 
 
-def _where(kv: KV) -> tuple[slice | int, ...]:
+def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
+    n = kv.length if length is None else length
     if isinstance(kv.home, Bank):
-        return kv.start, slice(0, kv.length)
-    return (slice(kv.start, kv.start + kv.length),)
+        return kv.start, slice(0, n)
+    return (slice(kv.start, kv.start + n),)
 
 
 def _to_host(tensor: Tensor) -> NDArray[Any]:
