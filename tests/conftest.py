@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
-import pytest
+# Small products: BLAS threads that wait for each other cost more than they give, above all on a
+# machine that is doing something else as well. Read when the libraries are first loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
 
 PACKAGES = {
     "torch": ("torch", "transformers"),

@@ -82,10 +82,10 @@ class Span(NamedTuple):
 
 
 class LateTokens(NamedTuple):
-    """One token that a launched step drew and the host has not seen: entry `index` of `draws`."""
+    """One token that a launched step drew and the host has not seen: entry `number` of `draws`."""
 
     draws: Draws
-    index: int
+    number: int
 
 
 class ScoreSpan(NamedTuple):
@@ -207,6 +207,13 @@ class Fragments(ABC):
     @abstractmethod
     def join(self, upper: Fragment, lower: Fragment) -> None:
         """Put `upper`'s slots before `lower`'s; `upper` is gone, `lower` is the whole."""
+
+    def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
+        """Take note that the fragment's path continues `parent` now (it may have been made elsewhere).
+
+        Only engines that tag paths care; the slots stay where they are.
+        """
+        return None
 
     @abstractmethod
     def trim(self, fragment: Fragment, length: int) -> None:

@@ -370,7 +370,9 @@ class TokenTree:
         return child
 
     def _attach(self, node: Node, fragment: Fragment) -> None:
+        assert self.fragments is not None and node.parent is not None
         self._free_host(node)
+        self.fragments.attach(fragment, node.parent.fragment)
         node.fragment = fragment
         node.used = self.clock
         self.room.attach(node)

@@ -1,0 +1,129 @@
+"""A forward that fails: its tickets fail, nothing half-made stays, the next call works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from contract.conftest import Make
+from contract.helpers import logits_at, prompt_ids, run_all, run_item
+from fakes import Boom, BrokenEngine, LateFake
+
+from weft.engines.base import Engine
+from weft.errors import Cancelled, ForwardError
+from weft.sched.work import Extend, Logits
+
+
+def broken(*numbers: int) -> Callable[[Engine], Engine]:
+    return lambda engine: BrokenEngine(engine, set(numbers))
+
+
+def test_a_failing_prefill_fails_its_tickets_and_the_next_call_works(make: Make) -> None:
+    lm = make("numpy", broken(0))
+    ids = prompt_ids(lm)
+    tickets = lm.submit([Extend(lm.place(ids), (), (Logits(len(ids)),)) for _ in range(2)])
+    lm.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(ForwardError, match="Boom: forward 0") as caught:
+            ticket.result()
+        assert isinstance(caught.value.__cause__, Boom)
+    del tickets, ticket, caught
+    lm.tree.drain_released()
+    lm.tree.check()
+    assert (lm.tree.n_nodes, lm.tree.room.must, lm.stats().kv_tokens) == (0, 0, 0)
+    assert logits_at(lm, ids).shape == (lm.info.n_vocab,)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_failing_decode_step_fails_its_runs_only(make: Make, number: int) -> None:
+    lm = make("numpy", broken(number))
+    place = lm.place(prompt_ids(lm))
+    tickets = lm.submit([run_item(lm, place, 1, i) for i in range(3)])
+    lm.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(ForwardError, match=f"forward {number}"):
+            ticket.result()
+    lm.tree.check()
+    assert lm.tree.room.must == 0
+    assert len(run_all(lm, [run_item(lm, place, 1, max_tokens=4)])[0].tokens) == 4
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_step_that_fails_late_takes_the_one_launched_from_it(make: Make, number: int) -> None:
+    lm = make("numpy", lambda engine: LateFake(engine, {number}))
+    place = lm.place(prompt_ids(lm))
+    tickets = lm.submit([run_item(lm, place, 1, i, stop_ids=frozenset()) for i in range(3)])
+    lm.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(ForwardError, match="Boom"):
+            ticket.result()
+    lm.tree.check()
+    assert lm.tree.room.must == 0
+    engine = lm.engine
+    assert isinstance(engine, LateFake)
+    assert not engine.outstanding
+    (result,) = run_all(lm, [run_item(lm, place, 1, max_tokens=4)])
+    assert len(result.tokens) == 4
+
+
+def test_steps_do_overlap(make: Make) -> None:
+    lm = make("late")
+    engine = lm.engine
+    assert isinstance(engine, LateFake)
+    place = lm.place(prompt_ids(lm))
+    run_all(lm, [run_item(lm, place, 1, i, stop_ids=frozenset()) for i in range(3)])
+    assert engine.n_overlapped >= 12
+    lm.tree.check()
+
+
+def test_a_failing_sink_fails_its_own_run_only(kind: str, make: Make) -> None:
+    lm = make(kind)
+    place = lm.place(prompt_ids(lm))
+
+    def sink(state: object) -> None:
+        raise Boom("sink")
+
+    bad, good = lm.submit([run_item(lm, place, 1, 0, sink=sink), run_item(lm, place, 1, 1)])
+    lm.drive([bad, good])
+    with pytest.raises(Boom, match="sink"):
+        bad.result()
+    assert good.result().tokens
+
+
+def test_cancelled_extends_raise_and_leave_nothing_pinned(kind: str, make: Make) -> None:
+    lm = make(kind, n_batch=4)
+    ids = prompt_ids(lm)
+    one, two = lm.submit([Extend(lm.place(ids), (), (Logits(len(ids)),)) for _ in range(2)])
+    if lm.tree.fragments is not None:  # a hidden engine would be done by then
+        lm.scheduler.step()
+    one.cancel()
+    lm.drive([one, two])
+    with pytest.raises(Cancelled):
+        one.result()
+    assert two.result()[0].shape == (lm.info.n_vocab,)
+    assert lm.tree.room.must == 0
+
+
+def test_ctrl_c_keeps_what_the_runs_made(make: Make) -> None:
+    import signal
+
+    lm = make("numpy")
+    place = lm.place(prompt_ids(lm))
+    seen = 0
+
+    def sink(state: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 6:
+            signal.raise_signal(signal.SIGINT)
+
+    tickets = lm.submit([run_item(lm, place, 1, i, sink=sink, max_tokens=50) for i in range(2)])
+    with pytest.raises(KeyboardInterrupt):
+        lm.drive(tickets)
+    for ticket in tickets:
+        result = ticket.result()
+        assert result.finish_reason == "interrupted"
+        assert len(result.tokens) == 3
+    lm.tree.check()
+    assert lm.tree.room.must == 0
+    assert run_all(lm, [run_item(lm, place, 1, max_tokens=3)])[0].tokens

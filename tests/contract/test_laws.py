@@ -1,0 +1,218 @@
+"""Laws 1 to 8 and 11, for every engine and fake: the oracle is one plain forward pass."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import numpy as np
+import pytest
+from contract.conftest import Make, Oracle
+from contract.helpers import (
+    STORY,
+    ask,
+    assert_close,
+    logits_at,
+    prompt_ids,
+    run_all,
+    run_item,
+    sampler,
+)
+
+from weft.sampling.chain import Chain
+from weft.sched.work import Draw, Extend, Logits, Scores
+
+
+@pytest.mark.parametrize("n_batch", [512, 7, 1])
+def test_1_whole_chunked_and_single_token_prefill_agree(
+    kind: str, make: Make, oracle: Oracle, n_batch: int
+) -> None:
+    lm = make(kind, n_batch=n_batch)
+    ids = prompt_ids(lm)
+    assert_close(logits_at(lm, ids), oracle(ids)[-1])
+
+
+def test_1_a_path_grown_token_by_token_agrees(kind: str, make: Make, oracle: Oracle) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+    want = oracle(ids)
+    place = lm.place(ids[:1])
+    for depth in range(1, len(ids)):
+        assert_close(ask(lm, place, Logits(depth))[0], want[depth - 1])
+        place = lm.place([ids[depth]], place)
+
+
+def test_2_extending_a_child_changes_no_siblings_logits(
+    kv_kind: str, make: Make, oracle: Oracle
+) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)
+    left, right = [*ids, 20, 21], [*ids, 30]
+    before = logits_at(lm, left)
+    logits_at(lm, right)
+    logits_at(lm, [*right, 31, 32, 33])
+    lm.scheduler.cache.clear()
+    assert_close(logits_at(lm, left), before)
+    assert_close(before, oracle(left)[-1])
+
+
+def test_3_companions_and_their_order_change_nothing(
+    kind: str, make: Make, oracle: Oracle
+) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+    for seed in (1, 2):
+        lm.clear_cache()
+        paths = [[*ids, 20 + i, *range(40, 40 + 3 * i)] for i in range(5)]
+        paths += [ids[:4], prompt_ids(lm, STORY)]
+        random.Random(seed).shuffle(paths)
+        items = [Extend(lm.place(path), (), (Logits(len(path)),)) for path in paths]
+        tickets = lm.submit(items)
+        lm.drive(tickets)
+        for path, ticket in zip(paths, tickets, strict=True):
+            assert_close(ticket.result()[0], oracle(path)[-1])
+
+
+def test_4_splitting_anywhere_changes_nothing(kv_kind: str, make: Make, oracle: Oracle) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)
+    want = logits_at(lm, ids)
+    for cut in range(1, len(ids)):
+        branch = [*ids[:cut], 99]
+        assert_close(logits_at(lm, branch), oracle(branch)[-1])
+        lm.scheduler.cache.clear()
+        assert_close(logits_at(lm, ids), want)
+        lm.tree.check()
+    assert_close(want, oracle(ids)[-1])
+
+
+def test_5_export_free_load_changes_nothing(kv_kind: str, make: Make, oracle: Oracle) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)
+    logits_at(lm, [*ids[:9], 77])  # the path is two nodes
+    place = lm.place(ids)
+    arrays = lm.export_kv(place)
+    assert arrays["k.0"].shape[1] == len(ids)
+    lm.clear_cache()
+    assert lm.stats().kv_tokens == 0
+    again = lm.import_kv(ids, arrays)
+    assert lm.stats().kv_tokens == len(ids)
+    extended = [*ids, 50, 51]
+    before = lm.stats().prefilled
+    found = ask(lm, again, Logits(len(extended)), tokens=[50, 51])[0]
+    assert lm.stats().prefilled == before + 2
+    assert_close(found, oracle(extended)[-1])
+
+
+def test_5_drop_and_recompute_agree(kv_kind: str, make: Make) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)
+    before = logits_at(lm, ids)
+    lm.clear_cache()
+    assert lm.stats().kv_tokens == 0
+    assert_close(logits_at(lm, ids), before)
+
+
+def test_5_offloading_and_bringing_back_changes_nothing(
+    kv_kind: str, make: Make, oracle: Oracle
+) -> None:
+    lm = make(kv_kind, kv_bytes=60 * 8192)
+    lm.tree.host_capacity = 200
+    first, second = prompt_ids(lm), prompt_ids(lm, STORY + " And a bear, a long one please.")
+    logits_at(lm, [*first, 40])
+    filler = [*second, *range(40, 90 - len(second))]
+    logits_at(lm, filler)
+    assert lm.tree.host_slots > 0
+    before = lm.stats().prefilled
+    assert_close(logits_at(lm, [*first, 40, 41]), oracle([*first, 40, 41])[-1])
+    assert lm.stats().prefilled - before < len(first)
+
+
+def test_6_a_clipped_path_equals_a_fresh_prefix(kv_kind: str, make: Make, oracle: Oracle) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)
+    place = lm.place(ids)
+    ask(lm, place)
+    for depth in (len(ids) - 1, 5, 1):
+        clipped = place.at(depth)
+        assert clipped.ids() == ids[:depth]
+        path = [*ids[:depth], 60, 61]
+        assert_close(ask(lm, clipped, Logits(depth + 2), tokens=[60, 61])[0], oracle(path)[-1])
+        assert_close(ask(lm, clipped, Logits(depth))[0], oracle(ids)[depth - 1])
+
+
+def test_7_dropped_handles_leave_nothing_pinned_and_clear_cache_frees_all(
+    kv_kind: str, make: Make
+) -> None:
+    lm = make(kv_kind)
+    place = lm.place(prompt_ids(lm))
+    results = run_all(lm, [run_item(lm, place, 3, i) for i in range(4)])
+    assert lm.stats().pinned_tokens == 0
+    assert lm.stats().kv_tokens > 0
+    del results, place
+    gc.collect()
+    lm.clear_cache()
+    lm.tree.check()
+    assert lm.tree.fragments is not None
+    assert lm.tree.fragments.usage() == (0, 0)
+    assert lm.tree.n_nodes == 0
+
+
+def test_8_equal_suffixes_under_different_prefixes_never_mix(
+    kind: str, make: Make, oracle: Oracle
+) -> None:
+    lm = make(kind)
+    suffix = [40, 41, 42]
+    one, two = [*prompt_ids(lm), *suffix], [*prompt_ids(lm, STORY), *suffix]
+    items = [Extend(lm.place(path), (), (Logits(len(path)),)) for path in (one, two)]
+    tickets = lm.submit(items)
+    lm.drive(tickets)
+    first, second = (ticket.result()[0] for ticket in tickets)
+    assert_close(first, oracle(one)[-1])
+    assert_close(second, oracle(two)[-1])
+    assert np.abs(first - second).max() > 0.1
+
+
+def test_11_an_engines_own_draws_equal_the_numpy_reference(kind: str, make: Make) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+    samplers = tuple(sampler(5, i, temperature=0.2 * i, top_p=0.9, top_k=50) for i in range(8))
+    logits, drawn = ask(lm, lm.place(ids), Logits(len(ids)), Draw(len(ids), samplers))
+    rows, at = np.zeros(8, np.int64), np.full(8, len(ids), np.uint64)
+    want = Chain(samplers).draw(logits[None], rows, at)
+    np.testing.assert_array_equal(drawn.ids, want.ids)
+    np.testing.assert_allclose(drawn.logprobs, want.logprobs, atol=1e-5)
+    np.testing.assert_allclose(drawn.entropies, want.entropies, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_batch", [512, 5])
+def test_scores_equal_the_oracles_log_softmax(
+    kind: str, make: Make, oracle: Oracle, n_batch: int
+) -> None:
+    lm = make(kind, n_batch=n_batch)
+    ids = prompt_ids(lm)
+    logits = oracle(ids).astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for first, last in ((1, len(ids)), (4, 11), (len(ids) - 1, len(ids))):
+        score = ask(lm, lm.place(ids), Scores(first, last, 3))[0]
+        rows = logprobs[first - 1 : last - 1]
+        targets = ids[first:last]
+        np.testing.assert_allclose(
+            score.logprobs, rows[range(len(targets)), targets], atol=1e-4
+        )
+        np.testing.assert_allclose(score.entropies, -(np.exp(rows) * rows).sum(-1), atol=1e-4)
+        np.testing.assert_array_equal(score.top_ids, np.argsort(-rows, kind="stable")[:, :3])
+
+
+def test_recorded_logprobs_and_entropies_are_the_raw_ones(
+    kind: str, make: Make, oracle: Oracle
+) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+    (result,) = run_all(lm, [run_item(lm, lm.place(ids), 1, temperature=0.5, top_k=3)])
+    logits = oracle([*ids, *result.tokens]).astype(np.float64)[len(ids) - 1 : -1]
+    rows = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(
+        result.logprobs, rows[range(len(result.tokens)), result.tokens], atol=2e-4
+    )
+    np.testing.assert_allclose(result.entropies, -(np.exp(rows) * rows).sum(-1), atol=2e-4)

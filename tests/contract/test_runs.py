@@ -1,0 +1,273 @@
+"""Runs on every engine and fake: the same texts alone, together, streamed, parked and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from contract.conftest import Make
+from contract.helpers import (
+    STORY,
+    ask,
+    logits_at,
+    prompt_ids,
+    run_all,
+    run_item,
+)
+
+from weft.errors import ContextOverflow, KVFull
+from weft.lm import LM
+from weft.sched.driver import Channel
+from weft.sched.work import Extend, Logits, RunResult
+
+SLOT = 8192  # bytes of one token's KV in the embedded model
+
+
+def tokens_of(results: list[RunResult]) -> list[list[int]]:
+    return [result.tokens for result in results]
+
+
+def batch(lm: LM, n: int = 6, **options: object) -> list[RunResult]:
+    """n runs from the puzzle and n from the story, in one batch."""
+    first, second = lm.place(prompt_ids(lm)), lm.place(prompt_ids(lm, STORY))
+    items = [run_item(lm, first, 1, i, **options) for i in range(n)]
+    items += [run_item(lm, second, 2, i, **options) for i in range(n)]
+    return run_all(lm, items)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, list[list[int]]]:
+    """The texts that the first kind gave; every other must give the same."""
+    return {}
+
+
+def test_10_a_text_is_the_same_alone_and_in_a_batch_on_every_engine(
+    kind: str, make: Make, expected: dict[int, list[list[int]]]
+) -> None:
+    lm = make(kind)
+    together = tokens_of(batch(lm, 3))
+    assert expected.setdefault(16, together) == together
+    lm.clear_cache()
+    place = lm.place(prompt_ids(lm))
+    alone = [run_all(lm, [run_item(lm, place, 1, i)])[0].tokens for i in range(3)]
+    assert alone == together[:3]
+    assert len({tuple(tokens) for tokens in together}) > 1
+
+
+def test_10_async_gives_the_same_as_sync(kind: str, make: Make) -> None:
+    lm = make(kind)
+    want = tokens_of(batch(lm, 2))
+
+    async def one(index: int) -> list[int]:
+        place = lm.place(prompt_ids(lm))
+        tickets = await lm.asubmit([run_item(lm, place, 1, index)])
+        await lm.adrive(tickets)
+        tokens: list[int] = tickets[0].result().tokens
+        return tokens
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(one(0), one(1))
+
+    assert asyncio.run(both()) == want[:2]
+    assert asyncio.run(both()) == want[:2]
+
+
+def test_a_gather_of_n_callers_is_one_step(kind: str, make: Make) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+
+    async def one(token: int) -> None:
+        path = [*ids, token]
+        tickets = await lm.asubmit([Extend(lm.place(path), (), (Logits(len(path)),))])
+        await lm.adrive(tickets)
+        tickets[0].result()
+
+    async def all_of(tokens: range) -> None:
+        await asyncio.gather(*(one(token) for token in tokens))
+
+    logits_at(lm, ids)
+    before = lm.stats().steps
+    asyncio.run(all_of(range(40, 47)))  # within the tags of a sequence engine
+    assert lm.stats().steps == before + 1
+
+
+def test_10_streamed_tokens_are_the_runs_tokens(kind: str, make: Make) -> None:
+    lm = make(kind)
+    channel = Channel()
+    place = lm.place(prompt_ids(lm))
+    items = []
+    for index in range(3):
+
+        def sink(state: object, index: int = index) -> None:
+            channel.put((index, state.tokens[-1]))  # type: ignore[attr-defined]
+
+        items.append(run_item(lm, place, 1, index, sink=sink))
+    tickets = lm.submit(items)
+    streamed: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for events in lm.pump(channel, tickets):
+        for index, token in events:
+            streamed[index].append(token)
+    assert list(streamed.values()) == [ticket.result().tokens for ticket in tickets]
+
+
+def test_eight_threads_get_the_same_texts_as_alone(kind: str, make: Make) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+    places = [lm.place([*ids, 20 + i]) for i in range(8)]
+    want = [run_all(lm, [run_item(lm, place, 1)])[0].tokens for place in places]
+    lm.clear_cache()
+    got: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        got[index] = run_all(lm, [run_item(lm, places[index], 1)])[0].tokens
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [got[i] for i in range(8)] == want
+
+
+def test_prefix_equal_work_is_done_once(kv_kind: str, make: Make) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)
+    paths = [ids, ids, [*ids, 40], [*ids, 40, 41], [*ids[:5], 50]]
+    tickets = lm.submit([Extend(lm.place(p), (), (Logits(len(p)),)) for p in paths])
+    lm.drive(tickets)
+    assert lm.stats().prefilled == len(ids) + 2 + 1
+
+
+def test_equal_greedy_runs_are_one_run(kind: str, make: Make) -> None:
+    lm = make(kind)
+    place = lm.place(prompt_ids(lm))
+    items = [run_item(lm, place, 1, i, temperature=0, max_tokens=4 + i) for i in range(4)]
+    results = run_all(lm, items)
+    assert lm.stats().decoded == 7
+    assert [len(result.tokens) for result in results] == [4, 5, 6, 7]
+    for result in results:
+        assert results[-1].tokens[: len(result.tokens)] == result.tokens
+        assert result.end.ids() == place.ids() + result.tokens
+
+
+def test_the_row_cache_answers_without_a_step(kind: str, make: Make) -> None:
+    lm = make(kind)
+    ids = prompt_ids(lm)
+    first = logits_at(lm, ids)
+    steps = lm.stats().steps
+    second = logits_at(lm, ids)
+    assert lm.stats().steps == steps
+    second[:] = 0  # the caller's own
+    assert (logits_at(lm, ids) == first).all()
+
+
+@pytest.mark.parametrize("slots", [120, 70])
+def test_a_small_budget_parks_evicts_and_recomputes_but_gives_the_same_texts(
+    kv_kind: str, make: Make, slots: int
+) -> None:
+    want = tokens_of(batch(make(kv_kind), 3, max_tokens=24))
+    lm = make(kv_kind, kv_bytes=slots * SLOT)
+    got = batch(lm, 3, max_tokens=24)
+    assert tokens_of(got) == want
+    stats = lm.stats()
+    assert stats.parked > 0
+    assert stats.kv_tokens <= slots
+
+
+def test_a_path_that_cannot_fit_alone_raises_and_leaves_the_tree_as_it_was(
+    kv_kind: str, make: Make
+) -> None:
+    lm = make(kv_kind, kv_bytes=30 * SLOT)
+    ids = prompt_ids(lm)
+    logits_at(lm, ids[:10])
+    before = lm.stats().kv_tokens, lm.tree.n_nodes
+    tickets = lm.submit([Extend(lm.place([*ids, *range(40, 60)]), (), ())])
+    lm.drive(tickets)
+    with pytest.raises(KVFull, match="30 slots") as caught:
+        tickets[0].result()
+    assert (caught.value.needed, caught.value.capacity) == (len(ids) + 20, 30)
+    del tickets  # the item holds its place, and so its tokens
+    lm.tree.drain_released()
+    assert (lm.stats().kv_tokens, lm.tree.n_nodes) == before
+    lm.tree.check()
+    (ticket,) = lm.submit([run_item(lm, lm.place(ids), 1, max_tokens=60, stop_ids=frozenset())])
+    lm.drive([ticket])
+    with pytest.raises(KVFull):
+        ticket.result()
+    assert len(run_all(lm, [run_item(lm, lm.place(ids), 1, max_tokens=5)])[0].tokens) == 5
+
+
+def test_an_atomic_call_that_cannot_fit_together_runs_nothing(kv_kind: str, make: Make) -> None:
+    lm = make(kv_kind, kv_bytes=40 * SLOT)
+    ids = prompt_ids(lm)
+    logits_at(lm, ids)
+    steps = lm.stats().steps
+    paths = [[*ids, 40 + i, *range(50, 58)] for i in range(4)]
+    tickets = lm.submit([Extend(lm.place(path)) for path in paths], atomic=True)
+    lm.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(KVFull, match="4 paths together"):
+            ticket.result()
+    assert lm.stats().steps == steps
+    tickets = lm.submit([Extend(lm.place(path)) for path in paths])
+    lm.drive(tickets)
+    assert [ticket.result() for ticket in tickets] == [[]] * 4
+
+
+def test_a_run_that_reaches_the_context_ends_there(kind: str, make: Make) -> None:
+    lm = make(kind, n_ctx=30)
+    ids = prompt_ids(lm)
+    options = {"max_tokens": 50, "stop_ids": frozenset(), "temperature": 0}
+    (result,) = run_all(lm, [run_item(lm, lm.place(ids), 1, **options)])
+    assert (result.finish_reason, len(result.tokens)) == ("context", 30 - len(ids))
+    (more,) = run_all(lm, [run_item(lm, result.end, 1)])
+    assert (more.finish_reason, more.tokens) == ("context", [])
+    with pytest.raises(ContextOverflow, match="31 tokens.*context is 30") as caught:
+        lm.place([7], result.end)
+    assert (caught.value.n_tokens, caught.value.n_ctx) == (31, 30)
+
+
+def test_a_cancelled_run_keeps_what_it_made(kind: str, make: Make) -> None:
+    lm = make(kind)
+    place = lm.place(prompt_ids(lm))
+    keep, drop = lm.submit([run_item(lm, place, 1, i, max_tokens=20) for i in range(2)])
+    for _ in range(5):
+        lm.scheduler.step()
+    drop.cancel()
+    lm.drive([keep, drop])
+    partial = drop.result()
+    assert partial.finish_reason == "cancelled"
+    assert 0 < len(partial.tokens) < 20
+    whole = run_all(lm, [run_item(lm, place, 1, 1, max_tokens=20)])[0]
+    assert whole.tokens[: len(partial.tokens)] == partial.tokens
+    assert partial.end.ids() == place.ids() + partial.tokens
+
+
+def test_penalties_see_the_prompt_and_the_generated_tokens(kind: str, make: Make) -> None:
+    lm = make(kind)
+    place = lm.place(prompt_ids(lm))
+    options = {"temperature": 0, "repetition_penalty": 5.0, "max_tokens": 12}
+    one, two = run_all(lm, [run_item(lm, place, 1, i, **options) for i in range(2)])
+    plain = run_all(lm, [run_item(lm, place, 1, temperature=0, max_tokens=12)])[0]
+    assert one.tokens == two.tokens != plain.tokens
+    assert len(set(one.tokens)) > len(set(plain.tokens))
+
+
+def test_more_runs_than_a_step_has_tokens_all_end(kind: str, make: Make) -> None:
+    lm = make(kind, n_batch=4)
+    place = lm.place(prompt_ids(lm))
+    want = [
+        run_all(lm, [run_item(lm, place, 1, i, max_tokens=6)])[0].tokens for i in range(10)
+    ]
+    got = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(10)])
+    assert tokens_of(got) == want
+
+
+def test_the_tail_of_a_finished_run_is_found_by_the_next(kv_kind: str, make: Make) -> None:
+    lm = make(kv_kind)
+    place = lm.place(prompt_ids(lm))
+    (result,) = run_all(lm, [run_item(lm, place, 1, max_tokens=10, stop_ids=frozenset())])
+    before = lm.stats().prefilled
+    ask(lm, result.end)
+    assert lm.stats().prefilled == before + 1  # only the last token, drawn and not run yet

@@ -1,0 +1,288 @@
+"""Stand-ins for engines that are not here, over a real engine that computes.
+
+SequenceFake: llama.cpp's kind, paths are tagged and there are only a few tags.
+HiddenFake: vLLM's kind, the KV is its own and every row is a whole path.
+LateFake: a device's kind, results come one step late and errors with them.
+BrokenEngine: any engine, failing on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from weft.engines.base import (
+    Draws,
+    Engine,
+    Fragment,
+    Fragments,
+    LateTokens,
+    Output,
+    Row,
+    Score,
+    Usage,
+)
+from weft.sampling.chain import DrawBatch, DrawResult
+
+
+class Boom(RuntimeError):
+    """What a fake fails with."""
+
+
+class Wrapped(Engine):
+    """An engine around another one."""
+
+    def __init__(self, inner: Engine, **info: Any) -> None:
+        self.inner = inner
+        self.info = replace(inner.info, **info)
+        self.fragments = inner.fragments
+        self.calls: list[list[Row]] = []
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        self.calls.append(list(rows))
+        return self.inner.forward(rows)
+
+    def close(self) -> None:
+        """The inner engine is the test's."""
+
+
+class BrokenEngine(Wrapped):
+    """Fails the forwards whose number (from 0) is in `fail_on`, before or after they wrote."""
+
+    def __init__(self, inner: Engine, fail_on: set[int]) -> None:
+        super().__init__(inner)
+        self.fail_on = fail_on
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        number = len(self.calls)
+        self.calls.append(list(rows))
+        if number in self.fail_on:
+            raise Boom(f"forward {number}")
+        return self.inner.forward(rows)
+
+
+# Sequences ------------------------------------------------------------------------------------
+
+
+class TaggedFragments(Fragments):
+    """Knows which fragment continues which, and so how many paths need a tag."""
+
+    def __init__(self, inner: Fragments, max_paths: int) -> None:
+        self.inner = inner
+        self.max_paths = max_paths
+        self.parents: dict[Fragment, Fragment | None] = {}
+
+    def n_tags(self) -> int:
+        return len(set(self.parents) - set(self.parents.values()))
+
+    def check(self) -> None:
+        assert self.n_tags() <= self.max_paths, f"{self.n_tags()} paths, {self.max_paths} tags"
+
+    def new(self, parent: Fragment | None) -> Fragment:
+        fragment = self.inner.new(parent)
+        self.parents[fragment] = parent
+        return fragment
+
+    def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
+        self.parents[fragment] = parent
+
+    def split(self, fragment: Fragment, at: int) -> Fragment:
+        upper = self.inner.split(fragment, at)
+        self.parents[upper] = self.parents[fragment]
+        self.parents[fragment] = upper
+        return upper
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        self.inner.join(upper, lower)
+        self.parents[lower] = self.parents.pop(upper)
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        self.inner.trim(fragment, length)
+
+    def settle(self, fragment: Fragment) -> None:
+        self.inner.settle(fragment)
+
+    def free(self, fragment: Fragment) -> None:
+        self.inner.free(fragment)
+        del self.parents[fragment]
+
+    def export(self, fragment: Fragment) -> dict[str, Any]:
+        return self.inner.export(fragment)
+
+    def load(self, data: dict[str, Any], parent: Fragment | None) -> Fragment:
+        fragment = self.inner.load(data, parent)
+        self.parents[fragment] = parent
+        return fragment
+
+    def usage(self) -> Usage:
+        return self.inner.usage()
+
+
+class SequenceFake(Wrapped):
+    """At most `max_paths` resident paths, a tag each."""
+
+    def __init__(self, inner: Engine, max_paths: int = 8) -> None:
+        super().__init__(inner, name="sequence", kv="sequence", max_paths=max_paths)
+        assert inner.fragments is not None
+        self.tags = TaggedFragments(inner.fragments, max_paths)
+        self.fragments = self.tags
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        self.tags.check()
+        for row in rows:
+            above = None
+            for span in row.path:
+                assert self.tags.parents[span.fragment] is above, "a row's path jumps"
+                above = span.fragment
+            assert row.dest is None or self.tags.parents[row.dest] is above
+        return super().forward(rows)
+
+
+# Hidden KV ------------------------------------------------------------------------------------
+
+
+class HiddenFake(Wrapped):
+    """No fragments: each row is a whole path."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner, name="hidden", kv="hidden", kv_bytes_per_token=0)
+        self.fragments = None
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        for row in rows:
+            assert row.path == ()
+            assert row.dest is None
+            assert row.position == 0
+        return super().forward(rows)
+
+
+# Late results ---------------------------------------------------------------------------------
+
+
+class LateDraws:
+    """Draws that the device has and the host may not see before it waits."""
+
+    def __init__(self, output: LateOutput, secret: Draws) -> None:
+        self.output = output
+        self.secret = secret
+
+    def result(self) -> DrawResult:
+        self.output.wait()
+        return self.secret.result()
+
+
+class LateOutput(Output):
+    """A launched step: `wait` lands it, and says then whether it failed."""
+
+    def __init__(self, engine: LateFake, inner: Output, uses: set[Fragment]) -> None:
+        self.engine = engine
+        self.inner = inner
+        self.uses = uses
+        self.error: Exception | None = None
+        self.landed = False
+
+    def wait(self) -> None:
+        if not self.landed:
+            self.landed = True
+            self.engine.outstanding.remove(self)
+        if self.error is not None:
+            raise self.error
+
+    def logits(self, index: int) -> np.ndarray:
+        self.wait()
+        return self.inner.logits(index)
+
+    def scores(self) -> list[list[Score]]:
+        self.wait()
+        return self.inner.scores()
+
+    def draw(self, batch: DrawBatch) -> Draws:
+        return LateDraws(self, self.inner.draw(batch))
+
+
+class GuardedFragments(Fragments):
+    """Refuses to free, join, trim or export what a launched step still uses."""
+
+    def __init__(self, inner: Fragments, engine: LateFake) -> None:
+        self.inner = inner
+        self.engine = engine
+
+    def _idle(self, fragment: Fragment) -> None:
+        for output in self.engine.outstanding:
+            assert fragment not in output.uses, "a launched step still uses this fragment"
+
+    def new(self, parent: Fragment | None) -> Fragment:
+        return self.inner.new(parent)
+
+    def split(self, fragment: Fragment, at: int) -> Fragment:
+        upper = self.inner.split(fragment, at)
+        for output in self.engine.outstanding:
+            if fragment in output.uses:
+                output.uses.add(upper)
+        return upper
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        self._idle(upper)
+        self._idle(lower)
+        self.inner.join(upper, lower)
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        self._idle(fragment)
+        self.inner.trim(fragment, length)
+
+    def settle(self, fragment: Fragment) -> None:
+        self._idle(fragment)
+        self.inner.settle(fragment)
+
+    def free(self, fragment: Fragment) -> None:
+        self._idle(fragment)
+        self.inner.free(fragment)
+
+    def export(self, fragment: Fragment) -> dict[str, Any]:
+        self._idle(fragment)
+        return self.inner.export(fragment)
+
+    def load(self, data: dict[str, Any], parent: Fragment | None) -> Fragment:
+        return self.inner.load(data, parent)
+
+    def usage(self) -> Usage:
+        return self.inner.usage()
+
+
+class LateFake(Wrapped):
+    """Launches a step before the one before it has landed; failures show when a step lands."""
+
+    def __init__(self, inner: Engine, fail_on: set[int] | None = None) -> None:
+        super().__init__(inner, name="late", overlap=True)
+        assert inner.fragments is not None
+        self.fragments = GuardedFragments(inner.fragments, self)
+        self.fail_on = fail_on or set()
+        self.outstanding: list[LateOutput] = []
+        self.n_overlapped = 0
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        number = len(self.calls)
+        self.calls.append(list(rows))
+        self.n_overlapped += bool(self.outstanding)
+        assert len(self.outstanding) <= 1, "at most one step in flight when the next is launched"
+        real = [self._on_device(row) for row in rows]
+        uses = {span.fragment for row in rows for span in row.path}
+        uses |= {row.dest for row in rows if row.dest is not None}
+        output = LateOutput(self, self.inner.forward(real), uses)
+        if number in self.fail_on:
+            output.error = Boom(f"step {number}")
+        self.outstanding.append(output)
+        return output
+
+    def _on_device(self, row: Row) -> Row:
+        """What the device knows already: the ids of tokens that were just drawn."""
+        tokens = row.tokens
+        if isinstance(tokens, LateTokens):
+            assert isinstance(tokens.draws, LateDraws)
+            tokens = (int(tokens.draws.secret.result().ids[tokens.number]),)
+        return Row(
+            row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter
+        )
