@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -187,7 +188,8 @@ def test_a_path_that_cannot_fit_alone_raises_and_leaves_the_tree_as_it_was(
     with pytest.raises(KVFull, match="30 slots") as caught:
         tickets[0].result()
     assert (caught.value.needed, caught.value.capacity) == (len(ids) + 20, 30)
-    del tickets  # the item holds its place, and so its tokens
+    del tickets, caught  # the item holds its place, and so its tokens
+    gc.collect()  # a raised error and its frame are a cycle
     lm.tree.drain_released()
     assert (lm.stats().kv_tokens, lm.tree.n_nodes) == before
     lm.tree.check()

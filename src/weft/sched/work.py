@@ -167,6 +167,7 @@ class Ticket:
         if self.done:
             return
         self.value, self.error, self.done = value, error, True
+        self.task = None  # no cycle: a dropped ticket frees its places at once
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
