@@ -135,7 +135,7 @@ def test_freed_fragments_leave_nothing(engine: NumpyEngine) -> None:
 def test_an_empty_fragment_can_be_settled_exported_and_freed(engine: NumpyEngine) -> None:
     fragment = engine.fragments.new(None)
     engine.fragments.settle(fragment)
-    assert engine.fragments.export(fragment)["kv"].shape[3] == 0
+    assert engine.fragments.export(fragment)["k.0"].shape[1] == 0
     engine.fragments.free(fragment)
     assert engine.fragments.usage() == (0, 0)
 
@@ -144,15 +144,16 @@ def test_an_empty_fragment_can_be_settled_exported_and_freed(engine: NumpyEngine
     "spoil",
     [
         lambda kv: {},
-        lambda kv: {"kv": kv.astype(np.float16)},
-        lambda kv: {"kv": kv[:1]},
-        lambda kv: {"kv": kv[..., :4]},
+        lambda kv: kv | {"k.1": kv["k.1"].astype(np.float16)},
+        lambda kv: kv | {"v.0": kv["v.0"][:1]},
+        lambda kv: kv | {"k.0": kv["k.0"][..., :4]},
+        lambda kv: kv | {"v.1": kv["v.1"][:, :2]},
     ],
 )
 def test_kv_of_another_model_is_refused(
-    engine: NumpyEngine, spoil: Callable[[Any], dict[str, Any]]
+    engine: NumpyEngine, spoil: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    kv = engine.fragments.export(prefill(engine, 3))["kv"]
+    kv = engine.fragments.export(prefill(engine, 3))
     before = engine.fragments.usage()
     with pytest.raises(ModelMismatch, match="recompute"):
         engine.fragments.load(spoil(kv), None)

@@ -260,6 +260,8 @@ class Runs:
     def _remove(self, run: RunTask) -> None:
         if run in self.live:
             self.live.remove(run)
+            if not self.live:
+                self._chain, self._chain_of = None, []  # hold nothing of runs that are gone
 
 
 def result_of(member: Member, end: Place) -> RunResult:

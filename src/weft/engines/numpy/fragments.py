@@ -21,6 +21,7 @@ from ...errors import ModelMismatch
 from ..base import Fragment, Fragments, Usage
 from .bank import TailBank
 from .config import LlamaConfig
+from .rope import halve, interleave
 
 _MAX_WASTE = 1.10  # allocated slots per live slot that a settled block may have
 _SMALL = 64  # bodies below this move into the bank when they start to grow by single tokens
@@ -128,20 +129,29 @@ class NumpyFragments(Fragments):
         self.trim(fragment, 0)
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """Copy the slots: {"kv": float32 [L, 2, K, S, D]}, keys as `Rope` left them."""
+        """Copy the slots: float32, heads in the order of the model's own files."""
         own = _own(fragment)
-        return {"kv": np.concatenate(self.views(own, own.length), axis=3)}
+        kv = np.concatenate(self.views(own, own.length), axis=3)
+        data: dict[str, NDArray[Any]] = {}
+        for layer, (keys, values) in enumerate(kv):
+            data[f"k.{layer}"], data[f"v.{layer}"] = halve(keys), values
+        return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> NumpyFragment:
         """Make a fragment from what `export` gave; the arrays are copied."""
-        kv = data.get("kv")
-        n_slots = kv.shape[3] if kv is not None and kv.ndim == 5 else -1
-        expected = (*self._shape[:3], n_slots, self._shape[4])
-        if kv is None or kv.shape != expected or kv.dtype != np.float32:
-            raise ModelMismatch(
-                "the KV data is not of this model, which has float32 'kv' of shape "
-                f"{[*self._shape[:3], 'any', self._shape[4]]}; drop it and recompute"
-            )
+        n_slots = data["k.0"].shape[1] if "k.0" in data and data["k.0"].ndim == 3 else -1
+        expected = (self._shape[2], n_slots, self._shape[4])
+        names = [f"{kind}.{layer}" for layer in range(self._shape[0]) for kind in "kv"]
+        kv = np.empty((*self._shape[:3], max(n_slots, 0), self._shape[4]), np.float32)
+        for name in names:
+            array = data.get(name)
+            if array is None or array.shape != expected or array.dtype != np.float32:
+                raise ModelMismatch(
+                    f"the KV data is not of this model, which has float32 {name!r} of shape "
+                    f"{[self._shape[2], 'any', self._shape[4]]}; drop it and recompute"
+                )
+            kind, _, layer = name.partition(".")
+            kv[int(layer), "kv".index(kind)] = interleave(array) if kind == "k" else array
         fragment = NumpyFragment()
         self._rewrite(fragment, [kv])
         return fragment

@@ -69,6 +69,18 @@ def pair_up(weight: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+def interleave(keys: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Reorder the last axis, [..., D], from (x0…, y0…) to (x0, y0, x1, y1, …); a copy."""
+    halves = keys.reshape(*keys.shape[:-1], 2, keys.shape[-1] // 2)
+    return halves.swapaxes(-1, -2).reshape(keys.shape)
+
+
+def halve(keys: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Undo `interleave`: the order of the model's own files; a copy."""
+    pairs = keys.reshape(*keys.shape[:-1], keys.shape[-1] // 2, 2)
+    return pairs.swapaxes(-1, -2).reshape(keys.shape)
+
+
 def _default(plain: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
     return plain
 

@@ -127,27 +127,34 @@ class Store(Fragments):
         slots = self._copy(kv) if kv.length else self.layout.empty(0)
         data: dict[str, NDArray[Any]] = {}
         for name, tensors in (("k", slots.keys), ("v", slots.values)):
-            for group, tensor in enumerate(tensors):
-                data[f"{name}{group}"] = _to_host(tensor)
-                data[f"{name}{group}.dtype"] = np.array(str(tensor.dtype).removeprefix("torch."))
+            for layer, tensor in enumerate(self.layout.per_layer(tensors)):
+                data[f"{name}.{layer}"] = _to_host(tensor.transpose(0, 1))
+                data["dtype"] = np.array(str(tensor.dtype).removeprefix("torch."))
         return data
 
     @torch.inference_mode()
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> KV:
-        kv = KV()
         like = self.layout.empty(0)
-        slots = Slots(
-            [_from_host(data, f"k{group}", tensor) for group, tensor in enumerate(like.keys)],
-            [_from_host(data, f"v{group}", tensor) for group, tensor in enumerate(like.values)],
-        )
+        slots = Slots(self._stack(data, "k", like.keys), self._stack(data, "v", like.values))
         n = int(slots.keys[0].shape[1])
         if any(t.shape[1] != n for t in (*slots.keys, *slots.values)):
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
+        kv = KV()
         if n:
             self._place(kv, slots)
             kv.length = n
             self._slots += n
         return kv
+
+    def _stack(self, data: dict[str, NDArray[Any]], name: str, like: list[Tensor]) -> list[Tensor]:
+        """Read one exported kind, a tensor a layer group: [G, S, K, D]."""
+        out = []
+        for (_, layers), tensor in zip(self.layout.groups, like, strict=True):
+            parts = [_from_host(data, f"{name}.{layer}", tensor[0]) for layer in layers]
+            if len({part.shape for part in parts}) > 1:
+                raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
+            out.append(torch.stack(parts))
+        return out
 
     def usage(self) -> Usage:
         return Usage(self._slots, self._block_bytes + sum(b.n_bytes for b in self._banks.values()))
@@ -337,15 +344,17 @@ def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
 
 
 def _to_host(tensor: Tensor) -> NDArray[Any]:
-    # NumPy has no bfloat16: its bits travel as uint16, the dtype beside them.
-    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    """Copy to the host, contiguous; bfloat16, which NumPy lacks, as its uint16 bits."""
+    dense = tensor.contiguous()
+    bits = dense.view(torch.uint16) if dense.dtype == torch.bfloat16 else dense
     array: NDArray[Any] = bits.cpu().numpy()
     return array
 
 
 def _from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor:
+    """Read one exported array as [S, K, D]; `like` is one layer's, of any number of slots."""
     dtype = str(like.dtype).removeprefix("torch.")
-    if name not in data or str(data.get(f"{name}.dtype")) != dtype:
+    if name not in data or str(data.get("dtype", "")) != dtype:
         raise ModelMismatch(
             f"the exported KV has no {dtype} array {name!r}; load it with the model and dtype that "
             "wrote it"
@@ -353,9 +362,9 @@ def _from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor
     tensor = torch.from_numpy(np.array(data[name]))
     if like.dtype == torch.bfloat16:
         tensor = tensor.view(torch.bfloat16)
-    if tensor.shape[:1] + tensor.shape[2:] != like.shape[:1] + like.shape[2:]:
+    if tensor.ndim != 3 or (tensor.shape[0], tensor.shape[2]) != tuple(like.shape[1:]):
         raise ModelMismatch(
-            f"the exported KV has shape {tuple(tensor.shape)}, this model needs "
-            f"{(like.shape[0], 'n', *like.shape[2:])}"
+            f"the exported KV has shape {tuple(tensor.shape)} for {name!r}, this model needs "
+            f"{(like.shape[1], 'n', like.shape[2])}"
         )
-    return tensor.to(like.device)
+    return tensor.transpose(0, 1).to(like.device)
