@@ -12,7 +12,7 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples
-from weft.errors import ConfigError, ContextOverflow, ForwardError, Terminal
+from weft.errors import ConfigError, ContextOverflow, ForwardError, KVFull, Terminal
 from weft.sched.work import Run
 
 
@@ -351,3 +351,38 @@ def test_run_items_carry_only_what_they_need(loom: Loom) -> None:
 
     growth = plan([loom], seeded(SamplingParams(n=2)), force=False, streamed=False)
     assert all(isinstance(run, Run) and run.sink is None for run in growth._runs)
+
+
+def test_a_budget_too_small_for_one_path_is_kv_full_and_the_tree_is_as_before() -> None:
+    with weft.load("tiny") as own:
+        slot = own.info.kv_bytes_per_token
+    with weft.load("tiny", kv_budget=slot * 30) as own, Loom(own, samples.game24) as loom:
+        with pytest.raises(KVFull) as caught:
+            loom.grow(2, max_tokens=60, logit_bias={5: -math.inf}, seed=1)
+        assert caught.value.capacity == 30
+        assert loom.children == []
+        stream = loom.stream(max_tokens=60, logit_bias={5: -math.inf}, seed=1)
+        with pytest.raises(KVFull):
+            list(stream)
+        assert loom.children == []
+        assert len(loom.grow(2, max_tokens=3, seed=1)) == 2
+
+
+def test_a_failed_branch_of_a_stream_says_so_and_the_others_go_on() -> None:
+    with weft.load("tiny") as own:
+        slot = own.info.kv_bytes_per_token
+    with weft.load("tiny", kv_budget=slot * 60) as own:
+        short, long = Loom(own, samples.verdict), Loom(own, [5] * 58)
+        last: dict[int, str | None] = {}
+
+        def follow() -> None:
+            for delta in short.stream(
+                at=[short, long], max_tokens=20, logit_bias={5: -1e9}, seed=1
+            ):
+                last[delta.branch] = delta.finish_reason
+
+        with pytest.raises(KVFull):
+            follow()
+        assert last == {0: "length", 1: "error"}
+        assert [len(child.tokens) for child in short.children] == [20]
+        assert long.children == []
