@@ -141,6 +141,7 @@ def test_other_dtypes_are_unsupported(plain: PlainLlama, tmp_path: Path, dtype: 
         ({"sliding_window": 16, "architectures": ["MistralForCausalLM"]}, "sliding-window"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"head_dim": 7}, "odd head dimension"),
     ],
 )
 def test_what_a_model_asks_for_beyond_llama_is_named_with_the_way_out(

@@ -41,11 +41,6 @@ class LlamaConfig:
     rope: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def n_groups(self) -> int:
-        """Query heads that share one KV head."""
-        return self.n_heads // self.n_kv_heads
-
-    @property
     def kv_bytes_per_token(self) -> int:
         return self.n_layers * 2 * self.n_kv_heads * self.head_dim * 4
 
