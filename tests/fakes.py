@@ -283,6 +283,4 @@ class LateFake(Wrapped):
         if isinstance(tokens, LateTokens):
             assert isinstance(tokens.draws, LateDraws)
             tokens = (int(tokens.draws.secret.result().ids[tokens.number]),)
-        return Row(
-            row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter
-        )
+        return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)

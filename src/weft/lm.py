@@ -48,7 +48,8 @@ class LM:
         kv_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
-        """Put the parts together; see `weft.load` for the arguments. kv_bytes: None for no limit."""
+        """Put the parts together; see `weft.load` for the arguments. kv_bytes: None for no limit.
+        """
         self.engine = engine
         self.text = text
         self.model = engine if model is None else model
@@ -71,7 +72,8 @@ class LM:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
-        """Return the LM of a model: an LM itself, or the one LM of an already loaded model object."""
+        """Return the LM of a model: an LM itself, or the one LM of an already loaded model object.
+        """
         from .loading import load
 
         return model if isinstance(model, LM) else load(model, tokenizer)
@@ -85,8 +87,6 @@ class LM:
     def closed(self) -> bool:
         """`close` was called."""
         return self.driver.closed
-
-    # Paths ------------------------------------------------------------------------------------
 
     def place(
         self, ids: Sequence[int], after: Place | None = None, *, namespace: str | None = None
@@ -117,13 +117,18 @@ class LM:
         if low < 0 or high >= self.info.n_vocab:
             wrong = low if low < 0 else high
             raise ConfigError(
-                f"token id {wrong} is outside the vocabulary; allowed are 0 to {self.info.n_vocab - 1}"
+                f"token id {wrong} is outside the vocabulary;"
+                f" allowed are 0 to {self.info.n_vocab - 1}"
             )
 
-    # Running the model ------------------------------------------------------------------------
+    def _check_biases(self, items: Sequence[Extend | Run]) -> None:
+        for item in items:
+            if isinstance(item, Run) and item.sampler.params.logit_bias:
+                self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 
     def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
         """Queue work; nothing runs before somebody drives. See `Scheduler.submit`."""
+        self._check_biases(items)
         return self.driver.submit(items, atomic=atomic)
 
     def drive(self, tickets: Sequence[Ticket]) -> None:
@@ -136,6 +141,7 @@ class LM:
 
     async def asubmit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
         """Queue work from an event loop; what one pass of the loop submits shares a step."""
+        self._check_biases(items)
         return await self.driver.asubmit(items, atomic=atomic)
 
     async def adrive(self, tickets: Sequence[Ticket]) -> None:
@@ -145,8 +151,6 @@ class LM:
     def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """The async form of `pump`."""
         return self.driver.apump(channel, tickets)
-
-    # KV of a path -----------------------------------------------------------------------------
 
     def export_kv(self, place: Place) -> dict[str, Any]:
         """Return the KV of a whole path on the host, computing what is missing.
@@ -223,8 +227,6 @@ class LM:
         finally:
             self.tree.unpin(cursor)
 
-    # Text -------------------------------------------------------------------------------------
-
     def tokenize(
         self, text: str, *, special: bool = False, add_bos: bool | None = None
     ) -> list[int]:
@@ -248,10 +250,11 @@ class LM:
     @property
     def eog_token(self) -> int:
         """The token that ends a generation. Raises: ConfigError if the tokenizer names none."""
-        if self.text.eos_token_id is not None:
-            return self.text.eos_token_id
-        if self.text.stop_ids:
-            return min(self.text.stop_ids)
+        end: int | None = self.text.eos_token_id
+        if end is None:
+            end = min(self.text.stop_ids, default=None)
+        if end is not None:
+            return end
         raise ConfigError("this model's files name no end token")
 
     def format_chat(
@@ -262,8 +265,6 @@ class LM:
         Tokenise it with special=True, add_bos=False: the template writes its own special tokens.
         """
         return self.text.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
-
-    # Keeping house ----------------------------------------------------------------------------
 
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
@@ -279,7 +280,8 @@ class LM:
         self.scheduler.cache.clear()
 
     def close(self) -> None:
-        """End what runs, free the KV and the model; idempotent. Handles of this LM are stale then."""
+        """End what runs, free the KV and the model; idempotent. Handles of this LM are stale then.
+        """
         if not self.closed:
             self.driver.close()
             self.engine.close()

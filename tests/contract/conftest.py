@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import HiddenFake, LateFake, SequenceFake
 from numpy.typing import NDArray
 
+from fakes import HiddenFake, LateFake, SequenceFake
 from weft.engines.base import Engine
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM

@@ -63,6 +63,8 @@ def run_all(lm: LM, items: Sequence[Run]) -> list[RunResult]:
     return [ticket.result() for ticket in tickets]
 
 
-def assert_close(got: NDArray[np.float32], want: NDArray[np.float32], dtype: str = "float32") -> None:
+def assert_close(
+    got: NDArray[np.float32], want: NDArray[np.float32], dtype: str = "float32"
+) -> None:
     worst = float(np.abs(got - want).max())
     assert worst <= TOLERANCE[dtype], f"logits differ by {worst:.2e}"

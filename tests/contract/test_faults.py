@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable
 
 import pytest
+
 from contract.conftest import Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from fakes import Boom, BrokenEngine, LateFake
-
 from weft.engines.base import Engine
 from weft.errors import Cancelled, ForwardError
 from weft.sched.work import Extend, Logits

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+
 from contract.conftest import Make, Oracle
 from contract.helpers import (
     STORY,
@@ -18,7 +19,6 @@ from contract.helpers import (
     run_item,
     sampler,
 )
-
 from weft.sampling.chain import Chain
 from weft.sched.work import Draw, Extend, Logits, Scores
 
@@ -56,9 +56,7 @@ def test_2_extending_a_child_changes_no_siblings_logits(
     assert_close(before, oracle(left)[-1])
 
 
-def test_3_companions_and_their_order_change_nothing(
-    kind: str, make: Make, oracle: Oracle
-) -> None:
+def test_3_companions_and_their_order_change_nothing(kind: str, make: Make, oracle: Oracle) -> None:
     lm = make(kind)
     ids = prompt_ids(lm)
     for seed in (1, 2):
@@ -117,12 +115,12 @@ def test_5_offloading_and_bringing_back_changes_nothing(
     kv_kind: str, make: Make, oracle: Oracle
 ) -> None:
     lm = make(kv_kind, kv_bytes=60 * 8192)
-    lm.tree.host_capacity = 200
+    lm.tree.host.capacity = 200
     first, second = prompt_ids(lm), prompt_ids(lm, STORY + " And a bear, a long one please.")
     logits_at(lm, [*first, 40])
     filler = [*second, *range(40, 90 - len(second))]
     logits_at(lm, filler)
-    assert lm.tree.host_slots > 0
+    assert lm.tree.host.slots > 0
     before = lm.stats().prefilled
     assert_close(logits_at(lm, [*first, 40, 41]), oracle([*first, 40, 41])[-1])
     assert lm.stats().prefilled - before < len(first)
@@ -197,9 +195,7 @@ def test_scores_equal_the_oracles_log_softmax(
         score = ask(lm, lm.place(ids), Scores(first, last, 3))[0]
         rows = logprobs[first - 1 : last - 1]
         targets = ids[first:last]
-        np.testing.assert_allclose(
-            score.logprobs, rows[range(len(targets)), targets], atol=1e-4
-        )
+        np.testing.assert_allclose(score.logprobs, rows[range(len(targets)), targets], atol=1e-4)
         np.testing.assert_allclose(score.entropies, -(np.exp(rows) * rows).sum(-1), atol=1e-4)
         np.testing.assert_array_equal(score.top_ids, np.argsort(-rows, kind="stable")[:, :3])
 

@@ -7,6 +7,7 @@ import gc
 import threading
 
 import pytest
+
 from contract.conftest import Make
 from contract.helpers import (
     STORY,
@@ -16,7 +17,6 @@ from contract.helpers import (
     run_all,
     run_item,
 )
-
 from weft.errors import ContextOverflow, KVFull
 from weft.lm import LM
 from weft.sched.driver import Channel
@@ -259,9 +259,7 @@ def test_penalties_see_the_prompt_and_the_generated_tokens(kind: str, make: Make
 def test_more_runs_than_a_step_has_tokens_all_end(kind: str, make: Make) -> None:
     lm = make(kind, n_batch=4)
     place = lm.place(prompt_ids(lm))
-    want = [
-        run_all(lm, [run_item(lm, place, 1, i, max_tokens=6)])[0].tokens for i in range(10)
-    ]
+    want = [run_all(lm, [run_item(lm, place, 1, i, max_tokens=6)])[0].tokens for i in range(10)]
     got = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(10)])
     assert tokens_of(got) == want
 

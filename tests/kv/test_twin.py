@@ -7,8 +7,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv.listkv import ListFragments
 
+from kv.listkv import ListFragments
 from weft.kv.cursor import Cursor, Place, resolve
 from weft.kv.tail import Tail
 from weft.kv.tree import TokenTree
@@ -22,9 +22,7 @@ class Twin:
     def __init__(self, seed: int, capacity: int | None, max_paths: int | None, host: int) -> None:
         self.random = random.Random(seed)
         self.kv = ListFragments()
-        self.tree = TokenTree(
-            self.kv, capacity=capacity, max_paths=max_paths, host_capacity=host
-        )
+        self.tree = TokenTree(self.kv, capacity=capacity, max_paths=max_paths, host_capacity=host)
         self.known: dict[Place, tuple[int, ...]] = {}
         self.pins: list[tuple[Cursor, tuple[int, ...]]] = []
         self.tails: list[tuple[Tail, Cursor, tuple[int, ...], list[int]]] = []

@@ -30,7 +30,7 @@ def check_tree(tree: TokenTree) -> None:
         )
     check_room(tree, nodes)
     assert tree.n_nodes == len(nodes), "node count"
-    assert tree.host_slots == sum(len(n.tokens) for n in nodes if n.host is not None), "host slots"
+    assert tree.host.slots == sum(len(n.tokens) for n in nodes if n.host is not None), "host slots"
 
 
 def check_node(node: Node, n_tails: int) -> None:

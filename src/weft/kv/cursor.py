@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .node import Node
@@ -25,15 +25,39 @@ def resolve(cursor: Cursor) -> Cursor:
 
     Changes nothing but the length of forward links. Cost: O(nodes between), usually none.
     """
-    node, depth = cursor
-    while node.joined is not None:
-        after = node.joined
-        if after.joined is not None:
-            node.joined = after.joined
-        node = after
+    node, depth = resolve_joined(cursor.node), cursor.depth
     while depth <= node.start and node.parent is not None:
         node = node.parent
     return Cursor(node, depth)
+
+
+def resolve_joined(node: Node) -> Node:
+    """Return the node that stands for `node` after joins; shortens the forward links it follows."""
+    while (after := node.joined) is not None:
+        if after.joined is not None:
+            node.joined = after.joined
+        node = after
+    return node
+
+
+def climb(cursor: Cursor) -> Iterator[Node]:
+    """Yield the nodes from a cursor to the root, the root left out."""
+    node = resolve(cursor).node
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def path_ids(cursor: Cursor, first: int = 0) -> list[int]:
+    """Return the path's tokens from depth `first` on. Cost: O(nodes + tokens returned)."""
+    cursor = resolve(cursor)
+    depth, parts = cursor.depth, []
+    for node in climb(cursor):
+        if depth <= first:
+            break
+        parts.append(node.tokens[max(first - node.start, 0) : depth - node.start])
+        depth = node.start
+    return [token for part in reversed(parts) for token in part]
 
 
 class Holds:
@@ -124,15 +148,12 @@ class Place:
                 parts.append(place._ids)
                 place = place._after
             if place is not None and place._node is not None:
-                node, depth = resolve(Cursor(place._node, place.depth))
-                parts.append(node.tokens[: depth - node.start])
-                while node.parent is not None:
-                    node = node.parent
-                    parts.append(node.tokens)
+                parts.append(path_ids(Cursor(place._node, place.depth)))
         return [token for part in reversed(parts) for token in part]
 
     def at(self, depth: int) -> Place:
-        """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between)."""
+        """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between).
+        """
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
         with self._holds.lock:

@@ -76,3 +76,21 @@ def move_rows(source: Node, target: Node, last: int) -> None:
         if target.rows is None:
             target.rows = {}
         target.rows[depth] = row
+
+
+def is_evictable(node: Node) -> bool:
+    """Resident, and nothing uses it or hangs on it."""
+    return node.fragment is not None and not node.pins and not node.live
+
+
+def is_forgettable(node: Node) -> bool:
+    """Nothing needs this node's tokens."""
+    return not (
+        node.fragment is not None
+        or node.host is not None
+        or node.children
+        or node.holds
+        or node.pins
+        or node.live
+        or node.launched
+    )

@@ -19,10 +19,19 @@ from itertools import takewhile
 
 from ..engines.base import Fragment, Fragments, Span
 from .check import check_tree
-from .cursor import Cursor, Holds, Place, resolve
+from .cursor import Cursor, Holds, Place, climb, path_ids, resolve, resolve_joined
 from .evict import EvictionQueue
+from .host import HostTier
 from .node import Node
-from .parts import JOIN_LENGTH, common_prefix, join_chain, move_rows, split_exported
+from .parts import (
+    JOIN_LENGTH,
+    common_prefix,
+    is_evictable,
+    is_forgettable,
+    join_chain,
+    move_rows,
+    split_exported,
+)
 from .room import Room
 from .tail import Tail
 
@@ -38,11 +47,11 @@ class TokenTree:
         max_paths: int | None = None,
         host_capacity: int = 0,
     ) -> None:
-        """Make an empty tree. Capacities in slots (None: no limit), `max_paths` in resident leaves."""
+        """Make an empty tree. Capacities in slots (None: no limit), `max_paths` in resident leaves.
+        """
         self.fragments = fragments
         self.room = Room(capacity, max_paths)
-        self.host_capacity = host_capacity
-        self.host_slots = 0
+        self.host = HostTier(host_capacity)
         self.holds = Holds()
         self.queue = EvictionQueue()
         self.epoch = 0
@@ -51,10 +60,7 @@ class TokenTree:
         self.n_evicted = 0
         self.tails: set[Tail] = set()
         self.roots: dict[str | None, Node] = {}
-        self._hosted: dict[Node, None] = {}
         self._spans: dict[Cursor, tuple[Span, ...]] = {}
-
-    # Content: which tokens are known -------------------------------------------------------------
 
     def root(self, namespace: str | None = None) -> Cursor:
         """Return the place before all tokens of a namespace (one a model adapter). Always valid."""
@@ -150,21 +156,11 @@ class TokenTree:
 
     def ids(self, cursor: Cursor, first: int = 0) -> list[int]:
         """Return the path's tokens from depth `first` on. Cost: O(nodes + tokens returned)."""
-        cursor = resolve(cursor)
-        depth, parts = cursor.depth, []
-        for node in self.up(cursor):
-            if depth <= first:
-                break
-            parts.append(node.tokens[max(first - node.start, 0) : depth - node.start])
-            depth = node.start
-        return [token for part in reversed(parts) for token in part]
+        return path_ids(cursor, first)
 
     def up(self, cursor: Cursor) -> Iterator[Node]:
         """Yield the nodes from a cursor to the root, the root left out."""
-        node = resolve(cursor).node
-        while node.parent is not None:
-            yield node
-            node = node.parent
+        return climb(cursor)
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node, parents before children, roots left out."""
@@ -173,8 +169,6 @@ class TokenTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-    # Room: what stays, what goes -----------------------------------------------------------------
 
     def pin(self, cursor: Cursor) -> Cursor:
         """Protect a path; its absent nodes count as promised from now on. Cost: O(nodes not pinned
@@ -216,10 +210,12 @@ class TokenTree:
         return True
 
     def drop(self, node: Node, *, offload: bool = False) -> None:
-        """Forget a resident, unpinned leaf's KV, or move it to the host where there is room for it."""
+        """Forget a resident, unpinned leaf's KV, or move it to the host where there is room for it.
+        """
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
-        if offload and len(node.tokens) <= self.host_capacity:
-            self._offload(node)
+        if offload:
+            for gone in self.host.take(node, self.fragments):
+                self._forget(gone)
         self.fragments.free(node.fragment)
         node.fragment = None
         self.room.detach(node)
@@ -234,13 +230,11 @@ class TokenTree:
         nodes = list(self.nodes())
         for node in reversed(nodes):
             node.rows = None
-            self._free_host(node)
+            self.host.free(node)
             if is_evictable(node):
                 self.drop(node)
             self._forget(node)
         self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
-
-    # KV: attaching, cutting and joining fragments ------------------------------------------------
 
     def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
         """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is used up.
@@ -273,7 +267,8 @@ class TokenTree:
         self._attach(node, self.fragments.load(node.host, node.parent.fragment))
 
     def split(self, node: Node, depth: int) -> Node:
-        """Cut a node before `depth`; return the new upper half. Pins, holds and cursors stay right."""
+        """Cut a node before `depth`; return the new upper half. Pins, holds and cursors stay right.
+        """
         cut = depth - node.start
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None
@@ -288,7 +283,7 @@ class TokenTree:
             self._spans.clear()
         if node.host is not None:
             upper.host, node.host = split_exported(node.host, cut)
-            self._hosted[upper] = None
+            self.host.split(upper)
         move_rows(node, upper, depth)
         above.children[upper.tokens[0]] = upper
         node.tokens, node.start, node.parent = node.tokens[cut:], depth, upper
@@ -355,8 +350,6 @@ class TokenTree:
         """Verify every invariant; AssertionError says which one broke. Cost: O(tree)."""
         check_tree(self)
 
-    # Inside --------------------------------------------------------------------------------------
-
     def _grow_leaf(self, node: Node, ids: list[int]) -> Node:
         """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
         if not (
@@ -371,7 +364,7 @@ class TokenTree:
 
     def _attach(self, node: Node, fragment: Fragment) -> None:
         assert self.fragments is not None and node.parent is not None
-        self._free_host(node)
+        self.host.free(node)
         self.fragments.attach(fragment, node.parent.fragment)
         node.fragment = fragment
         node.used = self.clock
@@ -401,22 +394,6 @@ class TokenTree:
             node.rows = None
             node = above
 
-    def _offload(self, node: Node) -> None:
-        assert self.fragments is not None and node.fragment is not None
-        while self.host_slots + len(node.tokens) > self.host_capacity:
-            oldest = next(iter(self._hosted))
-            self._free_host(oldest)
-            self._forget(oldest)
-        node.host = self.fragments.export(node.fragment)
-        self._hosted[node] = None
-        self.host_slots += len(node.tokens)
-
-    def _free_host(self, node: Node) -> None:
-        if node.host is not None:
-            self.host_slots -= len(node.tokens)
-            node.host = None
-            self._hosted.pop(node, None)
-
     def _merge(self, upper: Node, lower: Node) -> None:
         """Hang `lower` where `upper`, its parent, hangs; `upper` forwards to it. Tokens are the
         caller's.
@@ -432,28 +409,3 @@ class TokenTree:
         move_rows(upper, lower, upper.end)
         upper.joined, upper.fragment, upper.parent = lower, None, None
         upper.children = {}
-
-
-def resolve_joined(node: Node) -> Node:
-    """Return the node that stands for `node` after joins."""
-    while node.joined is not None:
-        node = node.joined
-    return node
-
-
-def is_evictable(node: Node) -> bool:
-    """Resident, and nothing uses it or hangs on it."""
-    return node.fragment is not None and not node.pins and not node.live
-
-
-def is_forgettable(node: Node) -> bool:
-    """Nothing needs this node's tokens."""
-    return not (
-        node.fragment is not None
-        or node.host is not None
-        or node.children
-        or node.holds
-        or node.pins
-        or node.live
-        or node.launched
-    )

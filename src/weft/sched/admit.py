@@ -5,12 +5,10 @@ enough.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ..errors import KVFull, WeftError
 from ..kv.cursor import Cursor
 from ..kv.tree import TokenTree
-from ..sampling.params import SamplingParams
 from .task import ExtendTask, Job, RunTask, Task
 from .work import Counters
 
@@ -71,7 +69,8 @@ class Admission:
             self.admitted.remove(job)
 
     def park_youngest(self, older_than: Job | None) -> Job | None:
-        """Send the youngest admitted job (younger than `older_than`) back to the queue; return it."""
+        """Send the youngest admitted job (younger than `older_than`) back to the queue; return it.
+        """
         if not self.admitted:
             return None
         job = max(self.admitted, key=lambda job: job.age)
@@ -117,7 +116,8 @@ class Admission:
         return "admitted"
 
     def _is_short(self, reserve: int) -> bool:
-        """Whether no eviction could make enough room, with a slot left for each that is admitted."""
+        """Whether no eviction could make enough room, with a slot left for each that is admitted.
+        """
         capacity = self.tree.room.capacity
         return capacity is not None and self.tree.room.must + reserve > capacity
 
@@ -170,12 +170,3 @@ def path_length(task: Task) -> int:
         return task.item.place.depth + len(task.item.tokens)
     assert isinstance(task, RunTask)
     return task.anchor.depth + len(task.anchor_ids) + len(task.tokens) - task.settled + 1
-
-
-def merge_key(task: RunTask) -> tuple[object, ...] | None:
-    """Return what greedy runs that are one run have in common; None for runs that draw at random."""
-    if not task.sampler.greedy or task.started or task.cursor is None:
-        return None
-    params: SamplingParams = task.sampler.params
-    neutral = replace(params, n=1, seed=None, stop=(), max_tokens=1)
-    return (task.cursor, neutral, task.members[0].item.stop_ids)

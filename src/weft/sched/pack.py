@@ -50,6 +50,14 @@ class Packer:
                 budget -= self._fill(task, top, budget, fills)
         return [*fills.values(), *reads.values()]
 
+    def take_counts(self) -> tuple[int, int]:
+        """Return how many tokens were packed to be computed, and to be read again, since last
+        asked.
+        """
+        counts = self.n_computed, self.n_reread
+        self.n_computed = self.n_reread = 0
+        return counts
+
     def serve_cached(self, task: Task) -> None:
         """Answer needs of one logits row that the cache still has."""
         assert task.cursor is not None

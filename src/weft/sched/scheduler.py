@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from ..engines.base import Engine
 from ..errors import Cancelled, ConfigError, ForwardError, WeftError
-from ..kv.cursor import Cursor, resolve
 from ..kv.tree import TokenTree
-from ..sampling.bridge import draw_rows, join_scores
-from .admit import Admission, kv_full, merge_key
-from .pack import Packer
+from .admit import Admission, kv_full
 from .rows import RowCache
 from .runs import Runs
 from .step import Group, Launched, Piece
-from .task import ExtendTask, Job, Need, RunTask, Task
-from .work import Counters, Draw, Extend, Run, Scores, Ticket
+from .task import ExtendTask, Job, RunTask, Task
+from .waiting import Waiting
+from .work import Counters, Extend, Run, Ticket
 
 
 class Scheduler:
@@ -39,17 +36,14 @@ class Scheduler:
         self.lock = tree.holds.lock
         self.counters = Counters()
         self.cache = RowCache(row_cache_bytes)
-        self.packer = Packer(tree, self.cache)
         self.runs = Runs(tree, n_ctx, self.counters, self._ended)
         self.admission = Admission(tree, self.counters, self._suspend)
-        self.waiting: list[Task] = []
+        self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
         self.flight: Launched | None = None
         self._inbox: deque[Job | Ticket] = deque()
         self._age = 0
         self._n_ended = 0
         self._forward_s = 0.0
-
-    # Taking items -----------------------------------------------------------------------------
 
     def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
         """Queue items; their tickets are answered by later steps. Cost: O(items), no model call.
@@ -73,13 +67,11 @@ class Scheduler:
         return not (
             self._inbox
             or self.admission.queue
-            or self.waiting
+            or self.waiting.tasks
             or self.runs.live
             or self.flight
             or self.admission.admitted
         )
-
-    # The step ---------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Run one step: take in, admit, plan, forward, deliver.
@@ -111,7 +103,8 @@ class Scheduler:
             self._give_up()
 
     def _give_up(self) -> None:
-        """A step that could do nothing for work that is there would be repeated for ever: fail it."""
+        """A step that could do nothing for work that is there would be repeated for ever: fail it.
+        """
         error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
         with self.lock:
             for job in [*self.admission.queue, *self.admission.admitted]:
@@ -155,49 +148,31 @@ class Scheduler:
                 if task.depth >= self.n_ctx:
                     self.runs.stop(task, "context")
                     continue
-                if not task.started:
-                    if self._merge(task):
-                        continue
-                    assert task.cursor is not None
-                    task.needs = [Need(task, task.cursor.depth - 1, task.cursor.depth, None)]
-            self.waiting.append(task)
-
-    def _merge(self, task: RunTask) -> bool:
-        """Make an equal greedy run that has not begun carry this one too."""
-        key = merge_key(task)
-        if key is None:
-            return False
-        for other in self.waiting:
-            if isinstance(other, RunTask) and merge_key(other) == key:
-                other.members += task.members
-                for member in task.members:
-                    member.ticket.task = other
-                task.job.done = True
-                self.admission.release(task.job)
-                return True
-        return False
+                if not task.started and self.waiting.merge(task):
+                    job.done = True
+                    self.admission.release(job)
+                    continue
+            self.waiting.add(task)
 
     def _plan(self) -> Launched | None:
-        """Choose the rows of the next step; None when there are none (or others must land first)."""
-        self._promote()
-        reserve = (
-            self.n_batch // 4 if self.waiting else 0
-        )  # live runs never starve those that begin
+        """Choose the rows of the next step; None when there are none, or others must land first."""
+        self.waiting.promote()
+        # Live runs must not starve those that begin.
+        reserve = self.n_batch // 4 if self.waiting.tasks else 0
         runs = self._fit(self.runs.ready(self.n_batch - reserve))
         if runs is None:
             return None
-        self.waiting.sort(key=lambda task: task.job.age)
-        pieces = self.packer.pack(self.waiting, self.n_batch - len(runs))
+        pieces = self.waiting.pack(self.n_batch - len(runs))
         if not runs and not pieces:
-            self._promote()  # what the cache just answered
+            self.waiting.promote()  # what the cache just answered
             return None
         groups = self._groups(runs, pieces)
         n_slots = len(runs) if self.tree.fragments is not None else 0
         for run in runs:
             run.outstanding += 1
-        self.counters.prefilled += self.packer.n_computed
-        self.counters.recomputed += self.packer.n_reread
-        self.packer.n_computed = self.packer.n_reread = 0
+        computed, reread = self.waiting.packer.take_counts()
+        self.counters.prefilled += computed
+        self.counters.recomputed += reread
         return Launched(groups, n_slots)
 
     def _fit(self, runs: list[RunTask]) -> list[RunTask] | None:
@@ -285,122 +260,15 @@ class Scheduler:
             raise launched.error
         return waited
 
-    # Delivering -------------------------------------------------------------------------------
-
     def _deliver(self, launched: Launched) -> None:
         for group in launched.groups:
             self.runs.deliver(group)
-            self._deliver_pieces(group)
-        self._promote()
-
-    def _deliver_pieces(self, group: Group) -> None:
-        output = group.output
-        assert output is not None
-        index = len(group.runs)
-        scores = output.scores() if any(piece.scored for piece in group.pieces) else []
-        for number, piece in enumerate(group.pieces, start=len(group.runs)):
-            end = self._attach(piece)
-            for offset in piece.logits_at():
-                at = piece.start + offset
-                logits = output.logits(index)
-                index += 1
-                self.cache.put(Cursor(end.node, at + 1), logits)
-                for need, first, _ in piece.takes:
-                    if need.top is None and first == at:
-                        need.parts.append((first, logits))
-            for slot, (need, first, _) in enumerate(piece.scored):
-                need.parts.append((first, scores[number][slot]))
-            for need, _, _ in piece.takes:
-                need.task.outstanding -= 1
-
-    def _attach(self, piece: Piece) -> Cursor:
-        """Give a piece's slots to the nodes that hold its tokens now; return the place at its end."""
-        end = Cursor(piece.pin.node, piece.end)
-        if piece.fragment is not None:
-            for node in self.tree.up(end):
-                if node.end <= piece.start:
-                    break
-                node.launched = False
-            self.tree.fill(end, piece.start, piece.fragment)
-            self.runs.to_join.append(self.tree.held(end))
-        self.tree.unpin(piece.pin)
-        return resolve(end)
-
-    def _promote(self) -> None:
-        """Answer extends that have all they need; draw first tokens and make their runs live."""
-        first: list[RunTask] = []
-        still: list[Task] = []
-        for task in self.waiting:
-            if task.job.done or not self._is_ready(task):
-                if not task.job.done:
-                    still.append(task)
-            elif isinstance(task, ExtendTask):
-                self._finish_extend(task)
-            elif isinstance(task, RunTask):
-                if task.started:
-                    self.runs.live.append(task)
-                else:
-                    first.append(task)
-        self.waiting = still
-        if first:
-            self._draw_first(first)
-
-    def _is_ready(self, task: Task) -> bool:
-        if task.needs:
-            self.packer.serve_cached(task)
-        if task.outstanding or not all(need.complete for need in task.needs):
-            return False
-        if isinstance(task, RunTask) and not task.started:
-            return True
-        assert task.cursor is not None
-        return self.tree.fragments is None or resolve(task.cursor).node.resident
-
-    def _draw_first(self, runs: list[RunTask]) -> None:
-        for run in runs:
-            if run.sampler.needs_host:
-                assert run.cursor is not None
-                run.sampler.prime(self.tree.ids(run.cursor))
-        depths = [run.depth for run in runs]
-        result = draw_rows(
-            [run.needs[0].parts[0][1] for run in runs], [run.sampler for run in runs], depths
-        )
-        drawn = zip(
-            runs,
-            result.ids.tolist(),
-            result.logprobs.tolist(),
-            result.entropies.tolist(),
-            strict=True,
-        )
-        for run, token, logprob, entropy in drawn:
-            run.needs = []
-            self.runs.accept(run, token, logprob, entropy)
-            if not run.job.done:
-                (self.runs.live if self._is_ready(run) else self.waiting).append(run)
-
-    def _finish_extend(self, task: ExtendTask) -> None:
-        wanted = zip(task.item.wants, task.needs, strict=True)
-        task.ticket.value = [self._answer(want, need) for want, need in wanted]
-        task.finished = True
-        job = task.job
-        if all(isinstance(t, ExtendTask) and t.finished for t in job.tasks):
-            for other in job.tasks:
-                assert isinstance(other, ExtendTask)
-                other.ticket.resolve(other.ticket.value)
-            self._ended(job)
-
-    def _answer(self, want: Any, need: Need) -> Any:
-        parts = [part for _, part in sorted(need.parts, key=lambda item: item[0])]
-        if isinstance(want, Scores):
-            return join_scores(parts)
-        if isinstance(want, Draw):
-            n = len(want.samplers)
-            return draw_rows(parts * n, want.samplers, [want.depth] * n)
-        return parts[0].copy()
-
-    # Failing and ending -----------------------------------------------------------------------
+            self.waiting.deliver(group)
+        self.waiting.promote()
 
     def _crash(self, launched: Launched) -> None:
-        """Fail every ticket of a step and undo what it wrote; also those launched from its draws."""
+        """Fail every ticket of a step and undo what it wrote; also those launched from its draws.
+        """
         assert launched.error is not None
         error = as_forward_error(launched.error)
         after, self.flight = self.flight, None
@@ -413,8 +281,8 @@ class Scheduler:
                 jobs.update(dict.fromkeys(run.job for run in group.runs))
                 for piece in group.pieces:
                     jobs.update(dict.fromkeys(need.task.job for need, _, _ in piece.takes))
-                    jobs.update(dict.fromkeys(self._waiters_for(piece)))
-                    self._discard(piece)
+                    jobs.update(dict.fromkeys(self.waiting.waiters_for(piece)))
+                    self.waiting.discard(piece)
         for job in jobs:
             self._fail(job, error)
 
@@ -426,26 +294,6 @@ class Scheduler:
                     group.output.wait()
             except Exception as error:
                 launched.error = error
-
-    def _waiters_for(self, piece: Piece) -> list[Job]:
-        """Return the jobs that wait for a piece's tokens without taking logits from it."""
-        node = piece.pin.node
-        return [
-            task.job
-            for task in self.waiting
-            if task.cursor is not None and any(up is node for up in self.tree.up(task.cursor))
-        ]
-
-    def _discard(self, piece: Piece) -> None:
-        end = Cursor(piece.pin.node, piece.end)
-        if piece.fragment is not None:
-            for node in self.tree.up(end):
-                if node.end <= piece.start:
-                    break
-                node.launched = False
-            assert self.tree.fragments is not None
-            self.tree.fragments.free(piece.fragment)
-        self.tree.unpin(piece.pin)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         if job.done:
@@ -467,11 +315,11 @@ class Scheduler:
         self.admission.release(job)
         if job in self.admission.queue:
             self.admission.queue.remove(job)
-        self.waiting = [task for task in self.waiting if task.job is not job]
+        self.waiting.remove(job)
 
     def _suspend(self, task: Task) -> None:
         """Parked: out of the live and the waiting, a run's tail into the tree."""
-        self.waiting = [other for other in self.waiting if other is not task]
+        self.waiting.remove(task.job)
         if isinstance(task, RunTask) and task.started:
             self.runs.suspend(task)
 

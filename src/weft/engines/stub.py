@@ -1,0 +1,114 @@
+"""An engine that computes nothing: for timing what Weft itself costs, and for tests of queues.
+
+Its logits are the same row for ever; its fragments count slots and hold no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sampling.chain import DrawBatch, DrawResult
+from .base import Draws, Engine, EngineInfo, Fragment, Fragments, Output, Row, Score, Usage
+from .host import HostDraws
+
+TOKEN = 7  # what every draw gives
+
+
+class StubFragments(Fragments):
+    """Counts slots."""
+
+    def __init__(self) -> None:
+        self._slots = 0
+
+    def new(self, parent: Fragment | None) -> Fragment:
+        return Fragment()
+
+    def write(self, fragment: Fragment, n_slots: int) -> None:
+        """Append slots, as a forward does."""
+        fragment.length += n_slots
+        self._slots += n_slots
+
+    def split(self, fragment: Fragment, at: int) -> Fragment:
+        fragment.length -= at
+        return Fragment(at)
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        lower.length += upper.length
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        self._slots -= fragment.length - length
+        fragment.length = length
+
+    def settle(self, fragment: Fragment) -> None:
+        """Nothing is spare."""
+
+    def free(self, fragment: Fragment) -> None:
+        self.trim(fragment, 0)
+
+    def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        return {"k.0": np.zeros((1, fragment.length, 0), np.float32)}
+
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
+        fragment = Fragment()
+        self.write(fragment, data["k.0"].shape[1])
+        return fragment
+
+    def usage(self) -> Usage:
+        return Usage(self._slots, 0)
+
+
+class StubOutput(Output):
+    """The one logits row, and draws that are made without looking at it."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.n_vocab = n_vocab
+
+    def wait(self) -> None:
+        """It is done."""
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        row = np.zeros(self.n_vocab, np.float32)
+        row[TOKEN] = 50.0
+        return row
+
+    def scores(self) -> list[list[Score]]:
+        raise NotImplementedError("the stub engine scores nothing")
+
+    def draw(self, batch: DrawBatch) -> Draws:
+        n = len(batch.rows)
+        zeros = np.zeros(n, np.float32)
+        return HostDraws(DrawResult(np.full(n, TOKEN, np.int64), zeros, zeros))
+
+
+class StubEngine(Engine):
+    """Answers every forward at once with the same logits. `n_rows` counts the rows seen."""
+
+    def __init__(self, *, n_vocab: int = 64, n_positions: int = 1 << 20) -> None:
+        self.info = EngineInfo(
+            name="stub",
+            model="stub",
+            n_layers=1,
+            n_vocab=n_vocab,
+            n_positions=n_positions,
+            kv_bytes_per_token=1,
+            dtype="float32",
+            fingerprint="stub",
+        )
+        self.store = StubFragments()
+        self.fragments = self.store
+        self.n_rows = 0
+        self._output = StubOutput(n_vocab)
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        self.n_rows += len(rows)
+        for row in rows:
+            if row.dest is not None:
+                self.store.write(row.dest, row.n_tokens)
+        return self._output
+
+    def close(self) -> None:
+        """It holds nothing."""
