@@ -1,0 +1,152 @@
+"""What all searches share: where they begin, the budget, and growth that stays within it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle, Loom
+from ..sampling.rng import fresh_seed
+from .game24 import Game24
+from .result import Cost, Limit
+from .task import Lines, Task
+
+# A text, chat messages, token ids, or a node to search below.
+Prompt = str | Sequence[dict[str, Any]] | Sequence[int] | Heddle
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most a search may spend; None is no limit."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        tokens, seconds = self.tokens, self.seconds
+        if tokens is not None:
+            whole("budget_tokens", tokens)
+        if seconds is not None and not (
+            isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
+        ):
+            raise ConfigError(f"budget_s is {seconds!r}; allowed is a number of seconds above 0")
+
+
+class Meter:
+    """Counts what a search spends and grows nodes within its budget."""
+
+    def __init__(self, budget: Budget, seed: int | None) -> None:
+        self.budget = budget
+        self.seed = fresh_seed() if seed is None else whole("seed", seed, low=0)
+        self.tokens = 0
+        self.candidates = 0
+        self.valued = 0
+        self.prompt_tokens = 0
+        self.stopped: Limit | None = None
+        self._seeds = Random(self.seed)
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds since the search began."""
+        return time.perf_counter() - self._start
+
+    def cost(self) -> Cost:
+        """Return what was spent so far."""
+        return Cost(
+            tokens=self.tokens,
+            seconds=self.seconds,
+            candidates=self.candidates,
+            valued=self.valued,
+            prompt_tokens=self.prompt_tokens,
+            stopped=self.stopped,
+        )
+
+    def out_of_time(self) -> bool:
+        """Say whether the seconds are spent, and note it."""
+        if self.budget.seconds is not None and self.seconds >= self.budget.seconds:
+            self.stopped = "seconds"
+        return self.stopped == "seconds"
+
+    def room(self) -> float:
+        """Return how many tokens may still be generated."""
+        return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
+
+    def grow(
+        self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
+    ) -> list[Heddle]:
+        """Grow one continuation of each node listed (a node may be listed often), in one batch.
+
+        Never begins more rows than the tokens left, less `reserve`, pay for at full length; what
+        shorter rows leave over goes to the rows that had to wait, in order.
+        """
+        made: list[Heddle] = []
+        waiting = list(at)
+        while waiting and not self.out_of_time():
+            n_rows = int(min(len(waiting), max(self.room() - reserve, 0) // max_tokens))
+            if not n_rows:
+                self.stopped = "tokens"
+                break
+            rows, waiting = waiting[:n_rows], waiting[n_rows:]
+            options = {"max_tokens": max_tokens, "seed": self._seeds.getrandbits(63), **sampling}
+            made += self._grow(rows, options)
+        return made
+
+    def _grow(self, rows: list[Heddle], options: dict[str, Any]) -> list[Heddle]:
+        if self.budget.seconds is None:
+            made: list[Heddle] = rows[0].grow(at=rows, **options)
+        else:
+            made = self._grow_timed(rows, options)
+        # An end token was generated too, though no node holds it.
+        self.tokens += sum(len(node.tokens) + node.terminal for node in made)
+        return made
+
+    def _grow_timed(self, rows: list[Heddle], options: dict[str, Any]) -> list[Heddle]:
+        seen: dict[int, Heddle] = {}
+        with closing(rows[0].stream(at=rows, **options)) as deltas:
+            for delta in deltas:
+                seen[delta.branch] = delta.node
+                if self.out_of_time():
+                    break
+        return [node for _, node in sorted(seen.items())]
+
+
+def begin(lm: LM, prompt: Prompt) -> tuple[Heddle, Loom]:
+    """Return the node to search below, and its loom."""
+    start = prompt if isinstance(prompt, Heddle) else Loom(lm, prompt)
+    root = start.path[0]
+    if not isinstance(root, Loom):
+        raise ConfigError("the node to search below stands in no loom; give one that does")
+    if root.lm is not lm:
+        raise ConfigError("the loom to search in belongs to another model; give lm=loom.lm")
+    return start, root
+
+
+def read_task(loom: Loom) -> Task | None:
+    """Return the task that a prompt states, if it is one that is known."""
+    return Game24.read(loom.user_prompt)
+
+
+def text_of(node: Heddle) -> str:
+    """Return the text after the prompt, down to the node."""
+    return node.get_prefix_text(1).strip()
+
+
+def lines_of(node: Heddle) -> Lines:
+    """Return the lines after the prompt, down to the node, without their line ends."""
+    text = text_of(node)
+    return tuple(text.split("\n")) if text else ()
+
+
+def whole(name: str, value: int, *, low: int = 1) -> int:
+    """Return a whole number, or refuse it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from {low}")
+    return value

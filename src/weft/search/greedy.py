@@ -1,0 +1,28 @@
+"""Greedy: the one answer made of the likeliest tokens, what every search is compared with."""
+
+from __future__ import annotations
+
+from ..lm import LM
+from .core import Budget, Meter, Prompt, begin, read_task, text_of
+from .result import SearchResult
+from .task import Task
+
+
+def greedy(
+    lm: LM,
+    prompt: Prompt,
+    *,
+    task: Task | None = None,
+    max_tokens: int = 256,
+    budget_s: float | None = None,
+) -> SearchResult:
+    """Return the answer that takes the likeliest token each time; `tot` has the arguments."""
+    start, loom = begin(lm, prompt)
+    task = read_task(loom) if task is None else task
+    meter = Meter(Budget(None, budget_s), seed=0)
+    made = meter.grow([start], max_tokens=max_tokens, temperature=0.0)
+    meter.candidates = len(made)
+    best = made[0] if made else start
+    text = text_of(best)
+    solved = None if task is None else task.is_solved(text)
+    return SearchResult(best, text, loom, meter.cost(), solved)

@@ -1,0 +1,167 @@
+"""Where the next lines come from: continuing the answer, asking for a step, or the caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle, Loom
+from .core import Meter, lines_of, whole
+from .task import Task
+
+Propose = Literal["both", "continue", "suggest"] | Callable[[list[Heddle]], Sequence[Sequence[str]]]
+# One number for all levels, or one a level, the last for all further ones.
+Counts = int | Sequence[int] | None
+N_PROPOSALS = 8
+
+
+class Proposer:
+    """Adds candidates below nodes; equal lines below one node are one child."""
+
+    def __init__(
+        self,
+        lm: LM,
+        task: Task | None,
+        meter: Meter,
+        *,
+        propose: Propose,
+        n_continue: Counts,
+        n_suggest: Counts,
+        sampling: dict[str, Any],
+        reserve: int,
+    ) -> None:
+        """Check what is to be proposed.
+
+        sampling: of every line. reserve: tokens to leave for the answer, if there is a budget.
+        """
+        self.lm = lm
+        self.task = task
+        self.meter = meter
+        self.sampling = sampling
+        self.reserve = reserve
+        self._call = propose if callable(propose) else None
+        check_kind(propose, task)
+        advised = (task.n_continue, task.n_suggest) if task is not None else (N_PROPOSALS, 0)
+        self._n_continue = _counts("n_continue", n_continue, advised[0])
+        self._n_suggest = _counts("n_suggest", n_suggest, advised[1])
+        if propose == "suggest":
+            self._n_continue = [0]
+        if propose == "continue" or task is None:
+            self._n_suggest = [0]
+        if not any(self._n_continue + self._n_suggest):
+            raise ConfigError("there is nothing to propose: n_continue and n_suggest are 0")
+
+    def below(self, nodes: list[Heddle], level: int) -> list[Heddle]:
+        """Return the candidates below the nodes, each once, all grown in one batch."""
+        if self._call is not None:
+            found = self._called(nodes, self._call)
+        else:
+            found = self._generated(
+                nodes, _at(self._n_continue, level), _at(self._n_suggest, level)
+            )
+        self.meter.candidates += len(found)
+        return found
+
+    def _called(
+        self, nodes: list[Heddle], call: Callable[[list[Heddle]], Sequence[Sequence[str]]]
+    ) -> list[Heddle]:
+        texts = list(call(nodes))
+        if len(texts) != len(nodes) or any(isinstance(each, str) for each in texts):
+            raise ConfigError(
+                f"propose returned {len(texts)} items for {len(nodes)} nodes; it has to return a "
+                "list of texts for each node"
+            )
+        pairs = zip(nodes, texts, strict=True)
+        return _distinct(child_of(node, text) for node, lines in pairs for text in lines)
+
+    def _generated(self, nodes: list[Heddle], n_continue: int, n_suggest: int) -> list[Heddle]:
+        with ExitStack() as stack:
+            asked = self._asked(nodes) if n_suggest else {}
+            for loom in asked.values():
+                stack.enter_context(loom)
+            # Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
+            rows = nodes * n_continue + list(asked.values()) * n_suggest
+            made = self.meter.grow(rows, reserve=self._reserve(), **self.sampling)
+            lines = [child for child in made if child.finish_reason != "cancelled"]
+            suggested = {id(loom) for loom in asked.values()}
+            continued = [merged(line) for line in lines if id(line.parent) not in suggested]
+            added = [child for node in nodes for child in self._added(node, asked)]
+        return _distinct([*continued, *added])
+
+    def _asked(self, nodes: list[Heddle]) -> dict[str, Loom]:
+        """A loom for each propose prompt; nodes with the same prompt share one."""
+        prompts = filter(None, map(self._prompt, nodes))
+        return {prompt: Loom(self.lm, prompt) for prompt in dict.fromkeys(prompts)}
+
+    def _prompt(self, node: Heddle) -> str | None:
+        return self.task.suggestion(lines_of(node)) if self.task is not None else None
+
+    def _added(self, node: Heddle, asked: dict[str, Loom]) -> list[Heddle]:
+        """Put the lines suggested for a node below it."""
+        loom = asked.get(self._prompt(node) or "")
+        lines = loom.children if loom is not None else []
+        return [
+            child_of(node, line.text.strip() + "\n")
+            for line in lines
+            if line.finish_reason != "cancelled"
+        ]
+
+    def _reserve(self) -> int:
+        room = self.meter.room()
+        return 0 if room == math.inf else int(min(self.reserve, room // 4))
+
+
+def check_kind(propose: object, task: Task | None) -> None:
+    """Refuse a kind of proposal that is unknown or not possible."""
+    if not callable(propose) and propose not in ("both", "continue", "suggest"):
+        raise ConfigError(
+            f"propose is {propose!r}; allowed are 'both', 'continue', 'suggest' or a callable"
+        )
+    if propose == "suggest" and task is None:
+        raise ConfigError(
+            "propose='suggest' needs a task that words the prompt; give task=, or 'continue'"
+        )
+
+
+def child_of(node: Heddle, text: str) -> Heddle:
+    """Return the child with this line; a text child is added if there is none."""
+    for child in node.children:
+        if child.text.strip() == text.strip():
+            return child
+    return node.add(text)
+
+
+def merged(child: Heddle) -> Heddle:
+    """Return the first sibling with the child's line; the child, if that is another, goes."""
+    assert child.parent is not None
+    for sibling in child.parent.children:
+        if sibling is child:
+            break
+        if sibling.text.strip() == child.text.strip() and sibling.finish_reason != "cancelled":
+            return _replaced(child, sibling)
+    return child
+
+
+def _replaced(child: Heddle, sibling: Heddle) -> Heddle:
+    child.remove()
+    return sibling
+
+
+def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:
+    return list({node.id: node for node in nodes}.values())
+
+
+def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:
+    chosen = advised if given is None else given
+    counts = [chosen] if isinstance(chosen, int) else list(chosen)
+    if not counts:
+        raise ConfigError(f"{name} is empty; allowed is a whole number, or one a level")
+    return [whole(name, count, low=0) for count in counts]
+
+
+def _at(counts: Sequence[int], level: int) -> int:
+    return counts[min(level, len(counts) - 1)]

@@ -1,0 +1,76 @@
+"""What a search returns: the best node, its text, the tree, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..loom import Heddle, Loom
+
+Limit = Literal["tokens", "seconds"]
+_SCREEN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a search has spent.
+
+    tokens: generated ones, end tokens and all proposals included. prompt_tokens: of the questions
+    that valued candidates, read but not generated. stopped: the budget that ended the search early.
+    """
+
+    tokens: int
+    seconds: float
+    candidates: int = 0
+    valued: int = 0
+    prompt_tokens: int = 0
+    stopped: Limit | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.tokens:,} tokens", f"{self.seconds:.2f} s"]
+        if self.candidates:
+            parts.append(f"{self.candidates:,} candidates")
+        if self.stopped is not None:
+            parts.append(f"stopped by the budget of {self.stopped}")
+        return " · ".join(parts).replace(",", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One answer and the branches that gave it; `mean_logprob` is that of the likeliest of them."""
+
+    answer: Hashable
+    nodes: tuple[Heddle, ...]
+    mean_logprob: float
+
+    @property
+    def count(self) -> int:
+        """How many branches gave this answer."""
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"Vote({self.answer!r}: {self.count}, mean_logprob {self.mean_logprob:.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best node of a search, its text after the prompt, the whole tree, and the cost.
+
+    solved: what the task's checker says of `text`; None where there is no checker.
+    votes: best-of-n only, most votes first.
+    """
+
+    best: Heddle
+    text: str
+    loom: Loom
+    cost: Cost
+    solved: bool | None = None
+    votes: tuple[Vote, ...] = ()
+
+    def __repr__(self) -> str:
+        verdict = {None: "", True: "solved · ", False: "not solved · "}[self.solved]
+        votes = [f"  {vote.count:>4}  {vote.answer!r}" for vote in self.votes[:_SCREEN]]
+        if len(self.votes) > _SCREEN:
+            votes.append(f"  … {len(self.votes) - _SCREEN} more")
+        return "\n".join([self.text, f"({verdict}{self.cost})", *votes])
