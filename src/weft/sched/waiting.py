@@ -142,7 +142,7 @@ class Waiting:
             return
         gone = set(ready)
         self.tasks = [task for task in self.tasks if task not in gone]
-        first = []
+        first: list[RunTask] = []
         for task in ready:
             if isinstance(task, ExtendTask):
                 self._finish(task)
