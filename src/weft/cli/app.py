@@ -1,0 +1,39 @@
+"""The command's verbs, put together."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .demo import demo
+from .doctor import doctor
+from .out import Out
+from .run import run
+from .screen import show
+from .solve import solve
+
+app = typer.Typer(
+    help="Grow, read and search trees of continuations of language models.",
+    no_args_is_help=False,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (demo, run, solve, doctor):
+    app.command()(verb)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Grow, read and search trees of continuations of language models."""
+    if version:
+        print(f"weft {__version__}")
+    elif context.invoked_subcommand is None:
+        show(Out.of(sys.stdout))

@@ -1,0 +1,123 @@
+"""`weft demo`: a word problem by majority, then a Game of 24 by tree of thoughts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from . import solve
+from .failures import guarded
+from .lanes import Lanes, Silent, Watcher, watch
+from .model import TINY, load_model
+from .out import Out
+from .picture import Picture
+from .run import next_line
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle, Loom
+
+OPENING = "I will solve this problem step by step and be mindful of mistakes.\n"
+SECOND_LOOK = (
+    "\n...Wait. I need to look at the problem again. Let's think about what I could've gotten "
+    "wrong. I could've"
+)
+N_BRANCHES, N_LOOKS = 8, 2
+MAX_TOKENS = 400
+TEMPERATURE, SEED = 1.2, 1
+
+
+@guarded
+def demo() -> None:
+    """Show what it does, on the embedded model: no download, no GPU."""
+    out = Out.of(sys.stdout)
+    began = time.perf_counter()
+    with load_model(TINY) as lm:
+        out.line(
+            ("weft demo", "bold"),
+            " · the embedded model of 6.8 million parameters, on this CPU",
+        )
+        word_problem(out, lm)
+        game_of_24(out, lm)
+        out.line()
+        out.line(str(lm.stats()))
+        out.line((f"all of it in {time.perf_counter() - began:.1f} s", "dim"))
+    from .. import samples
+
+    next_line(
+        Out.of(sys.stderr),
+        ["weft", "run", samples.story, "-n", "4"],
+        ["weft", "solve", "Use 3 5 7 11 to make 24."],
+        ["weft", "doctor"],
+    )
+
+
+def word_problem(out: Out, lm: LM) -> None:
+    """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
+    from .. import samples
+    from ..loom import Loom
+
+    out.line()
+    out.line(("1  A word problem", "bold"), " · 8 branches, a second look at each, a vote")
+    out.line()
+    loom = Loom(lm, samples.word_problem)
+    opening = loom.add(OPENING)
+    began = time.perf_counter()
+    tried = grown(out, opening, N_BRANCHES, [opening])
+    looks = [node.add(SECOND_LOOK) for node in tried if node.terminal]
+    checked = grown(out, opening, N_LOOKS, looks)
+    seconds = time.perf_counter() - began
+    out.lines(Picture(out, top=3).lines(loom))
+    out.line()
+    vote(out, tried + checked)
+    n_tokens = sum(len(node.tokens) for node in tried + checked)
+    out.line(
+        (f"{n_tokens:,} tokens".replace(",", " "), "dim"),
+        (f" in {seconds:.1f} s; the problem was read once", "dim"),
+    )
+
+
+def grown(out: Out, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
+    """Grow n branches at each node in one batch, in lanes where there is a terminal."""
+    watcher: Watcher = Lanes(out, n * len(at)) if out.is_live else Silent()
+    deltas = node.stream(n, at=at, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED)
+    if not watch(watcher, deltas):
+        raise KeyboardInterrupt
+    return [child for each in at for child in each.children if child.logprobs]
+
+
+def vote(out: Out, solutions: list[Heddle]) -> None:
+    """Count the answers and write them as bars."""
+    from ..search import answer_number
+
+    counts = Counter(answer_number(node.text) or "none" for node in solutions)
+    for place, (answer, count) in enumerate(counts.most_common(4)):
+        bar = "█" * max(1, round(24 * count / len(solutions)))
+        style = "green" if place == 0 else "dim"
+        out.line(f"  {answer:>4}  ", (bar, style), f" {count} of {len(solutions)}")
+    out.line()
+    out.line(("The majority says: ", ""), (counts.most_common(1)[0][0], "bold green"))
+
+
+def game_of_24(out: Out, lm: LM) -> None:
+    """Search a puzzle by tree of thoughts, redrawing the tree after each level."""
+    from .. import samples
+    from ..loom import Loom
+    from ..search import tot
+
+    out.line()
+    out.line(
+        ("2  The Game of 24", "bold"),
+        " · a tree of thoughts; scores are the model's own `sure` against `impossible`",
+    )
+    out.line()
+    loom: Loom = Loom(lm, samples.game24)
+    result = solve.watched(
+        out, loom, lambda progress: tot(lm, loom, breadth=5, seed=SEED, progress=progress)
+    )
+    out.console.print(solve.picture_of(out, loom, result.best))
+    out.line()
+    out.line((solve.answer_of(result), "bold green"), "  ", solve.verdict(result))
+    out.line((str(result.cost), "dim"))

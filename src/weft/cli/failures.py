@@ -1,0 +1,111 @@
+"""What a failure looks like: one table from error to exit code and hint, and no traceback.
+
+0 ok · 1 failure · 2 usage · 3 model or engine unavailable · 4 out of memory · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec
+
+import typer
+
+from .. import errors
+from .out import Out
+
+Args = ParamSpec("Args")
+
+
+class Outcome(NamedTuple):
+    """How the command ends: its exit code, and what to do where the error does not say."""
+
+    code: int
+    hint: str = ""
+
+
+FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
+_DOCTOR = "weft doctor shows what is installed, and what to install for what"
+_SMALLER = "use fewer branches, a shorter prompt, or a larger --kv-budget"
+
+# The most special class of an error that is here decides.
+OUTCOMES: dict[type[BaseException], Outcome] = {
+    errors.WeftError: Outcome(FAILURE),
+    errors.ConfigError: Outcome(USAGE, "weft VERB --help lists what a verb takes"),
+    errors.EngineError: Outcome(UNAVAILABLE, _DOCTOR),
+    errors.EngineUnavailable: Outcome(UNAVAILABLE, _DOCTOR),
+    errors.ModelLoadError: Outcome(UNAVAILABLE, "the model that is always there is -m tiny"),
+    errors.Unsupported: Outcome(UNAVAILABLE, _DOCTOR),
+    errors.ForwardError: Outcome(FAILURE, "weft doctor runs the embedded model as a check"),
+    errors.CapacityError: Outcome(MEMORY, _SMALLER),
+    errors.KVFull: Outcome(MEMORY, _SMALLER),
+    errors.ContextOverflow: Outcome(USAGE, "shorten the prompt, or take a model that holds more"),
+    errors.TreeError: Outcome(FAILURE),
+    errors.StaleHandle: Outcome(FAILURE),
+    errors.HasChildren: Outcome(FAILURE),
+    errors.Terminal: Outcome(FAILURE),
+    errors.ConstraintError: Outcome(FAILURE),
+    errors.GrammarError: Outcome(USAGE),
+    errors.DeadEnd: Outcome(FAILURE),
+    errors.StoreError: Outcome(FAILURE),
+    errors.FormatError: Outcome(FAILURE),
+    errors.ModelMismatch: Outcome(FAILURE, "take the model that the loom was saved with"),
+    errors.Conflict: Outcome(FAILURE, "try again"),
+    errors.QueueFull: Outcome(FAILURE, "try again later"),
+    errors.Cancelled: Outcome(INTERRUPTED),
+    errors.BatchAbandoned: Outcome(FAILURE, "try again"),
+    MemoryError: Outcome(MEMORY, _SMALLER),
+}
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Return how the command ends on this error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+            return OUTCOMES[MemoryError]
+        cause = cause.__cause__
+    return next(OUTCOMES[kind] for kind in type(error).__mro__ if kind in OUTCOMES)
+
+
+def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
+    """Wrap a verb: mistakes and failures become a message and an exit code."""
+
+    @functools.wraps(verb)
+    def run(*args: Args.args, **kwargs: Args.kwargs) -> None:
+        try:
+            verb(*args, **kwargs)
+            sys.stdout.flush()
+        except (errors.WeftError, MemoryError) as error:
+            raise typer.Exit(tell(error)) from None
+        except KeyboardInterrupt:
+            Out.of(sys.stderr).line("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _forget_stdout()
+            raise typer.Exit(FAILURE) from None
+
+    return run
+
+
+def tell(error: BaseException) -> int:
+    """Write an error and its hint to stderr; return the exit code."""
+    out, outcome = Out.of(sys.stderr), outcome_of(error)
+    message = str(error) or type(error).__name__
+    if outcome.code == MEMORY and isinstance(error, MemoryError):
+        message = "out of memory"
+    out.line(("weft: ", "bold red"), message)
+    hint = getattr(error, "hint", "") or outcome.hint
+    if hint and hint not in message:
+        out.line(("hint: ", "bold"), hint)
+    return outcome.code
+
+
+def _forget_stdout() -> None:
+    """Nobody reads stdout any more: keep Python's own last flush from complaining."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        pass

@@ -1,0 +1,168 @@
+"""Branches on their way: lanes that share a terminal's height, or plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from .out import Out
+
+if TYPE_CHECKING:
+    from ..results import Delta
+
+_REDRAW_S = 0.08
+_MAX_LINES = 6  # of one lane
+
+
+class Watcher(Protocol):
+    """Shows deltas as they come; a context manager."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta."""
+        ...
+
+
+class Lane:
+    """One branch: its text so far, and why it ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.text = ""
+        self.ended: str | None = None
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta of this branch."""
+        self.text += delta.text
+        self.ended = delta.finish_reason
+
+    def lines(self, out: Out, height: int) -> list[Text]:
+        """Return the end of the text in at most `height` lines."""
+        head = f"{self.number:>2} "
+        room = max(out.width - len(head) - 1, 8)
+        shown = out.shown(self.text).lstrip("\n")
+        if height == 1:
+            shown = shown.rstrip("\n").rpartition("\n")[2]
+            rows = [shown if len(shown) <= room else "…" + shown[1 - room :]]
+        else:
+            tail = Text(shown[-room * height :])
+            rows = [line.plain for line in tail.wrap(out.console, room)][-height:] or [""]
+        mark = "✓" if self.ended == "stop" else "-" if self.ended else " "
+        style = "green" if self.ended == "stop" else ""
+        first = out.text((head, "cyan"), (rows[0], style), (f" {mark}" if self.ended else "", ""))
+        return [first, *(out.text(" " * len(head), (row, style)) for row in rows[1:])]
+
+
+class Lanes:
+    """All branches of a call, drawn over and over in place; gone when it is left."""
+
+    def __init__(self, out: Out, n: int, waiting: str = "") -> None:
+        self.out = out
+        self.lanes = [Lane(number) for number in range(1, n + 1)]
+        self.waiting = waiting
+        self._live = Live(
+            console=out.console, auto_refresh=False, transient=True, get_renderable=self._drawn
+        )
+        self._drawn_at = 0.0
+
+    def __enter__(self) -> Lanes:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta; draw, but not too often."""
+        self.lanes[delta.branch].push(delta)
+        if (now := time.monotonic()) - self._drawn_at > _REDRAW_S:
+            self._drawn_at = now
+            self._live.refresh()
+
+    def _drawn(self) -> Group:
+        if self.waiting and not any(lane.text or lane.ended for lane in self.lanes):
+            return Group(self.out.text((self.waiting, "dim")))
+        return Group(*self._lines(self.out.console.height - 1))
+
+    def _lines(self, height: int) -> Iterator[Text]:
+        each = min(max(height // len(self.lanes), 1), _MAX_LINES)
+        n_shown = len(self.lanes) if len(self.lanes) <= height else max(height - 1, 1)
+        for lane in self.lanes[:n_shown]:
+            yield from lane.lines(self.out, each)
+        if n_shown < len(self.lanes):
+            rest = self.lanes[n_shown:]
+            ended = sum(lane.ended is not None for lane in rest)
+            yield self.out.text((f"   … {len(rest)} more branches, {ended} ended", "dim"))
+
+
+class Printer:
+    """Plain lines: the branches one after the other, each as soon as it is its turn."""
+
+    def __init__(self, out: Out, n: int) -> None:
+        self.out = out
+        self.lanes = [Lane(number) for number in range(1, n + 1)]
+        self._at = 0
+        self._begun = False
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._begun:
+            self._write("\n")
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta; write it if it belongs to the branch whose turn it is."""
+        self.lanes[delta.branch].push(delta)
+        if delta.branch == self._at:
+            self._show(delta.text)
+            while self._at < len(self.lanes) and self.lanes[self._at].ended is not None:
+                self._next()
+
+    def _next(self) -> None:
+        self._write("\n")
+        self._at, self._begun = self._at + 1, False
+        if self._at < len(self.lanes) and self.lanes[self._at].text:
+            self._show(self.lanes[self._at].text)
+
+    def _show(self, text: str) -> None:
+        if not self._begun:
+            self._begun = True
+            self._write(f"[{self._at + 1}] ")
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        self.out.console.file.write(text)
+        self.out.console.file.flush()
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta."""
+
+
+def watch(watcher: Watcher, deltas: Iterable[Delta]) -> bool:
+    """Show a stream to its end; False when Ctrl-C ended it (what was made is in the tree)."""
+    try:
+        with watcher:
+            for delta in deltas:
+                watcher.push(delta)
+    except KeyboardInterrupt:
+        return False
+    return True

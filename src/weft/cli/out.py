@@ -1,0 +1,100 @@
+"""Where the command writes: results to stdout, messages to stderr, as plain as they need it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+# Width where the output is no terminal: as wide as a page is read.
+WIDTH = 100
+_ASCII = str.maketrans(
+    {"·": "|", "…": "...", "█": "#", "⏎": "/", "×": "x", "✓": "+", "├": "|", "└": "`", "│": "|"}
+    | {"─": "-", "–": "-", "’": "'", "“": '"', "”": '"'}
+)
+Part = str | tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """One stream. is_live: a terminal that can redraw. is_ascii: it cannot show our pictures."""
+
+    console: Console
+    is_live: bool
+    is_ascii: bool
+
+    @classmethod
+    def of(cls, file: TextIO) -> Out:
+        """Look at a stream; NO_COLOR and TERM=dumb are honoured."""
+        is_terminal = file.isatty()
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
+        console = Console(
+            file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
+        can_redraw = is_terminal and not console.is_dumb_terminal
+        return cls(console, can_redraw, not _can_write(file, "├└│─⏎…×█"))
+
+    @property
+    def width(self) -> int:
+        """Columns of a line."""
+        return self.console.width
+
+    def text(self, *parts: Part) -> Text:
+        """Return a line made of texts and (text, style) pairs, in characters the stream has."""
+        line = Text(no_wrap=True)
+        for part in parts:
+            content, style = (part, "") if isinstance(part, str) else part
+            line.append(self.shown(content), style)
+        return line
+
+    def line(self, *parts: Part) -> None:
+        """Write one line."""
+        self.console.print(self.text(*parts))
+
+    def lines(self, lines: Iterable[Text]) -> None:
+        """Write made lines."""
+        for line in lines:
+            self.console.print(line)
+
+    def shown(self, text: str) -> str:
+        """Return text without what a terminal would obey, in characters that the stream has."""
+        text = printable(text)
+        return text.translate(_ASCII) if self.is_ascii else text
+
+    def fit(self, text: str, room: int) -> str:
+        """Return text on one line, cut to `room` columns; of several lines the last one stays."""
+        text = text.strip("\n")
+        if len(text) <= room and cell_len(flat := text.replace("\n", "⏎")) <= room:
+            return flat
+        head, _, last = text.rpartition("\n")
+        last = f" … {last}" if head and len(last) < room // 2 else "…"
+        flat = (head or text)[: 2 * max(room, 1)].replace("\n", "⏎")
+        return set_cell_size(flat, max(room - cell_len(last), 0)).rstrip() + last
+
+
+def printable(text: str) -> str:
+    """Return text whose control characters, line ends aside, are written out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def soften(*files: TextIO) -> None:
+    """Let streams write out what their encoding lacks, instead of failing."""
+    for file in files:
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="backslashreplace")
+
+
+def _can_write(file: TextIO, text: str) -> bool:
+    try:
+        text.encode(file.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

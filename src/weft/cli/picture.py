@@ -1,0 +1,117 @@
+"""Reasoning trees as the command draws them: equal siblings once, the long tails counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from .out import Out
+
+if TYPE_CHECKING:
+    from ..loom import Heddle
+
+# Scores from here on are drawn as good, and below as bad.
+GOOD, BAD = 0.5, 0.05
+_MIN_LABEL = 24
+
+
+class Shown(NamedTuple):
+    """One line below a node: equal siblings stand for each other; no node: siblings left out."""
+
+    nodes: tuple[Heddle, ...]
+    n_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What to draw of a tree, and how.
+
+    numbers: written before a node. path: nodes drawn bold, and always drawn. top: children of a
+    node that are drawn at most, best scores first; 0: all of them, in their order.
+    """
+
+    out: Out
+    numbers: dict[str, int] = field(default_factory=dict)
+    path: frozenset[str] = frozenset()
+    top: int = 0
+
+    def lines(self, root: Heddle) -> Iterator[Text]:
+        """Yield the drawing, from `root` down. Cost: O(nodes), however deep."""
+        from ..viz.text import ASCII, UNICODE
+
+        style = ASCII if self.out.is_ascii else UNICODE
+        stack: list[tuple[Shown, str, str]] = [(Shown((root,)), "", "")]
+        while stack:
+            shown, rails, joint = stack.pop()
+            yield self._line(shown, rails + joint)
+            if not shown.nodes:
+                continue
+            below = self._below(shown.nodes[0])
+            inner = rails + {"": "", style.tee: style.pipe, style.corner: style.blank}[joint]
+            joints = [style.tee] * (len(below) - 1) + [style.corner]
+            stack += [(each, inner, joint) for each, joint in zip(below, joints, strict=False)][
+                ::-1
+            ]
+
+    def _below(self, node: Heddle) -> list[Shown]:
+        # Streamed children are attached as they end; numbers have the order of the branches.
+        chosen = sorted(node.children, key=lambda child: self.numbers.get(child.id, 0))
+        if self.top:
+            ranked = sorted(chosen, key=lambda child: -(child.score or 0.0))
+            chosen = [n for at, n in enumerate(ranked) if at < self.top or n.id in self.path]
+        groups: dict[str, list[Heddle]] = {}
+        for child in chosen:
+            # What goes on is drawn on its own; only leaves stand for each other.
+            groups.setdefault(child.id if child.children else child.text, []).append(child)
+        below = [Shown(tuple(group)) for group in groups.values()]
+        left_out = len(node.children) - len(chosen)
+        return [*below, Shown((), left_out)] if left_out else below
+
+    def _line(self, shown: Shown, rails: str) -> Text:
+        if not shown.nodes:
+            return self.out.text((rails, "dim"), (f"… {shown.n_left_out} more", "dim"))
+        node = shown.nodes[0]
+        number = " ".join(str(self.numbers[n.id]) for n in shown.nodes if n.id in self.numbers)
+        facts = "" if node.parent is None else " · ".join(_facts(shown.nodes))
+        number, facts = number and f"{number}  ", facts and f"  {facts}"
+        room = self.out.width - cell_len(rails) - len(number) - cell_len(facts)
+        label = self.out.fit(_label(node), max(room, _MIN_LABEL))
+        style = "bold" if node.parent is None or node.id in self.path else _style(node)
+        return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (facts, "dim"))
+
+
+def as_number(score: float) -> str:
+    """Return a score between 0 and 1 as people read it."""
+    return f"{score:.2f}" if score == 0 or score >= 0.005 else "0.00"
+
+
+def _label(node: Heddle) -> str:
+    asked: str = getattr(node, "user_prompt", "")
+    return asked or node.text or "(ended at once)"
+
+
+def _facts(nodes: Sequence[Heddle]) -> list[str]:
+    node = nodes[0]
+    facts = [f"×{len(nodes)}"] if len(nodes) > 1 else []
+    if node.score is not None:
+        return [*facts, as_number(node.score)]
+    facts.append(f"{len(node.tokens)} tok")
+    if node.logprobs:
+        facts.append(f"p {node.mean_p:.2f}")
+    if node.terminal:
+        facts.append("end")
+    elif node.finish_reason is not None:
+        facts.append(node.finish_reason)
+    return facts
+
+
+def _style(node: Heddle) -> str:
+    if node.score is not None:
+        return "green" if node.score >= GOOD else "dim" if node.score < BAD else "yellow"
+    if not node.logprobs:
+        return ""
+    return "green" if node.mean_p >= 0.8 else "yellow" if node.mean_p >= 0.5 else "red"

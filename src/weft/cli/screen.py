@@ -1,0 +1,65 @@
+"""What bare `weft` shows: in a moment, so nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from .. import __version__
+from .out import Out
+
+_WIDTH = 47
+
+
+def show(out: Out) -> None:
+    """Write the first screen: commands to copy, engines found, models on disk."""
+    out.line((f"weft {__version__}", "bold"), "   grow, read and search trees of continuations")
+    out.line()
+    for command, what in (
+        ("weft demo", "see it work, on the embedded model"),
+        ('weft run "Tell me a story about a fox." -n 4', "four branches of one prompt"),
+        ('weft solve "Use 4 9 10 13 to make 24."', "a tree of thoughts"),
+        ("weft doctor", "what is here, what to install for what"),
+    ):
+        out.line("  ", (f"{command:<{_WIDTH}}", "cyan"), what)
+    out.line()
+    out.line(("engines  ", "bold"), " · ".join(engines()))
+    out.line(("models   ", "bold"), " · ".join(models()))
+    out.line(("help     ", "bold"), "weft --help · weft run --help")
+
+
+def engines() -> list[str]:
+    """Return the engines found, and what is missing for the others."""
+    here = [f"numpy {installed('numpy')}"]
+    if has_torch():
+        return [*here, f"torch {installed('torch')}"]
+    return [*here, 'no torch (pip install "weft[torch]")']
+
+
+def has_torch() -> bool:
+    """Whether the torch engine's packages are there; imports none of them."""
+    return find_spec("torch") is not None and find_spec("transformers") is not None
+
+
+def installed(package: str) -> str:
+    """Return a package's version, from its metadata."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "?"
+
+
+def models(most: int = 4) -> list[str]:
+    """Return the embedded model and some of those in the Hub's cache."""
+    names = cached_models()
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return ["tiny (embedded)", *names[:most], *more]
+
+
+def cached_models() -> list[str]:
+    """Return the ids of the models in the Hub's cache; one folder listing."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
+    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)

@@ -1,0 +1,244 @@
+"""`weft solve`: search for the answer to a prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+
+from ..errors import ConfigError
+from . import options
+from .failures import INTERRUPTED, guarded
+from .model import TINY, load_model
+from .out import Out
+from .picture import Picture
+from .run import next_line, stats_object
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle, Loom
+    from ..search import Level, SearchResult
+
+_TOP = 3  # children of a node that are drawn, beside those on the path
+_VOTES = 5
+
+
+class Strategy(StrEnum):
+    """How to search."""
+
+    TOT = "tot"
+    BEST_OF_N = "best-of-n"
+    GREEDY = "greedy"
+
+
+NAMES = {
+    Strategy.TOT: "tree of thoughts",
+    Strategy.BEST_OF_N: "best of n",
+    Strategy.GREEDY: "greedy",
+}
+
+
+@guarded
+def solve(
+    prompt: options.Prompt = None,
+    strategy: Annotated[
+        Strategy,
+        typer.Option(
+            "--strategy",
+            help="tot: a tree of lines, the best few go on; best-of-n: whole answers and a vote; "
+            "greedy: one answer.",
+        ),
+    ] = Strategy.TOT,
+    breadth: Annotated[
+        int | None, typer.Option("-b", help="Lines kept a level (tot).", show_default="5")
+    ] = None,
+    n: Annotated[
+        int | None,
+        typer.Option("-n", help="Proposals of each kind a node, or answers.", show_default="8"),
+    ] = None,
+    model: options.Model = TINY,
+    engine: options.Engine = "auto",
+    temperature: options.Temperature = None,
+    seed: options.Seed = None,
+    budget_tokens: Annotated[
+        int | None, typer.Option("--budget-tokens", help="Generate at most this many tokens.")
+    ] = None,
+    budget_s: Annotated[
+        float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
+    ] = None,
+    kv_budget: options.KvBudget = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Search for an answer and show it with its path, scores and cost."""
+    text = options.read_prompt(prompt)
+    chosen = options.given(
+        breadth=breadth,
+        n=n,
+        temperature=temperature,
+        seed=seed,
+        budget_tokens=budget_tokens,
+        budget_s=budget_s,
+    )
+    refuse_unused(strategy, chosen)
+    with load_model(model, engine, kv_budget) as lm:
+        from ..loom import Loom
+
+        loom, out = Loom(lm, text), Out.of(sys.stdout)
+        result = _search_to_end(out, lm, loom, strategy, chosen, as_json)
+        if as_json:
+            print(json.dumps(as_object(lm, loom, strategy, result), ensure_ascii=False))
+        else:
+            _report(out, lm, strategy, result)
+
+
+def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
+    """Raise ConfigError for an option that the strategy has no use for."""
+    unused = {
+        Strategy.TOT: {},
+        Strategy.BEST_OF_N: {"breadth": "-b"},
+        Strategy.GREEDY: {
+            "breadth": "-b",
+            "n": "-n",
+            "temperature": "--temperature",
+            "seed": "--seed",
+            "budget_tokens": "--budget-tokens",
+        },
+    }[strategy]
+    for name, flag in unused.items():
+        if name in chosen:
+            raise ConfigError(
+                f"{flag} has no meaning for --strategy {strategy.value}; leave it out"
+            )
+
+
+def search(
+    lm: LM,
+    loom: Loom,
+    strategy: Strategy,
+    chosen: dict[str, Any],
+    progress: Callable[[Level], object] | None = None,
+) -> SearchResult:
+    """Run a search below a loom's root."""
+    from ..search import best_of_n, greedy, tot
+
+    if strategy is Strategy.GREEDY:
+        return greedy(lm, loom, **chosen)
+    n = chosen.pop("n", 8)
+    if strategy is Strategy.BEST_OF_N:
+        return best_of_n(lm, loom, n=n, **chosen)
+    if n < 1:
+        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+    return tot(lm, loom, n_continue=n, n_suggest=n, progress=progress, **chosen)
+
+
+def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
+    """Return the drawing of a search: the path to the best node, and what stood beside it."""
+    path = frozenset(node.id for node in best.path) if best is not None else frozenset[str]()
+    return Group(*Picture(out, path=path, top=_TOP).lines(loom))
+
+
+def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], Any]) -> Any:
+    """Run a search, redrawing its tree after each level where that can be seen."""
+    if not out.is_live:
+        return work(lambda level: None)
+    with Live(console=out.console, auto_refresh=False, transient=True) as live:
+        live.update(picture_of(out, loom), refresh=True)
+        return work(
+            lambda level: live.update(picture_of(out, loom, _first(level.kept)), refresh=True)
+        )
+
+
+def as_object(lm: LM, loom: Loom, strategy: Strategy, result: SearchResult) -> dict[str, Any]:
+    """Return the result for --json."""
+    from dataclasses import asdict
+
+    return {
+        "strategy": strategy.value,
+        "model": lm.info.model,
+        "engine": lm.info.name,
+        "prompt": loom.user_prompt,
+        "solved": result.solved,
+        "answer": answer_of(result),
+        "text": result.text,
+        "path": [{"text": node.text, "score": node.score} for node in result.best.path[1:]],
+        "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
+        "nodes": loom.count_children(),
+        "cost": asdict(result.cost),
+        "stats": stats_object(lm),
+    }
+
+
+def answer_of(result: SearchResult) -> str:
+    """Return the line that answers: the last one."""
+    return result.text.strip().rpartition("\n")[2]
+
+
+def verdict(result: SearchResult) -> tuple[str, str]:
+    """Return what the task's checker says, with a style; empty where there is no checker."""
+    return {
+        None: ("", ""),
+        True: ("✓ checked: right", "green"),
+        False: ("checked: not a right answer", "yellow"),
+    }[result.solved]
+
+
+def vote_lines(out: Out, result: SearchResult) -> None:
+    """Write the votes as bars."""
+    total = sum(vote.count for vote in result.votes)
+    width = max((len(str(vote.answer)) for vote in result.votes[:_VOTES]), default=0)
+    for place, vote in enumerate(result.votes[:_VOTES]):
+        bar = "█" * max(1, round(24 * vote.count / total))
+        style = "green" if place == 0 else "dim"
+        out.line(f"  {vote.answer!s:>{width}}  ", (bar, style), f" {vote.count}")
+    if (rest := len(result.votes) - _VOTES) > 0:
+        out.line((f"  … {rest} more answers", "dim"))
+
+
+def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
+    return nodes[0] if nodes else None
+
+
+def _search_to_end(
+    out: Out, lm: LM, loom: Loom, strategy: Strategy, chosen: dict[str, Any], as_json: bool
+) -> SearchResult:
+    quiet = Out(out.console, False, out.is_ascii) if as_json else out
+    try:
+        result: SearchResult = watched(
+            quiet, loom, lambda progress: search(lm, loom, strategy, chosen, progress)
+        )
+    except KeyboardInterrupt:
+        if not as_json:
+            out.console.print(picture_of(out, loom))
+            out.line((str(lm.stats()), "dim"))
+        Out.of(sys.stderr).line("interrupted; the tree so far is above")
+        raise typer.Exit(INTERRUPTED) from None
+    return result
+
+
+def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
+    out.console.print(picture_of(out, result.loom, result.best))
+    out.line()
+    if len(result.votes) > 1:
+        vote_lines(out, result)
+        out.line()
+    out.line((answer_of(result), "bold"), "  ", verdict(result))
+    out.line(f"{NAMES[strategy]} · {result.cost}")
+    out.line((str(lm.stats()), "dim"))
+    if result.solved is False:
+        next_line(
+            Out.of(sys.stderr), ["weft", "solve", result.loom.user_prompt, "-b", "8", "-n", "16"]
+        )
+        return
+    others = [each for each in Strategy if each is not strategy]
+    asked = result.loom.user_prompt
+    next_line(
+        Out.of(sys.stderr),
+        *(["weft", "solve", asked, "--strategy", each.value] for each in others if len(asked) < 60),
+        ["weft", "run", asked if len(asked) < 60 else "Hello, who are you?", "-n", "4"],
+    )
