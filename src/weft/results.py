@@ -18,9 +18,7 @@ _SCREEN = 20
 
 @dataclass(frozen=True, slots=True)
 class TokenProb:
-    """One token id of a next-token distribution; rank 0 is the likeliest, logprob is natural
-    log.
-    """
+    """One token id of a next-token distribution; rank 0 is the likeliest."""
 
     id: int
     text: str

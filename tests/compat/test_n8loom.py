@@ -157,3 +157,27 @@ def test_bfloat16_arrays_survive_as_float32() -> None:
     wide = _widened(bits, marks, "k.0")
     assert wide.dtype == np.float32
     assert (_narrowed(wide, marks, "k.0") == bits).all()
+
+
+@pytest.mark.torch
+def test_a_bfloat16_model_has_fragments() -> None:
+    """B2."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from weft.engines.source import resolve
+
+    folder = resolve("tiny")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    loom = n8loom.Loom(model, tokenizer, samples.game24)
+    node = loom.add_text_child("4 + 9 = 13")
+    assert node.frag[0].keys.dtype == np.float32
+    lm = weft.LM.of(model, tokenizer)
+    want = logits(lm, node._where())
+    frags = [each.frag for each in node.path]
+    fused = n8loom.fuse_cache_frags([list(layer) for layer in zip(*frags, strict=True)])
+    lm.clear_cache()
+    before = lm.stats().prefilled
+    assert np.abs(logits(lm, fused.place(lm)) - want).max() < 0.1
+    assert lm.stats().prefilled - before <= 1

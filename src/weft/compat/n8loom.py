@@ -65,9 +65,7 @@ class KVCache:
 
 
 class PromptCache(list[KVCache]):
-    """One KVCache a layer. `rows` are the token ids of each batch row; `start` is where they
-    begin.
-    """
+    """One KVCache a layer. `rows` are the token ids of each row; `start` is where they begin."""
 
     def __init__(
         self,
@@ -146,9 +144,7 @@ def prompt_to_cache(
 
 
 def frag_cache(cache: PromptCache, start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
-    """Return slots start_idx to end_idx of each layer. NOTE: the default leaves the last one
-    out.
-    """
+    """Return slots start_idx to end_idx. NOTE: the default leaves the last one out."""
     start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
     return _cut(cache, 0, start, stop)
 
@@ -265,9 +261,7 @@ def generate_batched_stream(
     prefill_step_size: int = 512,
     **kwargs: Any,
 ) -> Generator[StreamItem, None, None]:
-    """As `generate_batched`, yielding the known items; the last one has the cache of the new
-    tokens.
-    """
+    """As `generate_batched`, yielding the known items; the last one has the new KV."""
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _growth(
         model, tokenizer, prompt, prompt_cache, streamed=True,

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Calls put off by `apply_at_leaves`. All of them run when any of their children is looked at,
-    at the
-    latest when every leaf had its turn."""
+    """Growing calls that `apply_at_leaves` puts off.
+
+    All of them run when children of any are looked at, at the latest after the last leaf's turn.
+    """
 
     def __init__(self) -> None:
         self._calls: list[tuple[Heddle, SamplingParams, Promised]] = []

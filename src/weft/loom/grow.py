@@ -27,9 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Branches(list["Heddle"]):
-    """The children that a call made, in branch order; `skipped` are terminal nodes it left
-    alone.
-    """
+    """The children a call made, in branch order; `skipped` are terminal nodes left alone."""
 
     def __init__(self, made: Iterable[Heddle] = (), *, skipped: Iterable[Heddle] = ()) -> None:
         super().__init__(made)
@@ -103,9 +101,7 @@ class Shoot:
         self._attach(result.end)
 
     def keep(self, reason: FinishReason) -> None:
-        """End the branch early with the tokens that were delivered; a branch without any is
-        dropped.
-        """
+        """End the branch early with the tokens delivered; one without any is dropped."""
         self.child.finish_reason = reason
         self._attach(None)
 
@@ -241,9 +237,7 @@ class Growth:
     # Step by step
 
     def news(self) -> Generator[list[News], None, None]:
-        """Yield what each step brought, for `delta`. Closing it early keeps what `delta` has
-        told.
-        """
+        """Yield what each step brought, for `delta`. Closing it keeps what `delta` told."""
         assert self._channel is not None
         self._submit()
         try:

@@ -55,9 +55,7 @@ class Heddle(Node):
         force: bool = False,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """As `grow`, beside a running loop. A cancelled task keeps what was made, as
-        "cancelled".
-        """
+        """As `grow`, beside a running loop. A cancelled task keeps what was made."""
         growth = self._plan(n, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
 
@@ -69,8 +67,7 @@ class Heddle(Node):
         force: bool = False,
         **sampling: Unpack[BranchOptions],
     ) -> Generator[Delta, None, Branches]:
-        """As `grow`, token by token: yield what is new in each branch, a child being attached as
-        it ends.
+        """As `grow`, token by token: yield what is new, attach each child as it ends.
 
         Mistakes raise at the call; the model runs from the first `next`. Leaving the loop early
         keeps what was delivered as nodes with finish_reason "cancelled". An error of one branch is
@@ -111,8 +108,7 @@ class Heddle(Node):
         return plan(nodes, params, force=force, streamed=streamed) if nodes else None
 
     def add(self, text: str | Sequence[int]) -> Heddle:
-        """Add a child with this text (or these token ids) and return it. The model runs when it is
-        needed.
+        """Add a child with this text (or these token ids) and return it. Runs no model.
 
         The text is tokenised as a continuation: no BOS and no space creep in. Empty text makes an
         empty node. Raises ContextOverflow when the path gets longer than the context.
@@ -139,9 +135,7 @@ class Heddle(Node):
         return ask.distribution(lm, tickets[0].result()[0], top)
 
     def measure(self, text: str | Sequence[int]) -> TextScore:
-        """Return how likely the model finds this text (or these token ids) after the node. Adds
-        nothing.
-        """
+        """Return how likely this text (or these token ids) is after the node. Adds nothing."""
         lm, item = self._home.live_lm(), ask.measure_item(self, text)
         tickets = lm.submit([item])
         lm.drive(tickets)
@@ -156,14 +150,11 @@ class Heddle(Node):
 
     @property
     def frag(self) -> list[KVFrag]:
-        """The KV of the node's own tokens, a copy, one fragment a layer. Cost: exports the whole
-        path.
-        """
+        """The KV of the node's own tokens, one fragment a layer. Cost: exports the path."""
         return fragments(self)
 
     def get_prefix_cache(self) -> Any:
-        """Return the whole path's KV as the engine library's own cache object, which its model
-        accepts.
+        """Return the path's KV as the engine library's own cache, which its model accepts.
 
         Raises Unsupported on engines whose library has none.
         """
@@ -256,9 +247,7 @@ class Heddle(Node):
         return self.make_child_stream(**kwargs) if streamed else self.make_children(**kwargs)
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
-        """Call `func` on every leaf and return the results; growing calls run as in
-        `apply_at_leaves`.
-        """
+        """Call `func` on every leaf and return the results, as `apply_at_leaves` does."""
         return at_each(walk.leaves(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:

@@ -48,9 +48,7 @@ def check(given: Mapping[str, Any]) -> None:
 
 
 class StreamItem(Mapping[str, Any]):
-    """One item of a known stream, read like a dict; lists and texts are built when they are
-    read.
-    """
+    """One item of a known stream, read like a dict; lists and texts are built when read."""
 
     def __init__(self, fields: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> None:
         self._fields = dict(fields)
@@ -76,9 +74,7 @@ class StreamItem(Mapping[str, Any]):
 
 
 def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
-    """Yield the known items: an "update" a step, then "final"; the children are the return
-    value.
-    """
+    """Yield the known items: an "update" a step, then "final"; return the children."""
     tokens: list[list[int]] = [[] for _ in growth.shoots]
     ended = [False] * len(tokens)
     n_prompt = growth.shoots[0].origin.depth if growth.shoots else 0

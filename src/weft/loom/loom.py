@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from ..errors import ConfigError
-from . import edit, walk
+from . import edit
 from . import prompt as prompts
 from .heddle import Heddle
 from .home import Home
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class Loom(Heddle):
-    """The root heddle: its tokens are the prompt. A context manager; `close` lets go of all
-    places.
-    """
+    """The root heddle: its tokens are the prompt. A context manager."""
 
     _is_root = True
     # Whose tokens an opened loom holds; set by the store.
@@ -109,8 +107,7 @@ class Loom(Heddle):
         return f"Prompt: {self.user_prompt}\n\nResponse:\n\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole loom to a file, atomically: afterwards the file is the old one or the
-        new one.
+        """Write the whole loom to a file, atomically: it is the old one or the new one.
 
         Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON.
         """
@@ -127,8 +124,7 @@ class Loom(Heddle):
         force: bool = False,
         heddle_class: type[Heddle] = Heddle,
     ) -> Self:
-        """Read a saved loom. Without an LM it reads, searches and saves; growing raises
-        ConfigError.
+        """Read a saved loom. Without an LM it can be read, searched and saved, not grown.
 
         Args:
             force: take the tokens as they are even if another model with the same vocabulary size
@@ -152,7 +148,3 @@ class Loom(Heddle):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def count_tokens(self) -> int:
-        """Return how many tokens all nodes hold together."""
-        return sum(len(node._tokens) for node in walk.preorder(self))

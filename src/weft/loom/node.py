@@ -1,6 +1,4 @@
-"""The state of one node of a reasoning tree: tokens and what is known of them, place,
-neighbours.
-"""
+"""The state of one node of a reasoning tree: tokens, figures, place, neighbours."""
 
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ class Node:
         parent: Heddle | None = None,
         trim_toks: int | None = None,
     ) -> None:
-        """Make a node that is in no list of children yet; `add` and `add_child` put nodes into a
-        tree.
+        """Make a node that is in no list of children yet; see `add` and `add_child`.
 
         Args:
             model: an LM, or a loaded model with its `tokenizer`.
@@ -103,9 +100,7 @@ class Node:
 
     @property
     def tokens(self) -> list[int]:
-        """The node's own token ids, a copy. Setting them resets what was recorded of the old
-        ones.
-        """
+        """The node's own token ids, a copy. Setting them resets what was recorded of the old."""
         return list(self._tokens)
 
     @tokens.setter
@@ -126,9 +121,7 @@ class Node:
 
     @property
     def mean_logprob(self) -> float:
-        """The mean logprob of the sampled tokens; -inf when there is none, so that it never ranks
-        first.
-        """
+        """The mean logprob of the sampled tokens; -inf for none, so that it never ranks first."""
         return math.fsum(self.logprobs) / len(self.logprobs) if self.logprobs else -math.inf
 
     @property
@@ -160,9 +153,7 @@ class Node:
         return walk.preorder(self)
 
     def find(self, node_id: str) -> Heddle:
-        """Return the node with this id, from here down; TreeError when there is none. Cost:
-        O(nodes).
-        """
+        """Return the node with this id, from here down, or raise TreeError. Cost: O(nodes)."""
         for node in walk.preorder(self):
             if node.id == node_id:
                 return node
@@ -198,9 +189,7 @@ class Node:
         return [func(node) for node in self.get_all_children(int(apply_self))]
 
     def _where(self) -> Place:
-        """Return the node's place in the token tree, made from the nearest ancestor that has
-        one.
-        """
+        """Return the node's place, made from the nearest ancestor that has one."""
         lm = self._home.live_lm()
         if self._place is None:
             parts: list[list[int]] = []
@@ -215,15 +204,11 @@ class Node:
     # What stands before it
 
     def get_prefix_tokens(self, exclude: int = 0) -> list[int]:
-        """Return the token ids from the root to here; `exclude` leaves out that many first
-        nodes.
-        """
+        """Return the token ids from the root to here, less those of the first `exclude` nodes."""
         return [token for node in walk.path(self)[_whole(exclude) :] for token in node._tokens]
 
     def get_prefix_text(self, exclude: int = 0) -> str:
-        """Return the text from the root to here; a character split over two nodes is whole in
-        it.
-        """
+        """Return the text from the root to here; a character split over nodes is whole in it."""
         nodes = walk.path(self)[_whole(exclude) :]
         if self._home.lm is None:
             return "".join(node.text for node in nodes)
@@ -245,8 +230,7 @@ class Node:
     # Changing it
 
     def clip(self, token_limit: int) -> Self:
-        """Keep the first `token_limit` tokens (negative: all but the last so many) and return the
-        node.
+        """Keep the first `token_limit` tokens (negative: drop so many) and return the node.
 
         Does nothing when there are no more than that. Otherwise children are dropped, and the
         node, no longer ended, grows on from its new end.
@@ -281,9 +265,7 @@ class Node:
         return self
 
     def remove_child(self, child: Heddle) -> Heddle:
-        """Take a child and all below it out of the tree and return it; its path is then only
-        itself.
-        """
+        """Take a child and all below it out of the tree and return it, as `remove` does."""
         if child.parent is not self:
             raise TreeError(
                 "only a node's own child can be removed from it; this is none of its children"

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 
 
 def preorder(node: Node) -> Iterator[Heddle]:
-    """Yield the node and all below it, parents first. Children are read when their parent was
-    yielded.
-    """
+    """Yield the node and all below it, parents first; children are read after their parent."""
     stack = [cast("Heddle", node)]
     while stack:
         top = stack.pop()

@@ -115,9 +115,7 @@ def read_header(data: object) -> ModelMark:
 
 
 def read_records(data: dict[str, Any], n_vocab: int) -> list[Record]:
-    """Return the nodes, checked: parents come first, tokens are in the vocabulary, ids are
-    unique.
-    """
+    """Return the nodes, checked: parents first, tokens in the vocabulary, ids unique."""
     nodes = field(data, "nodes", list, "the file")
     if not nodes:
         raise FormatError("the file has no nodes; a loom has at least its root")
