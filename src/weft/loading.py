@@ -12,7 +12,7 @@ from typing import Any
 
 from .engines import engine_class
 from .engines.base import Engine
-from .engines.checkpoint import read_config
+from .engines.checkpoint import check_tokenizer, read_config
 from .engines.source import EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError
 from .lm import LM, adopted
@@ -84,8 +84,11 @@ def load(
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
     if trust_remote_code:
         given["trust_remote_code"] = True
-    loaded = _load_engine(name, folder, given)
+    config = read_config(folder)
+    if tokenizer is None and isinstance(config.get("vocab_size"), int):
+        check_tokenizer(folder, config["vocab_size"])
     text = Tokenizer.from_folder(folder) if tokenizer is None else Tokenizer.wrap(tokenizer)
+    loaded = _load_engine(name, folder, given)
     defaults = SamplingParams.from_generation_config(_generation_config(folder))
     return _assemble(loaded, text, None, budget, limits, defaults)
 
@@ -121,11 +124,13 @@ def _assemble(
     limits: Mapping[str, Any],
     defaults: SamplingParams,
 ) -> LM:
-    if len(text) > 0 and max(text.stop_ids, default=0) >= engine.info.n_vocab:
+    wrong = [token for token in text.stop_ids if token >= engine.info.n_vocab]
+    if wrong:
+        n_vocab = engine.info.n_vocab
         engine.close()
         raise ConfigError(
-            f"this tokenizer's end token is outside the model's vocabulary of {engine.info.n_vocab};"
-            " it belongs to another model"
+            f"wrong tokenizer: its end token {wrong[0]} is outside the model's vocabulary of"
+            f" {n_vocab} tokens; use the tokenizer made for this model"
         )
     free = engine.info.extra.get("free_bytes")
     auto = int(free * KV_SHARE) if free else DEFAULT_KV_BYTES

@@ -258,9 +258,9 @@ def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def _token_ids(tokenizer: dict[str, Any]) -> Iterator[int]:
-    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    """Ids of the vocabulary proper: some models have added tokens beyond it that text never uses."""
+    vocab = (tokenizer.get("model") or {}).get("vocab") or ()
     yield from vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-    yield from (token["id"] for token in tokenizer.get("added_tokens") or ())
 
 
 def _read_json(file: Path) -> dict[str, Any]:

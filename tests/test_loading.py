@@ -1,0 +1,180 @@
+"""`weft.load`: names, folders and loaded objects in, an LM or a clear error out."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import weakref
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.engines.stub import StubEngine
+from weft.errors import ConfigError, ModelLoadError, StaleHandle, Unsupported
+from weft.loading import parse_bytes
+from weft.tokens.tokenizer import Tokenizer
+
+TINY = Path(str(files("weft") / "data" / "tiny"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the embedded model."""
+    shutil.copytree(TINY, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def text() -> Tokenizer:
+    return Tokenizer.from_folder(TINY)
+
+
+def test_the_embedded_model_loads_without_arguments() -> None:
+    with weft.load() as lm:
+        assert lm.info.name == "numpy"
+        assert (lm.n_ctx, lm.info.n_vocab) == (2048, 2048)
+        assert lm.defaults == weft.SamplingParams()
+        assert lm.detokenize(lm.tokenize("Hi there!", add_bos=False)) == "Hi there!"
+        assert lm.is_stop_token(lm.eog_token)
+        assert lm.token_to_text(lm.eog_token) == "<|end|>"
+        assert lm.format_chat([{"role": "user", "content": "Hi"}]).endswith("<|assistant|>")
+        assert "numpy on cpu" in repr(lm)
+
+
+def test_a_folder_loads_by_path_with_any_engine(folder: Path) -> None:
+    for name in ("numpy", "torch"):
+        with weft.load(folder, engine=name, dtype="float32", n_ctx=100) as lm:
+            assert (lm.info.name, lm.n_ctx) == (name, 100)
+
+
+@pytest.mark.torch
+def test_a_folder_takes_torch_where_it_is_installed(folder: Path) -> None:
+    with weft.load(str(folder)) as lm:
+        assert (lm.info.name, lm.info.dtype) == ("torch", "bfloat16")
+
+
+@pytest.mark.torch
+def test_a_loaded_model_has_one_lm_and_is_let_go_with_it() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    one, two = weft.load(model, tokenizer), weft.LM.of(model, tokenizer)
+    assert one is two is weft.LM.of(one)
+    assert one.model is model
+    assert one.tokenizer is tokenizer
+    gone = weakref.ref(one)
+    one.close()
+    assert weft.load(model, tokenizer) is not two
+    del one, two
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.torch
+def test_what_has_no_meaning_for_a_loaded_model_is_refused() -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    with pytest.raises(ConfigError, match=r"needs its tokenizer: weft.load\(model, tokenizer\)"):
+        weft.load(model)
+    for given in ({"device": "cpu"}, {"dtype": "float32"}, {"engine": "numpy"}, {"revision": "x"}):
+        with pytest.raises(ConfigError, match="already loaded model"):
+            weft.load(model, object(), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "named"),
+    [
+        ({"engine": "nosuch"}, ConfigError, "no engine is called 'nosuch'.*numpy"),
+        ({"n_ctx": 0}, ConfigError, "n_ctx"),
+        ({"n_ctx": 9999}, ConfigError, "2048"),
+        ({"n_batch": 0}, ConfigError, "n_batch is 0"),
+        ({"n_batch": True}, ConfigError, "n_batch is True"),
+        ({"n_seq_max": -1}, ConfigError, "n_seq_max is -1"),
+        ({"kv_budget": "much"}, ConfigError, '"auto", bytes, or a size like "4GiB"'),
+        ({"kv_budget": 0}, ConfigError, "kv_budget is 0"),
+        ({"kv_budget": 100}, ConfigError, "holds not one token of 8192 bytes"),
+        ({"device": "cuda"}, ConfigError, "numpy engine runs on the CPU"),
+        ({"dtype": "int8"}, (ConfigError, Unsupported), "int8"),
+        ({"engine_options": {"flash": 1}}, ConfigError, "no option 'flash'; it has:"),
+        ({"revision": "main"}, ConfigError, "revision"),
+    ],
+)
+def test_arguments_that_are_not_allowed_are_refused_by_name(
+    given: dict[str, object], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        weft.load("tiny", **given)  # type: ignore[arg-type]
+
+
+def test_broken_folders_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, ModelLoadError), match="nowhere"):
+        weft.load(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        weft.load(tmp_path, engine="numpy")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelLoadError, match="truncated|bytes"):
+        weft.load(folder, engine="numpy")
+    weights.unlink()
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        weft.load(folder, engine="numpy")
+    weights.write_bytes(whole)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="generation_config"):
+        weft.load(folder, engine="numpy")
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, text: Tokenizer) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 1000}))
+    with pytest.raises(ModelLoadError, match="wrong tokenizer"):
+        weft.load(folder, engine="numpy")
+    with pytest.raises(ConfigError, match="token id 99 is outside the vocabulary"):
+        weft.LM(StubEngine(n_vocab=64), text).place([1, 99])
+
+
+def test_a_closed_lm_says_so_and_closing_twice_is_fine() -> None:
+    lm = weft.load("tiny")
+    place = lm.place([1, 2, 3])
+    lm.close()
+    lm.close()
+    assert lm.closed
+    with pytest.raises(StaleHandle, match="closed"):
+        lm.place([1])
+    from weft.sched.work import Extend
+
+    with pytest.raises(StaleHandle, match="closed"):
+        lm.submit([Extend(place)])
+
+
+@pytest.mark.parametrize(
+    ("given", "n_bytes"),
+    [("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5k", 1500), (77, 77), ("64 mib", 64 << 20)],
+)
+def test_sizes_are_read_as_people_write_them(given: str | int, n_bytes: int) -> None:
+    assert parse_bytes(given) == n_bytes
+    assert parse_bytes("auto") is None
+
+
+def test_importing_weft_imports_no_engine_and_nothing_heavy() -> None:
+    code = "import sys, weft; print([m for m in sys.modules if m.split('.')[0] in sys.argv[1:]])"
+    heavy = ["torch", "transformers", "numpy", "tokenizers", "jinja2", "rich", "typer"]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, "-c", code, *heavy]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == "[]"
+
+
+def test_unknown_names_of_the_package_are_an_attribute_error() -> None:
+    assert "load" in dir(weft)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        weft.lode  # noqa: B018
