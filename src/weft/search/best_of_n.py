@@ -33,6 +33,7 @@ def best_of_n(
     n: int = 16,
     extract: Extract = answer_number,
     task: Task | None = None,
+    checked: bool = True,
     temperature: float = 0.8,
     max_tokens: int = 256,
     budget_tokens: int | None = None,
@@ -46,8 +47,9 @@ def best_of_n(
 
     Args:
         extract: the answer in a text, or None if it has none (then the branch has no vote).
-        task: where it has a checker, only right answers are voted on, if there are any. None
-            recognises a Game of 24 prompt.
+        task: None recognises a Game of 24 prompt.
+        checked: where there is a task, only answers that its checker calls right are voted on, if
+            there are any; False votes on all and checks the winner only.
         budget_tokens, budget_s: what may be spent; `cost.stopped` says which one ended it.
 
     Raises:
@@ -61,7 +63,7 @@ def best_of_n(
         max_tokens = max(int(room), 1)
     made = meter.grow(rows, max_tokens=max_tokens, temperature=temperature)
     meter.candidates = len(made)
-    votes = count_votes(made, extract, task)
+    votes = count_votes(made, extract, task if checked else None)
     best = _likeliest(votes[0].nodes) if votes else _likeliest(made or [start])
     for node in made:
         node.score = next((vote.count for vote in votes if node in vote.nodes), 0) / len(made)
@@ -71,7 +73,10 @@ def best_of_n(
 
 
 def count_votes(nodes: Sequence[Heddle], extract: Extract, task: Task | None = None) -> list[Vote]:
-    """Return the answers of whole branches, most votes first, ties by their likeliest branch."""
+    """Return the answers of whole branches, most votes first, ties by their likeliest branch.
+
+    With a task, right branches only, if there are any; cut ones only if none is whole.
+    """
     whole_ones = [node for node in nodes if node.finish_reason == "stop"]
     right = [n for n in whole_ones if task is not None and task.is_solved(text_of(n))]
     by_answer: dict[Hashable, list[Heddle]] = {}

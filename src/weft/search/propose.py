@@ -142,13 +142,9 @@ def merged(child: Heddle) -> Heddle:
         if sibling is child:
             break
         if sibling.text.strip() == child.text.strip() and sibling.finish_reason != "cancelled":
-            return _replaced(child, sibling)
+            child.remove()
+            return sibling
     return child
-
-
-def _replaced(child: Heddle, sibling: Heddle) -> Heddle:
-    child.remove()
-    return sibling
 
 
 def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:

@@ -1,0 +1,105 @@
+"""Game of 24 on the 100 held-out puzzles: greedy, best of n and tree of thoughts.
+
+    python benchmarks/game24.py                  all puzzles
+    python benchmarks/game24.py --puzzles 20     every fifth
+
+Each puzzle is one call, alone, from an empty cache. `solved` counts answers whose last line uses
+exactly the given numbers and makes 24, by the checker of the training recipe, which shares no code
+with the one the search uses. Best of n gets 40 samples: about the tokens that the tree takes.
+"checked" picks a right answer if there is one among them, as the tree does among its five best
+paths; "majority" votes on the answers unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from common import median, reach_recipe, report
+
+import weft
+from weft.search import Game24, SearchResult, best_of_n, greedy, tot
+
+reach_recipe()
+from recipe.corpus.game24 import held_out24, solves  # noqa: E402
+
+Numbers = tuple[int, ...]
+Strategy = Callable[[weft.LM, str, int], SearchResult]
+N_SAMPLES = 40
+STRATEGIES: dict[str, Strategy] = {
+    "greedy": lambda lm, prompt, seed: greedy(lm, prompt),
+    f"best of {N_SAMPLES}, majority": lambda lm, prompt, seed: best_of_n(
+        lm, prompt, n=N_SAMPLES, extract=last_line, checked=False, seed=seed
+    ),
+    f"best of {N_SAMPLES}, checked": lambda lm, prompt, seed: best_of_n(
+        lm, prompt, n=N_SAMPLES, seed=seed
+    ),
+    "tree of thoughts, b=5": lambda lm, prompt, seed: tot(lm, prompt, breadth=5, seed=seed),
+}
+
+
+def main() -> None:
+    options = arguments()
+    puzzles = some(held_out24(), options.puzzles)
+    rows = []
+    with weft.load(options.model, engine=options.engine) as lm:
+        for name, strategy in STRATEGIES.items():
+            rows.append(measure(lm, name, strategy, puzzles, options.seed))
+        engine = lm.info.name
+    report(
+        "game24",
+        rows,
+        model=options.model,
+        engine=engine,
+        puzzles=len(puzzles),
+        seed=options.seed,
+    )
+
+
+def measure(
+    lm: weft.LM, name: str, strategy: Strategy, puzzles: Sequence[Numbers], seed: int
+) -> dict[str, object]:
+    """Run one strategy over the puzzles; return its row."""
+    solved, tokens, seconds = 0, [], []
+    for numbers in puzzles:
+        lm.clear_cache()
+        start = time.perf_counter()
+        result = strategy(lm, Game24(numbers).prompt, seed)
+        seconds.append(time.perf_counter() - start)
+        tokens.append(result.cost.tokens)
+        solved += solves(result.text, numbers)
+        result.loom.close()
+    return {
+        "strategy": name,
+        "solved": solved,
+        "of": len(puzzles),
+        "tokens a puzzle": fmean(tokens),
+        "most tokens": max(tokens),
+        "median s a puzzle": median(seconds),
+        "mean s a puzzle": fmean(seconds),
+    }
+
+
+def last_line(text: str) -> str:
+    """Return the answer as it was written: votes are on expressions, for all of them say 24."""
+    return text.rsplit("\n", 1)[-1]
+
+
+def some(puzzles: Sequence[Numbers], n: int) -> Sequence[Numbers]:
+    """Return `n` of the puzzles, evenly spaced: they are in order of difficulty."""
+    return [puzzles[i * len(puzzles) // n] for i in range(n)]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Game of 24 on held-out puzzles")
+    parser.add_argument("--puzzles", type=int, default=100, choices=range(1, 101), metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--engine", default="auto")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
