@@ -43,7 +43,8 @@ def table(rows: Sequence[Row]) -> str:
 def report(name: str, rows: Sequence[Row], **more: Any) -> None:
     """Print the table and the JSON line of a benchmark."""
     print(table(rows))
-    line = {"benchmark": name, **more, "rows": [dict(row) for row in rows], "regime": regime()}
+    figures = [{key: _rounded(value) for key, value in row.items()} for row in rows]
+    line = {"benchmark": name, **more, "rows": figures, "regime": regime()}
     print(json.dumps(line, ensure_ascii=False, default=str))
 
 
@@ -75,6 +76,10 @@ def _cpu() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _shown(value: object) -> str:

@@ -158,6 +158,17 @@ def test_callable_proposals_are_the_children(lm: weft.LM) -> None:
     assert result.best.path[1] is result.loom.children[0]
 
 
+def test_part_of_a_line_is_no_candidate(lm: weft.LM) -> None:
+    loom = Loom(lm, EASY.prompt)
+    line = "13 - 9 = 4 (left: 4 4 10)"
+    cut = loom.add(line)
+    cut.finish_reason = "interrupted"
+    result = small(lm, loom, propose=lambda nodes: [[line, line]] * len(nodes), depth=1)
+    assert cut.score is None
+    assert [child.text for child in loom.children] == [line, line]
+    assert result.best.path[1] is loom.children[1]
+
+
 @pytest.mark.parametrize("propose", ["continue", "suggest"])
 def test_one_kind_of_proposals_alone(lm: weft.LM, propose: str) -> None:
     result = small(lm, propose=propose)

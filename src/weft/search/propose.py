@@ -86,7 +86,7 @@ class Proposer:
             # Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
             rows = nodes * n_continue + list(asked.values()) * n_suggest
             made = self.meter.grow(rows, reserve=self._reserve(), **self.sampling)
-            lines = [child for child in made if child.finish_reason != "cancelled"]
+            lines = [child for child in made if not is_cut(child)]
             suggested = {id(loom) for loom in asked.values()}
             continued = [merged(line) for line in lines if id(line.parent) not in suggested]
             added = [child for node in nodes for child in self._added(node, asked)]
@@ -104,11 +104,7 @@ class Proposer:
         """Put the lines suggested for a node below it."""
         loom = asked.get(self._prompt(node) or "")
         lines = loom.children if loom is not None else []
-        return [
-            child_of(node, line.text.strip() + "\n")
-            for line in lines
-            if line.finish_reason != "cancelled"
-        ]
+        return [child_of(node, line.text.strip() + "\n") for line in lines if not is_cut(line)]
 
     def _reserve(self) -> int:
         room = self.meter.room()
@@ -127,10 +123,15 @@ def check_kind(propose: object, task: Task | None) -> None:
         )
 
 
+def is_cut(node: Heddle) -> bool:
+    """Say whether the node is part of a line only: no candidate."""
+    return node.finish_reason in ("cancelled", "interrupted")
+
+
 def child_of(node: Heddle, text: str) -> Heddle:
     """Return the child with this line; a text child is added if there is none."""
     for child in node.children:
-        if child.text.strip() == text.strip():
+        if child.text.strip() == text.strip() and not is_cut(child):
             return child
     return node.add(text)
 
@@ -141,7 +142,7 @@ def merged(child: Heddle) -> Heddle:
     for sibling in child.parent.children:
         if sibling is child:
             break
-        if sibling.text.strip() == child.text.strip() and sibling.finish_reason != "cancelled":
+        if sibling.text.strip() == child.text.strip() and not is_cut(sibling):
             child.remove()
             return sibling
     return child
