@@ -111,6 +111,15 @@ def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
     assert result.cost.stopped == "tokens"
 
 
+def test_small_kv_budget_changes_nothing(lm: weft.LM) -> None:
+    """Parking, eviction and recompute in the middle of a search."""
+    with weft.load("tiny", kv_budget=120 * lm.info.kv_bytes_per_token) as tight:
+        found = texts(small(tight).loom)
+        assert tight.stats().parked
+        assert tight.stats().evicted
+    assert found == texts(small(lm).loom)
+
+
 def test_token_budget_that_suffices_changes_nothing(lm: weft.LM) -> None:
     assert texts(small(lm, budget_tokens=100_000).loom) == texts(small(lm).loom)
 

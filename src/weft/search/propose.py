@@ -41,7 +41,8 @@ class Proposer:
         self.lm = lm
         self.task = task
         self.meter = meter
-        self.sampling = sampling
+        whole("max_tokens", sampling["max_tokens"])
+        self.sampling = {**sampling, "stop": "\n"}
         self.reserve = reserve
         self._call = propose if callable(propose) else None
         check_kind(propose, task)

@@ -54,18 +54,17 @@ def tot(
 ) -> SearchResult:
     """Search a tree of lines breadth first and return the best path, completed by the model.
 
-    Each level proposes lines after the nodes in play (one batch), merges equal ones, values them
-    (one batch) and keeps the `breadth` best: of one state one only, none that the model calls
-    impossible. Every candidate stays in the tree with its `score`. The best path is then continued
-    greedily to its end; with a task's checker, the next best too until an answer is right.
+    A level proposes lines after the nodes in play, merges equal ones, values them and keeps the
+    `breadth` best: of one state one only, none that the model calls impossible. Every candidate
+    stays in the tree with its `score`. The best path is then continued greedily to its end; with a
+    task's checker, the next best too until an answer is right.
 
     Args:
-        prompt: a text, chat messages, token ids, or a node of a loom to search below. Of a loom of
-            your own the tree is yours whatever happens, Ctrl-C included.
+        prompt: a text, chat messages, token ids, or a node of a loom to search below.
         task: words the questions and checks the answer. None recognises a Game of 24 prompt; any
             other is continued line by line and valued by its mean logprob.
         n_continue, n_suggest: proposals a node, of either kind; a sequence is one number a level,
-            its last holding for all further levels. None: as the task advises, else 8.
+            its last for all further ones. None: as the task advises, else 8.
         depth: levels at most. None: the task's steps, else until all paths have ended, 16 at most.
         propose: "both", "continue" (the answer, line by line), "suggest" (ask for a step), or a
             callable: nodes → texts of new children, a list a node.
@@ -74,9 +73,6 @@ def tot(
         budget_tokens, budget_s: what may be spent; `cost.stopped` says which one ended the search.
         seed: the same seed gives the same tree, unless `budget_s` cuts it.
         progress: called after each level.
-
-    Raises:
-        ConfigError: an argument is outside what is allowed.
     """
     start, loom = begin(lm, prompt)
     task = read_task(loom) if task is None else task
@@ -88,15 +84,10 @@ def tot(
         propose=propose,
         n_continue=n_continue,
         n_suggest=n_suggest,
-        sampling={
-            "temperature": temperature,
-            "stop": "\n",
-            "max_tokens": whole("max_tokens", max_tokens),
-        },
+        sampling={"temperature": temperature, "max_tokens": max_tokens},
         reserve=whole("answer_tokens", answer_tokens),
     )
-    judge = Judge(lm, task, meter, value)
-    search = _Search(start, loom, task, meter, proposer, judge)
+    search = _Search(start, loom, task, meter, proposer, Judge(lm, task, meter, value))
     return search.run(whole("breadth", breadth), _depth(depth, task, start), progress)
 
 
