@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -42,7 +43,7 @@ def demo() -> None:
         word_problem(out, lm)
         game_of_24(out, lm)
         out.line()
-        out.line(str(lm.stats()))
+        out.facts(str(lm.stats()), "bold")
         out.line((f"all of it in {time.perf_counter() - began:.1f} s", "dim"))
     from .. import samples
 
@@ -62,6 +63,8 @@ def word_problem(out: Out, lm: LM) -> None:
     out.line()
     out.line(("1  A word problem", "bold"), " · 8 branches, a second look at each, a vote")
     out.line()
+    out.block("", samples.word_problem)
+    out.line()
     loom = Loom(lm, samples.word_problem)
     opening = loom.add(OPENING)
     began = time.perf_counter()
@@ -69,8 +72,14 @@ def word_problem(out: Out, lm: LM) -> None:
     looks = [node.add(SECOND_LOOK) for node in tried if node.terminal]
     checked = grown(out, opening, N_LOOKS, looks)
     seconds = time.perf_counter() - began
-    out.lines(Picture(out, top=3).lines(loom))
+    numbers = {node.id: node.lineage[0] + 1 for node in tried}
+    out.lines(Picture(out, numbers, top=3).lines(loom))
     out.line()
+    for node in sorted(tried, key=lambda node: node.lineage):
+        if (said := second_thoughts(node.text)) is not None:
+            out.line(
+                f"  Branch {numbers[node.id]} said {said[0]}, looked again, and said {said[1]}."
+            )
     vote(out, tried + checked)
     n_tokens = sum(len(node.tokens) for node in tried + checked)
     out.line(
@@ -86,6 +95,12 @@ def grown(out: Out, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
     if not watch(watcher, deltas):
         raise KeyboardInterrupt
     return [child for each in at for child in each.children if child.logprobs]
+
+
+def second_thoughts(text: str) -> tuple[str, str] | None:
+    """Return the first and the last answer of a text that changed its mind."""
+    said = re.findall(r"The answer is (\S+)\.", text)
+    return (said[0], said[-1]) if said and said[0] != said[-1] else None
 
 
 def vote(out: Out, solutions: list[Heddle]) -> None:

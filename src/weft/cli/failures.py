@@ -20,10 +20,14 @@ Args = ParamSpec("Args")
 
 
 class Outcome(NamedTuple):
-    """How the command ends: its exit code, and what to do where the error does not say."""
+    """How the command ends: its exit code, and what to do where the error does not say.
+
+    speaks_first: our hint instead of the error's own, which names the library's arguments.
+    """
 
     code: int
     hint: str = ""
+    speaks_first: bool = False
 
 
 FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
@@ -33,15 +37,17 @@ _SMALLER = "use fewer branches, a shorter prompt, or a larger --kv-budget"
 # The most special class of an error that is here decides.
 OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.WeftError: Outcome(FAILURE),
-    errors.ConfigError: Outcome(USAGE, "weft VERB --help lists what a verb takes"),
+    errors.ConfigError: Outcome(USAGE, "weft {verb} --help lists the options"),
     errors.EngineError: Outcome(UNAVAILABLE, _DOCTOR),
     errors.EngineUnavailable: Outcome(UNAVAILABLE, _DOCTOR),
     errors.ModelLoadError: Outcome(UNAVAILABLE, "the model that is always there is -m tiny"),
     errors.Unsupported: Outcome(UNAVAILABLE, _DOCTOR),
     errors.ForwardError: Outcome(FAILURE, "weft doctor runs the embedded model as a check"),
-    errors.CapacityError: Outcome(MEMORY, _SMALLER),
-    errors.KVFull: Outcome(MEMORY, _SMALLER),
-    errors.ContextOverflow: Outcome(USAGE, "shorten the prompt, or take a model that holds more"),
+    errors.CapacityError: Outcome(MEMORY, _SMALLER, True),
+    errors.KVFull: Outcome(MEMORY, _SMALLER, True),
+    errors.ContextOverflow: Outcome(
+        USAGE, "shorten the prompt, or take a model that holds more", True
+    ),
     errors.TreeError: Outcome(FAILURE),
     errors.StaleHandle: Outcome(FAILURE),
     errors.HasChildren: Outcome(FAILURE),
@@ -79,7 +85,7 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
             verb(*args, **kwargs)
             sys.stdout.flush()
         except (errors.WeftError, MemoryError) as error:
-            raise typer.Exit(tell(error)) from None
+            raise typer.Exit(tell(error, verb.__name__)) from None
         except KeyboardInterrupt:
             Out.of(sys.stderr).line("interrupted")
             raise typer.Exit(INTERRUPTED) from None
@@ -90,14 +96,15 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
     return run
 
 
-def tell(error: BaseException) -> int:
-    """Write an error and its hint to stderr; return the exit code."""
+def tell(error: BaseException, verb: str) -> int:
+    """Write an error of a verb and its hint to stderr; return the exit code."""
     out, outcome = Out.of(sys.stderr), outcome_of(error)
     message = str(error) or type(error).__name__
     if outcome.code == MEMORY and isinstance(error, MemoryError):
         message = "out of memory"
     out.line(("weft: ", "bold red"), message)
-    hint = getattr(error, "hint", "") or outcome.hint
+    hints = [getattr(error, "hint", ""), outcome.hint.format(verb=verb)]
+    hint = next(filter(None, reversed(hints) if outcome.speaks_first else hints), "")
     if hint and hint not in message:
         out.line(("hint: ", "bold"), hint)
     return outcome.code

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Group
@@ -46,7 +47,8 @@ class Lane:
 
     def lines(self, out: Out, height: int) -> list[Text]:
         """Return the end of the text in at most `height` lines."""
-        head = f"{self.number:>2} "
+        mark = "✓" if self.ended == "stop" else "-" if self.ended else " "
+        head = f"{self.number:>2}{mark} "
         room = max(out.width - len(head) - 1, 8)
         shown = out.shown(self.text).lstrip("\n")
         if height == 1:
@@ -55,9 +57,8 @@ class Lane:
         else:
             tail = Text(shown[-room * height :])
             rows = [line.plain for line in tail.wrap(out.console, room)][-height:] or [""]
-        mark = "✓" if self.ended == "stop" else "-" if self.ended else " "
         style = "green" if self.ended == "stop" else ""
-        first = out.text((head, "cyan"), (rows[0], style), (f" {mark}" if self.ended else "", ""))
+        first = out.text((head, "cyan"), (rows[0], style))
         return [first, *(out.text(" " * len(head), (row, style)) for row in rows[1:])]
 
 
@@ -157,10 +158,11 @@ class Silent:
         """Take a delta."""
 
 
-def watch(watcher: Watcher, deltas: Iterable[Delta]) -> bool:
+def watch(watcher: Watcher, deltas: Generator[Delta, None, object]) -> bool:
     """Show a stream to its end; False when Ctrl-C ended it (what was made is in the tree)."""
     try:
-        with watcher:
+        # Ctrl-C may come while we draw: closing the stream keeps its branches then too.
+        with watcher, closing(deltas):
             for delta in deltas:
                 watcher.push(delta)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
-from ..errors import ConfigError, ModelLoadError
+from ..errors import ConfigError, EngineUnavailable, ModelLoadError
 from .out import Out
 
 if TYPE_CHECKING:
@@ -25,14 +25,17 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
         # NOTE: before numpy is imported. The products of the embedded model are too small to gain
         # from threads, and wait for them badly when other programs keep the cores busy.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from ..engines import engine_names
     from ..loading import load, parse_bytes
 
     parse_bytes(kv_budget)
+    if engine not in (known := ("auto", *engine_names())):
+        raise EngineUnavailable(f"there is no engine {engine!r}; allowed are {', '.join(known)}")
     with LoadProgress(Out.of(sys.stderr)) as progress:
         try:
             return load(model, engine=engine, kv_budget=kv_budget, progress=progress)
         except ConfigError as error:
-            # What is left to be wrong is the model's or the engine's name: neither is available.
+            # What is left to be wrong is the model's name: there is no such model here.
             raise ModelLoadError(str(error), hint=error.hint) from error
 
 

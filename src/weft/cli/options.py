@@ -29,7 +29,8 @@ KvBudget = Annotated[
     str, typer.Option("--kv-budget", help='Memory for KV, as "4GiB"; auto: what is sensible.')
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", help="The same seed gives the same tree.", show_default="")
+    int | None,
+    typer.Option("--seed", help="The same seed gives the same tree.", show_default=False),
 ]
 Temperature = Annotated[
     float | None,
@@ -46,7 +47,14 @@ def read_prompt(argument: str | None) -> str:
             "there is no prompt: give one as the argument, or pipe one in",
             hint='for example: weft run "Tell me a story about a fox." -n 4',
         )
-    return "\n\n".join(part for part in (argument, piped) if part)
+    prompt = "\n\n".join(part for part in (argument, piped) if part)
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        # What Python makes of bytes that the locale's encoding does not know.
+        raise ConfigError(
+            f"the prompt is not {sys.getfilesystemencoding()} text; convert it",
+            hint="iconv -f latin1 -t utf-8 FILE | weft run …",
+        )
+    return prompt
 
 
 def given(**options: Any) -> dict[str, Any]:

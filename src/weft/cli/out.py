@@ -57,6 +57,24 @@ class Out:
         """Write one line."""
         self.console.print(self.text(*parts))
 
+    def facts(self, facts: str, style: str = "dim") -> None:
+        """Write a line of facts with dots between them; a narrow terminal breaks it at a dot."""
+        line = ""
+        for fact in facts.split(" · "):
+            if line and cell_len(f"{line} · {fact}") > self.width:
+                self.line((line, style))
+                line = ""
+            line = f"{line} · {fact}" if line else fact
+        self.line((line, style))
+
+    def block(self, head: str, text: str) -> None:
+        """Write a text of several lines beside a head, wrapped to the width."""
+        indent = cell_len(head) + 2
+        rows = Text(self.shown(text)).wrap(self.console, max(self.width - indent, 8))
+        for number, row in enumerate(rows):
+            start = "" if number else head
+            self.line((f"{start:<{indent}}", "bold cyan"), row.plain.rstrip())
+
     def lines(self, lines: Iterable[Text]) -> None:
         """Write made lines."""
         for line in lines:

@@ -58,18 +58,21 @@ class Picture:
             ]
 
     def _below(self, node: Heddle) -> list[Shown]:
-        # Streamed children are attached as they end; numbers have the order of the branches.
-        chosen = sorted(node.children, key=lambda child: self.numbers.get(child.id, 0))
-        if self.top:
-            ranked = sorted(chosen, key=lambda child: -(child.score or 0.0))
-            chosen = [n for at, n in enumerate(ranked) if at < self.top or n.id in self.path]
         groups: dict[str, list[Heddle]] = {}
-        for child in chosen:
+        # Streamed children are attached as they end; numbers have the order of the branches.
+        for child in sorted(node.children, key=lambda child: self.numbers.get(child.id, 0)):
             # What goes on is drawn on its own; only leaves stand for each other.
             groups.setdefault(child.id if child.children else child.text, []).append(child)
         below = [Shown(tuple(group)) for group in groups.values()]
-        left_out = len(node.children) - len(chosen)
-        return [*below, Shown((), left_out)] if left_out else below
+        if not self.top:
+            return below
+        below.sort(key=lambda shown: -(shown.nodes[0].score or 0.0))
+        chosen = [each for at, each in enumerate(below) if at < self.top or self._on_path(each)]
+        left_out = len(node.children) - sum(len(each.nodes) for each in chosen)
+        return [*chosen, Shown((), left_out)] if left_out else chosen
+
+    def _on_path(self, shown: Shown) -> bool:
+        return any(node.id in self.path for node in shown.nodes)
 
     def _line(self, shown: Shown, rails: str) -> Text:
         if not shown.nodes:
@@ -80,7 +83,7 @@ class Picture:
         number, facts = number and f"{number}  ", facts and f"  {facts}"
         room = self.out.width - cell_len(rails) - len(number) - cell_len(facts)
         label = self.out.fit(_label(node), max(room, _MIN_LABEL))
-        style = "bold" if node.parent is None or node.id in self.path else _style(node)
+        style = "bold" if node.parent is None or self._on_path(shown) else _style(node)
         return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (facts, "dim"))
 
 

@@ -76,10 +76,14 @@ def run(
         stream = loom.stream(n=n, **sampling)
         done = watch(_watcher(out, n, len(loom.tokens), as_json), stream)
         if as_json:
-            print(json.dumps(as_object(lm, loom), ensure_ascii=False, allow_nan=False))
+            print(json.dumps(as_object(lm, model, loom), ensure_ascii=False, allow_nan=False))
         else:
             _report(out, lm, loom)
+            if done:
+                _advise(model, loom.children)
+                _suggest(loom)
     if not done:
+        Out.of(sys.stderr).line("interrupted: the branches are as far as they came")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -92,11 +96,11 @@ def make_loom(lm: LM, text: str, chat: bool | None, system: str | None) -> Loom:
     return Loom(lm, text, template=chat is None, system=system)
 
 
-def as_object(lm: LM, loom: Loom) -> dict[str, Any]:
+def as_object(lm: LM, model: str, loom: Loom) -> dict[str, Any]:
     """Return the result for --json."""
     params = loom.children[0].params if loom.children else None
     return {
-        "model": lm.info.model,
+        "model": model,
         "engine": lm.info.name,
         "prompt": loom.user_prompt,
         "chat_template_used": loom.chat_template_used,
@@ -162,9 +166,7 @@ def _report(out: Out, lm: LM, loom: Loom) -> None:
         out.line()
     out.lines(Picture(out, {node.id: number for number, node in branches}).lines(loom))
     out.line()
-    out.line((str(lm.stats()), "dim"))
-    _advise(lm, loom.children)
-    _suggest(loom)
+    out.facts(str(lm.stats()))
 
 
 def _show_texts(out: Out, branches: Sequence[tuple[int, Heddle]]) -> None:
@@ -175,15 +177,15 @@ def _show_texts(out: Out, branches: Sequence[tuple[int, Heddle]]) -> None:
     if all("\n" not in text and len(text) < out.width - 40 for text in numbers):
         return
     for text, same in numbers.items():
-        out.console.print(out.text((" ".join(same), "bold cyan")), out.shown(text), soft_wrap=False)
+        out.block(" ".join(same), text)
         out.line()
 
 
-def _advise(lm: LM, branches: Sequence[Heddle]) -> None:
+def _advise(model: str, branches: Sequence[Heddle]) -> None:
     """Say what to try when the branches are all empty or all equal."""
     if len({node.text for node in branches}) > 1 or (len(branches) < 2 and branches[0].text):
         return
-    small = "; tiny is a small demo model" if lm.info.model.endswith(TINY) else ""
+    small = "; tiny is a small demo model" if model == TINY else ""
     what = "all branches are equal" if branches and branches[0].text else "nothing came"
     Out.of(sys.stderr).line((f"{what}{small}: try --temperature 1.5, or another prompt", "yellow"))
 

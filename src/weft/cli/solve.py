@@ -92,7 +92,7 @@ def solve(
         loom, out = Loom(lm, text), Out.of(sys.stdout)
         result = _search_to_end(out, lm, loom, strategy, chosen, as_json)
         if as_json:
-            print(json.dumps(as_object(lm, loom, strategy, result), ensure_ascii=False))
+            print(json.dumps(as_object(lm, model, strategy, result), ensure_ascii=False))
         else:
             _report(out, lm, strategy, result)
 
@@ -154,21 +154,21 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
         )
 
 
-def as_object(lm: LM, loom: Loom, strategy: Strategy, result: SearchResult) -> dict[str, Any]:
+def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> dict[str, Any]:
     """Return the result for --json."""
     from dataclasses import asdict
 
     return {
         "strategy": strategy.value,
-        "model": lm.info.model,
+        "model": model,
         "engine": lm.info.name,
-        "prompt": loom.user_prompt,
+        "prompt": result.loom.user_prompt,
         "solved": result.solved,
         "answer": answer_of(result),
         "text": result.text,
         "path": [{"text": node.text, "score": node.score} for node in result.best.path[1:]],
         "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
-        "nodes": loom.count_children(),
+        "nodes": result.loom.count_children(),
         "cost": asdict(result.cost),
         "stats": stats_object(lm),
     }
@@ -215,7 +215,7 @@ def _search_to_end(
     except KeyboardInterrupt:
         if not as_json:
             out.console.print(picture_of(out, loom))
-            out.line((str(lm.stats()), "dim"))
+            out.facts(str(lm.stats()))
         Out.of(sys.stderr).line("interrupted; the tree so far is above")
         raise typer.Exit(INTERRUPTED) from None
     return result
@@ -229,7 +229,7 @@ def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
         out.line()
     out.line((answer_of(result), "bold"), "  ", verdict(result))
     out.line(f"{NAMES[strategy]} · {result.cost}")
-    out.line((str(lm.stats()), "dim"))
+    out.facts(str(lm.stats()))
     if result.solved is False:
         next_line(
             Out.of(sys.stderr), ["weft", "solve", result.loom.user_prompt, "-b", "8", "-n", "16"]

@@ -1,0 +1,115 @@
+"""Runs the command: inside this process, or as one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+SOURCE = Path(__file__).parents[2] / "src"
+Weft = Callable[..., Result]
+Done = subprocess.CompletedProcess[str]
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def weft() -> Weft:
+    """`weft("run", "Hello", stdin="…")` in this process."""
+    from weft.cli.app import app
+
+    def run(*arguments: str, stdin: str | bytes = "") -> Result:
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return run
+
+
+@pytest.fixture
+def command() -> Command:
+    """`command("run", "Hello")` as `python -m weft` in a process of its own."""
+
+    def run(
+        *arguments: str, stdin: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "weft", *arguments],
+            input=stdin,
+            capture_output=True,
+            encoding=environment.get("PYTHONIOENCODING", "utf-8"),
+            env=clean_environment(**environment),
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """`started("run", "Hello")`: a process that is still running."""
+    processes = []
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def in_terminal() -> Callable[..., str]:
+    """`in_terminal("run", "Hello")`: all that is written to a terminal of 24 × 80."""
+
+    def run(*arguments: str, **environment: str) -> str:
+        import pty
+
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=clean_environment(TERM="xterm-256color", COLUMNS="80", LINES="24", **environment),
+        )
+        os.close(theirs)
+        parts = []
+        # A closed terminal reads as an error on Linux, as empty elsewhere.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                parts.append(part)
+        os.close(ours)
+        assert process.wait(60) == 0
+        return b"".join(parts).decode()
+
+    return run
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This environment with the sources found, UTF-8 spoken, and no wish about colours."""
+    dropped = ("NO_COLOR", "FORCE_COLOR", "WEFT_MODEL", "WEFT_ENGINE", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {
+        **kept,
+        "PYTHONPATH": str(SOURCE),
+        "PYTHONIOENCODING": "utf-8",
+        "HF_HUB_OFFLINE": "1",
+        **more,
+    }

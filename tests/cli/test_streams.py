@@ -1,0 +1,155 @@
+"""What goes where and in which characters: pipes, encodings, colours, lanes, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from weft import samples
+from weft.cli.lanes import Lanes, Printer
+from weft.cli.out import Out, printable
+from weft.cli.run import quoted
+from weft.results import Delta
+
+SHORT = ("run", samples.game24, "-n", "3", "--max-tokens", "12", "--seed", "1")
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal and signals")
+
+
+def terminal(width: int = 60, height: int = 10) -> Out:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+    return Out(console, True, False)
+
+
+def told(branch: int, text: str, end: str | None = None) -> Delta:
+    return Delta(branch, None, (1,), text, (0.0,), end)  # type: ignore[arg-type]
+
+
+def test_plain_output_has_no_control_characters(command) -> None:
+    done = command(*SHORT)
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_results_go_to_stdout_and_advice_to_stderr(command) -> None:
+    done = command(*SHORT)
+    assert "├── 1 " in done.stdout
+    assert "prefilled" in done.stdout
+    assert "next:" not in done.stdout
+    assert done.stderr.startswith("next: weft run ")
+
+
+def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
+    done = command(*SHORT, PYTHONIOENCODING="cp1252")
+    assert done.returncode == 0
+    assert "|-- 1 " in done.stdout
+    assert "`-- 3 " in done.stdout
+
+
+@pytest.mark.parametrize("verb", [(), ("doctor",), ("solve", samples.game24, "-n", "2")])
+def test_ascii_is_enough_for_every_screen(command, verb: tuple[str, ...]) -> None:
+    done = command(*verb, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "\\u" not in done.stdout + done.stderr
+    assert "\\x" not in done.stdout + done.stderr
+
+
+def test_json_is_alone_on_stdout(command) -> None:
+    done = command(*SHORT, "--json")
+    assert json.loads(done.stdout)["branches"]
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_a_reader_that_leaves_early_gets_no_complaint(started) -> None:
+    process = started(*SHORT)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 1
+
+
+@posix
+def test_ctrl_c_keeps_what_was_made_and_ends_with_130(started) -> None:
+    process = started("run", samples.story, "-n", "32", "--temp", "2", "--max-tokens", "1500")
+    assert process.stdout.read(4) == b"[1] "
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"prefilled" in output
+    assert errors.decode() == "interrupted: the branches are as far as they came\n"
+
+
+@posix
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
+    in_terminal, no_color: bool
+) -> None:
+    output = in_terminal(*SHORT, **({"NO_COLOR": "1"} if no_color else {}))
+    assert "\x1b[2J" not in output
+    assert "\x1b[?1049h" not in output
+    assert "reading the prompt" in output
+    assert " 1  " in output
+    tree = output[output.rindex("├── ") :]
+    assert "prefilled" in tree
+    assert ("\x1b[2m" in output) is True
+    assert ("\x1b[36m" in output) is not no_color
+
+
+def test_lanes_share_the_height_and_count_the_rest() -> None:
+    few, many = Lanes(terminal(height=10), 3), Lanes(terminal(height=10), 20)
+    for branch in range(20):
+        many.push(told(branch, "line\n" * 9, "stop" if branch > 15 else None))
+    for branch in range(3):
+        few.push(told(branch, "line\n" * 9))
+    assert [len(list(lanes._lines(9))) for lanes in (few, many)] == [9, 9]
+    assert "12 more branches, 4 ended" in list(many._lines(9))[-1].plain
+
+
+def test_a_lane_shows_the_end_of_its_text() -> None:
+    lanes = Lanes(terminal(width=30), 1)
+    lanes.push(told(0, "the beginning " + "and on " * 60 + "the end"))
+    shown = " ".join(line.plain for line in lanes._lines(4))
+    assert shown.split()[-2:] == ["the", "end"]
+    assert "beginning" not in shown
+
+
+def test_plain_branches_come_one_after_the_other() -> None:
+    file = io.StringIO()
+    with Printer(Out.of(file), 3) as printer:
+        for delta in (
+            told(1, "two"),
+            told(0, "one"),
+            told(2, "three"),
+            told(1, "", "stop"),
+            told(0, " more", "length"),
+            told(2, "", "stop"),
+        ):
+            printer.push(delta)
+    assert file.getvalue() == "[1] one more\n[2] two\n[3] three\n"
+
+
+def test_what_a_terminal_would_obey_is_written_out() -> None:
+    assert printable("a\x1b[2Jb\n\tc") == "a\\x1b[2Jb\n\\tc"
+
+
+@pytest.mark.parametrize(
+    ("argument", "typed"),
+    [("plain", "plain"), ("two words", '"two words"'), ("it's $5", "'it'\"'\"'s $5'"), ("", '""')],
+)
+def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
+    assert quoted(argument) == typed
+
+
+@posix
+def test_the_first_screen_comes_at_once(command) -> None:
+    """The best of three: other work on the machine must not fail this."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        command()
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.5

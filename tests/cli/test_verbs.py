@@ -1,0 +1,191 @@
+"""Each verb does its job and writes what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import weft as weft_package
+from weft import samples
+
+
+def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
+    result = weft("run", samples.sum, "-n", "3", "--seed", "1", "--max-tokens", "40")
+    assert result.exit_code == 0
+    for number in (1, 2, 3):
+        assert f"[{number}] " in result.stdout
+    assert f"\n{samples.sum}\n" in result.stdout
+    assert "prefilled" in result.stdout
+    assert "next: weft run" in result.stderr
+
+
+def test_run_draws_equal_branches_once(weft) -> None:
+    result = weft("run", samples.sum, "-n", "3", "--temperature", "0")
+    assert "1 2 3  37 + 58 = 95." in result.stdout
+    assert "×3" in result.stdout
+    assert "all branches are equal" in result.stderr
+
+
+def test_run_json_is_one_object_with_every_branch(weft) -> None:
+    result = weft("run", samples.story, "-n", "3", "--max-tokens", "8", "--seed", "5", "--json")
+    made = json.loads(result.stdout)
+    assert [branch["branch"] for branch in made["branches"]] == [1, 2, 3]
+    assert made["params"]["max_tokens"] == 8
+    assert made["params"]["seed"] == 5
+    assert made["stats"]["decoded"] == 24
+    for branch in made["branches"]:
+        assert len(branch["token_ids"]) == len(branch["logprobs"]) == 8
+        assert branch["finish_reason"] == "length"
+        assert branch["text"]
+
+
+def test_run_with_a_seed_gives_the_same_again(weft) -> None:
+    arguments = ("run", samples.story, "-n", "2", "--max-tokens", "12", "--seed", "7", "--json")
+    first, second = (json.loads(weft(*arguments).stdout)["branches"] for _ in range(2))
+    assert first == second
+
+
+def test_run_stops_at_each_stop_string(weft) -> None:
+    result = weft(
+        "run", samples.game24, "-n", "1", "--stop", "(left", "--stop", "\n", "--seed", "1", "--json"
+    )
+    (branch,) = json.loads(result.stdout)["branches"]
+    assert branch["stop_string"] == "(left"
+    assert branch["text"].endswith("(left")
+
+
+def test_run_raw_continues_the_text_and_chat_asks_it(weft) -> None:
+    options = ("-n", "1", "--max-tokens", "2", "--json")
+    raw = json.loads(weft("run", "Once upon", "--raw", *options).stdout)
+    chat = json.loads(weft("run", "Once upon", "--chat", *options).stdout)
+    assert (raw["chat_template_used"], chat["chat_template_used"]) == (False, True)
+    assert raw["prompt_tokens"] < chat["prompt_tokens"]
+
+
+def test_run_takes_a_system_message(weft) -> None:
+    options = ("-n", "1", "--max-tokens", "2", "--json")
+    plain = json.loads(weft("run", "Hi", *options).stdout)
+    with_system = json.loads(weft("run", "Hi", "-s", "Be brief.", *options).stdout)
+    assert with_system["prompt_tokens"] > plain["prompt_tokens"]
+
+
+def test_piped_text_is_appended_to_the_prompt(weft) -> None:
+    options = ("-n", "1", "--max-tokens", "2", "--json")
+    both = json.loads(weft("run", "Read this:", *options, stdin="a story\n").stdout)
+    alone = json.loads(weft("run", *options, stdin="a story\n").stdout)
+    assert both["prompt"] == "Read this:\n\na story"
+    assert alone["prompt"] == "a story"
+
+
+def test_solve_by_tree_of_thoughts_shows_path_answer_and_cost(weft) -> None:
+    result = weft("solve", samples.game24, "--seed", "1")
+    assert result.exit_code == 0
+    assert "= 24  ✓ checked: right" in result.stdout
+    assert "tree of thoughts · " in result.stdout
+    assert "└── " in result.stdout
+    assert "next: weft solve" in result.stderr
+
+
+def test_solve_json_has_the_path_with_scores(weft) -> None:
+    result = weft("solve", samples.game24, "-b", "3", "-n", "4", "--seed", "2", "--json")
+    made = json.loads(result.stdout)
+    assert made["strategy"] == "tot"
+    assert made["solved"] in (True, False)
+    assert made["path"]
+    assert all(isinstance(step["score"], float) for step in made["path"])
+    assert made["cost"]["tokens"] > 0
+    assert made["answer"] in made["text"]
+
+
+def test_solve_best_of_n_counts_votes(weft) -> None:
+    result = weft(
+        "solve", samples.sum, "--strategy", "best-of-n", "-n", "5", "--seed", "1", "--json"
+    )
+    made = json.loads(result.stdout)
+    assert made["votes"][0] == {"answer": "95", "count": 5}
+    assert made["answer"].endswith("95.")
+
+
+def test_solve_greedy_is_one_answer(weft) -> None:
+    made = json.loads(weft("solve", samples.sum, "--strategy", "greedy", "--json").stdout)
+    assert made["nodes"] == 2
+    assert "95" in made["answer"]
+
+
+def test_solve_keeps_to_its_budget(weft) -> None:
+    result = weft("solve", samples.game24, "--budget-tokens", "300", "--seed", "1", "--json")
+    cost = json.loads(result.stdout)["cost"]
+    assert cost["tokens"] <= 300
+    assert cost["stopped"] == "tokens"
+
+
+def test_doctor_names_engines_and_tries_the_embedded_model(weft) -> None:
+    result = weft("doctor")
+    assert result.exit_code == 0
+    assert f"weft     {weft_package.__version__} · Python 3." in result.stdout
+    assert "numpy " in result.stdout
+    assert "torch" in result.stdout
+    assert "✓ tiny loads in" in result.stdout
+    assert "memory" in result.stdout
+
+
+def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
+    monkeypatch.setattr("weft.cli.screen.has_torch", lambda: False)
+    result = weft("doctor")
+    assert "no torch" in result.stdout
+    assert 'pip install ".[torch]"' in result.stdout
+
+
+def test_demo_votes_solves_and_saves(command) -> None:
+    began = time.monotonic()
+    done = command("demo")
+    assert done.returncode == 0, done.stderr
+    assert "The majority says: 5" in done.stdout
+    assert "✓ checked: right" in done.stdout
+    assert "prefilled" in done.stdout
+    assert "unshared" in done.stdout
+    assert "next: weft run" in done.stderr
+    assert time.monotonic() - began < 60
+
+
+def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:
+    done = command()
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) <= 12
+    for line in ("weft demo", "weft run", "weft solve", "weft doctor", "tiny (embedded)"):
+        assert line in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_app_imports_no_arrays_and_no_engine() -> None:
+
+    code = (
+        "import sys, weft.cli.app as a; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_and_help(weft) -> None:
+    assert weft("--version").stdout == f"weft {weft_package.__version__}\n"
+    for verb in ("demo", "run", "solve", "doctor"):
+        assert weft(verb, "--help").exit_code == 0
+        assert verb in weft("--help").stdout
+    assert "weft demo" in weft().stdout
+
+
+def test_what_is_said_to_do_next_exists(weft) -> None:
+    """Every command of every `next:` line and of the first screen is known to the app."""
+    told = [weft().stdout]
+    told.append(weft("run", samples.sum, "-n", "2", "--max-tokens", "4").stderr)
+    told.append(weft("solve", samples.game24, "--strategy", "greedy").stderr)
+    verbs = {
+        line.split("weft ", 1)[1].split()[0]
+        for text in told
+        for line in text.splitlines()
+        if "weft " in line and not line.startswith(("weft 0", "help"))
+    }
+    assert verbs <= {"demo", "run", "solve", "doctor"}
+    assert {"run", "solve"} <= verbs
