@@ -102,6 +102,12 @@ def in_terminal() -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def command_environment() -> Callable[..., dict[str, str]]:
+    """The environment that commands run in, with more variables."""
+    return clean_environment
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     """This environment with the sources found, UTF-8 spoken, and no wish about colours."""
     dropped = ("NO_COLOR", "FORCE_COLOR", "WEFT_MODEL", "WEFT_ENGINE", "COLUMNS")

@@ -1,0 +1,67 @@
+"""The first page keeps its word: its program runs and type-checks, its commands and links exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN_LATER = {"docs/benchmarks.md"}
+
+
+def program() -> str:
+    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def test_the_program_has_twelve_statements() -> None:
+    assert len(program().strip().splitlines()) == 12
+
+
+def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program()],
+        cwd=tmp_path,
+        env=command_environment(OPENBLAS_NUM_THREADS="1"),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "Use 4 9 10 13 to make 24." in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("prefilled ")
+    assert (tmp_path / "24.loom.json").stat().st_size > 0
+
+
+def test_the_program_type_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = pytest.importorskip("mypy.api", reason="mypy is not installed")
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "first.py"
+    file.write_text(program(), encoding="utf-8")
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
+    out, _, code = api.run([*settings, "--follow-imports=silent", str(file)])
+    assert code == 0, out
+
+
+def test_the_commands_shown_are_verbs(weft) -> None:
+    shown = re.findall(r"^weft (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert shown
+    for verb in set(shown):
+        assert weft(verb, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http:", "https:")):
+            aim = (page.parent / target).resolve()
+            assert aim.exists() or str(aim.relative_to(ROOT)) in WRITTEN_LATER, target
