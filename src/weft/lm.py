@@ -275,7 +275,7 @@ class LM:
         self.driver.exclusive(self._clear)
 
     def _clear(self) -> None:
-        self.tree.drain_released()
+        self.scheduler.take_in()
         self.tree.clear()
         self.scheduler.cache.clear()
 

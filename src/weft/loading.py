@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def load(
         check_tokenizer(folder, config["vocab_size"])
     text = Tokenizer.from_folder(folder) if tokenizer is None else Tokenizer.wrap(tokenizer)
     loaded = _load_engine(name, folder, given)
+    loaded.info = replace(loaded.info, model=display_name(model))
     defaults = SamplingParams.from_generation_config(_generation_config(folder))
     return _assemble(loaded, text, None, budget, limits, defaults)
 
@@ -172,6 +174,12 @@ def choose_engine(model: Any, folder: Path) -> str:
         f'{model} needs the torch engine, which is not installed; run: pip install "weft[torch]"',
         hint='pip install "weft[torch]"',
     )
+
+
+def display_name(model: str | os.PathLike[str]) -> str:
+    """Return what to call a model: as it was asked for, a folder by its own name only."""
+    name = os.fspath(model)
+    return Path(name).resolve().name if Path(name).is_dir() and name != EMBEDDED else name
 
 
 def refuse_for_loaded(**given: Any) -> None:

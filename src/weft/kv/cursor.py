@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -60,28 +61,53 @@ def path_ids(cursor: Cursor, first: int = 0) -> list[int]:
     return [token for part in reversed(parts) for token in part]
 
 
-class Holds:
-    """What places of one tree share: its lock, and the nodes that dropped places no longer hold.
+class Hold(weakref.ref["Place"]):
+    """One place's hold on a node; its callback tells when the place is gone."""
 
-    Finalizers run anywhere, so they only append to `released`; the next step drains it.
+    __slots__ = ("node",)
+    node: Node
+
+
+class Holds:
+    """What places of one tree share: its lock, their holds, and those of places that are gone.
+
+    A hold is released by a weak reference's callback that is no Python code, so neither a finalizer on
+    another thread nor Ctrl-C can get between; the next step drains `released`.
     """
 
-    __slots__ = ("lock", "released")
+    __slots__ = ("alive", "lock", "released")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.released: deque[Node] = deque()
+        # By id: two holds of one place are equal to each other, being weak references.
+        self.alive: dict[int, Hold] = {}
+        self.released: deque[weakref.ref[Place]] = deque()
+
+    def take(self, place: Place, node: Node) -> Hold:
+        """Hold a node for a place; the caller has the lock."""
+        hold = Hold(place, self.released.append)
+        hold.node = node
+        node.holds += 1
+        self.alive[id(hold)] = hold
+        return hold
+
+    def drain(self) -> Iterator[Node]:
+        """Yield the nodes of places that are gone, a node a hold."""
+        while self.released:
+            hold = self.alive.pop(id(self.released.popleft()), None)
+            if hold is not None:
+                yield resolve_joined(hold.node)
 
 
 class Place:
     """A position in the token tree that a face holds: the tokens before it stay known.
 
     Known tokens only, no KV: what is missing is computed when used. A place that no step has used
-    yet is not in the tree (`_node` is None): it is `_ids` after another place. Cheap to make, copy
+    yet is not in the tree (`_hold` is None): it is `_ids` after another place. Cheap to make, copy
     and drop; dropping the last reference lets go.
     """
 
-    __slots__ = ("__weakref__", "_after", "_holds", "_ids", "_node", "depth", "namespace")
+    __slots__ = ("__weakref__", "_after", "_hold", "_holds", "_ids", "depth", "namespace")
 
     def __init__(
         self,
@@ -93,7 +119,7 @@ class Place:
         self._holds = holds
         self._after = after
         self._ids = ids
-        self._node: Node | None = None
+        self._hold: Hold | None = None
         self.namespace = namespace
         self.depth: int = (after.depth if after is not None else 0) + len(ids)
 
@@ -107,8 +133,7 @@ class Place:
     def settle(self, cursor: Cursor) -> None:
         """Take a resolved cursor as the position; the tree's part."""
         with self._holds.lock:
-            before, self._node = self._node, cursor.node
-            cursor.node.holds += 1
+            before, self._hold = self._hold, self._holds.take(self, cursor.node)
             if before is not None:
                 self._holds.released.append(before)
             self._after, self._ids, self.depth = None, (), cursor.depth
@@ -118,13 +143,13 @@ class Place:
         """Where it is in the tree, resolved; None while it is not in the tree. Valid under the
         lock.
         """
-        return None if self._node is None else resolve(Cursor(self._node, self.depth))
+        return None if self._hold is None else resolve(Cursor(self._hold.node, self.depth))
 
     def pending(self) -> list[Place]:
         """Return the places that must enter the tree before and with this one, first one first."""
         out: list[Place] = []
         place: Place | None = self
-        while place is not None and place._node is None:
+        while place is not None and place._hold is None:
             out.append(place)
             place = place._after
         return out[::-1]
@@ -144,36 +169,31 @@ class Place:
         parts: list[Sequence[int]] = []
         with self._holds.lock:
             place: Place | None = self
-            while place is not None and place._node is None:
+            while place is not None and place._hold is None:
                 parts.append(place._ids)
                 place = place._after
-            if place is not None and place._node is not None:
-                parts.append(path_ids(Cursor(place._node, place.depth)))
+            if place is not None and place._hold is not None:
+                parts.append(path_ids(Cursor(place._hold.node, place.depth)))
         return [token for part in reversed(parts) for token in part]
 
     def at(self, depth: int) -> Place:
-        """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between).
-        """
+        """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between)."""
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
         with self._holds.lock:
             place: Place = self
-            while place._node is None:
+            while place._hold is None:
                 before = place._after.depth if place._after is not None else 0
                 if depth > before or place._after is None:
                     return Place(
                         self._holds, self.namespace, place._after, place._ids[: depth - before]
                     )
                 place = place._after
-            return Place.held(self._holds, resolve(Cursor(place._node, depth)))
+            return Place.held(self._holds, resolve(Cursor(place._hold.node, depth)))
 
     def fork(self) -> Place:
         """Return another hold on the same position. Cost: O(1)."""
         with self._holds.lock:
-            if self._node is None:
+            if self._hold is None:
                 return Place(self._holds, self.namespace, self._after, self._ids)
-            return Place.held(self._holds, resolve(Cursor(self._node, self.depth)))
-
-    def __del__(self) -> None:
-        if self._node is not None:
-            self._holds.released.append(self._node)
+            return Place.held(self._holds, resolve(Cursor(self._hold.node, self.depth)))

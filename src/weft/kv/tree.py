@@ -47,8 +47,7 @@ class TokenTree:
         max_paths: int | None = None,
         host_capacity: int = 0,
     ) -> None:
-        """Make an empty tree. Capacities in slots (None: no limit), `max_paths` in resident leaves.
-        """
+        """Make an empty tree. Capacities in slots (None: no limit), `max_paths` in resident leaves."""
         self.fragments = fragments
         self.room = Room(capacity, max_paths)
         self.host = HostTier(host_capacity)
@@ -129,9 +128,7 @@ class TokenTree:
 
     def drain_released(self) -> None:
         """Let go of what dropped places held; forget tokens that nothing needs any more."""
-        released = self.holds.released
-        while released:
-            node = resolve_joined(released.popleft())
+        for node in self.holds.drain():
             node.holds -= 1
             if not node.holds:
                 self._offer(node)
@@ -210,8 +207,7 @@ class TokenTree:
         return True
 
     def drop(self, node: Node, *, offload: bool = False) -> None:
-        """Forget a resident, unpinned leaf's KV, or move it to the host where there is room for it.
-        """
+        """Forget a resident, unpinned leaf's KV, or move it to the host where there is room for it."""
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
         if offload:
             for gone in self.host.take(node, self.fragments):
@@ -267,8 +263,7 @@ class TokenTree:
         self._attach(node, self.fragments.load(node.host, node.parent.fragment))
 
     def split(self, node: Node, depth: int) -> Node:
-        """Cut a node before `depth`; return the new upper half. Pins, holds and cursors stay right.
-        """
+        """Cut a node before `depth`; return the new upper half. Pins, holds and cursors stay right."""
         cut = depth - node.start
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None

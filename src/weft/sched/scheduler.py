@@ -80,7 +80,7 @@ class Scheduler:
         """
         began = time.perf_counter()
         with self.lock:
-            moved = self._take_in() + self._admit()
+            moved = self.take_in() + self._admit()
             ended = self._n_ended
             launched = self._plan()
         planned = time.perf_counter()
@@ -103,14 +103,13 @@ class Scheduler:
             self._give_up()
 
     def _give_up(self) -> None:
-        """A step that could do nothing for work that is there would be repeated for ever: fail it.
-        """
+        """A step that could do nothing for work that is there would be repeated for ever: fail it."""
         error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
         with self.lock:
             for job in [*self.admission.queue, *self.admission.admitted]:
                 self._fail(job, error)
 
-    def _take_in(self) -> int:
+    def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
         self.tree.drain_released()
         n_taken = len(self._inbox)
@@ -267,8 +266,7 @@ class Scheduler:
         self.waiting.promote()
 
     def _crash(self, launched: Launched) -> None:
-        """Fail every ticket of a step and undo what it wrote; also those launched from its draws.
-        """
+        """Fail every ticket of a step and undo what it wrote; also those launched from its draws."""
         assert launched.error is not None
         error = as_forward_error(launched.error)
         after, self.flight = self.flight, None
@@ -342,7 +340,7 @@ class Scheduler:
         """Fail everything that is not done and forget all KV; the engine stays open."""
         self.land_flight()
         with self.lock:
-            self._take_in()
+            self.take_in()
             error = Cancelled("the LM was closed")
             jobs = [*self.admission.queue, *self.admission.admitted]
             for job in jobs:

@@ -141,8 +141,7 @@ class Ticket:
         self._callbacks: list[Callable[[Ticket], None]] = []
 
     def cancel(self, reason: FinishReason = "cancelled") -> None:
-        """Ask for an early end; the next step does it. A run keeps what it made, an extend raises.
-        """
+        """Ask for an early end; the next step does it. A run keeps what it made, an extend raises."""
         if not (self.done or self.cancelled):
             self.cancel_reason = reason
             self.cancelled = True
@@ -158,10 +157,10 @@ class Ticket:
 
     def on_done(self, callback: Callable[[Ticket], None]) -> None:
         """Call back once done (now, if it is)."""
-        if self.done:
+        self._callbacks.append(callback)
+        if self.done and callback in self._callbacks:  # answered meanwhile, on another thread
+            self._callbacks.remove(callback)
             callback(self)
-        else:
-            self._callbacks.append(callback)
 
     def resolve(self, value: Any = None, error: BaseException | None = None) -> None:
         """Set the answer once; the scheduler's part."""
