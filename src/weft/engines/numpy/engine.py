@@ -18,6 +18,7 @@ from .config import LlamaConfig, parse_config
 from .fragments import NumpyFragments
 from .model import Model
 from .plan import Plan
+from .threads import BlasThreads
 from .weights import Floats, read_weights
 
 _SCORE_ROWS = 64  # logits rows that exist at once while given tokens are scored
@@ -29,9 +30,15 @@ class NumpyEngine(Engine):
     fragments: NumpyFragments
 
     def __init__(
-        self, checkpoint: Checkpoint, config: LlamaConfig, *, progress: Progress | None = None
+        self,
+        checkpoint: Checkpoint,
+        config: LlamaConfig,
+        *,
+        threads: int | str = "auto",
+        progress: Progress | None = None,
     ) -> None:
         self._config = config
+        self._threads = BlasThreads(threads)
         weights = read_weights(checkpoint, config, progress=progress)
         self._model: Model | None = Model(config, weights)
         self._plan: Plan | None = None
@@ -54,18 +61,20 @@ class NumpyEngine(Engine):
         *,
         dtype: str = "auto",
         n_ctx: int | None = None,
+        threads: int | str = "auto",
         progress: Progress | None = None,
     ) -> NumpyEngine:
         """Load a Transformers-format folder; weights in any float format are computed in float32.
 
         Args:
             n_ctx: a context shorter than the model's own.
+            threads: BLAS threads of a forward; "auto" is two at most, or as the environment says.
             progress: called with "load", layers read, layers in all and "".
 
         Raises:
             ModelLoadError: files are missing, broken or do not belong together.
             Unsupported: the architecture, or a dtype other than "auto" and "float32".
-            ConfigError: n_ctx is out of range.
+            ConfigError: n_ctx or threads is out of range.
         """
         if dtype not in ("auto", "float32"):
             raise Unsupported(
@@ -73,7 +82,8 @@ class NumpyEngine(Engine):
                 'or use engine="torch"'
             )
         checkpoint = open_checkpoint(Path(folder))
-        return cls(checkpoint, parse_config(checkpoint.config, n_ctx=n_ctx), progress=progress)
+        config = parse_config(checkpoint.config, n_ctx=n_ctx)
+        return cls(checkpoint, config, threads=threads, progress=progress)
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
         """Run all rows in one pass over the layers.
@@ -85,6 +95,10 @@ class NumpyEngine(Engine):
         model = self._open_model()
         if not rows:
             return HostOutput(np.empty((0, self.info.n_vocab), np.float32), [])
+        with self._threads.limited():
+            return self._run(model, rows)
+
+    def _run(self, model: Model, rows: Sequence[Row]) -> HostOutput:
         plan = self._plan
         if plan is None or not plan.serves(rows):
             self._plan = None
