@@ -189,3 +189,10 @@ def test_what_is_said_to_do_next_exists(weft) -> None:
     }
     assert verbs <= {"demo", "run", "solve", "doctor"}
     assert {"run", "solve"} <= verbs
+
+
+def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:
+    result = weft("solve", samples.sum, "--seed", "1")
+    assert "\nThe answer is 95.\n" in result.stdout
+    assert "checked" not in result.stdout
+    assert "  -0.0" in result.stdout

@@ -80,6 +80,7 @@ def word_problem(out: Out, lm: LM) -> None:
             out.line(
                 f"  Branch {numbers[node.id]} said {said[0]}, looked again, and said {said[1]}."
             )
+    out.line()
     vote(out, tried + checked)
     n_tokens = sum(len(node.tokens) for node in tried + checked)
     out.line(
@@ -134,5 +135,5 @@ def game_of_24(out: Out, lm: LM) -> None:
     )
     out.console.print(solve.picture_of(out, loom, result.best))
     out.line()
-    out.line((solve.answer_of(result), "bold green"), "  ", solve.verdict(result))
+    out.line((solve.answer_of(result), "bold green"), solve.verdict(result))
     out.line((str(result.cost), "dim"))

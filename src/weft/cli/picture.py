@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,7 +67,7 @@ class Picture:
         below = [Shown(tuple(group)) for group in groups.values()]
         if not self.top:
             return below
-        below.sort(key=lambda shown: -(shown.nodes[0].score or 0.0))
+        below.sort(key=lambda shown: _rank(shown.nodes[0].score))
         chosen = [each for at, each in enumerate(below) if at < self.top or self._on_path(each)]
         left_out = len(node.children) - sum(len(each.nodes) for each in chosen)
         return [*chosen, Shown((), left_out)] if left_out else chosen
@@ -82,14 +83,14 @@ class Picture:
         facts = "" if node.parent is None else " · ".join(_facts(shown.nodes))
         number, facts = number and f"{number}  ", facts and f"  {facts}"
         room = self.out.width - cell_len(rails) - len(number) - cell_len(facts)
-        label = self.out.fit(_label(node), max(room, _MIN_LABEL))
+        label = self.out.fit(_label(node).strip(), max(room, _MIN_LABEL))
         style = "bold" if node.parent is None or self._on_path(shown) else _style(node)
         return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (facts, "dim"))
 
 
-def as_number(score: float) -> str:
-    """Return a score between 0 and 1 as people read it."""
-    return f"{score:.2f}" if score == 0 or score >= 0.005 else "0.00"
+def _rank(score: float | None) -> float:
+    """The best scores first, then what has none."""
+    return math.inf if score is None else -score
 
 
 def _label(node: Heddle) -> str:
@@ -101,7 +102,7 @@ def _facts(nodes: Sequence[Heddle]) -> list[str]:
     node = nodes[0]
     facts = [f"×{len(nodes)}"] if len(nodes) > 1 else []
     if node.score is not None:
-        return [*facts, as_number(node.score)]
+        return [*facts, f"{node.score:.2f}"]
     facts.append(f"{len(node.tokens)} tok")
     if node.logprobs:
         facts.append(f"p {node.mean_p:.2f}")
@@ -114,7 +115,9 @@ def _facts(nodes: Sequence[Heddle]) -> list[str]:
 
 def _style(node: Heddle) -> str:
     if node.score is not None:
-        return "green" if node.score >= GOOD else "dim" if node.score < BAD else "yellow"
+        # Below 0 it is a mean logprob.
+        good = node.score if node.score >= 0 else math.exp(node.score)
+        return "green" if good >= GOOD else "dim" if good < BAD else "yellow"
     if not node.logprobs:
         return ""
     return "green" if node.mean_p >= 0.8 else "yellow" if node.mean_p >= 0.5 else "red"

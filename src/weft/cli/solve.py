@@ -183,8 +183,8 @@ def verdict(result: SearchResult) -> tuple[str, str]:
     """Return what the task's checker says, with a style; empty where there is no checker."""
     return {
         None: ("", ""),
-        True: ("✓ checked: right", "green"),
-        False: ("checked: not a right answer", "yellow"),
+        True: ("  ✓ checked: right", "green"),
+        False: ("  checked: not a right answer", "yellow"),
     }[result.solved]
 
 
@@ -227,7 +227,7 @@ def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
     if len(result.votes) > 1:
         vote_lines(out, result)
         out.line()
-    out.line((answer_of(result), "bold"), "  ", verdict(result))
+    out.line((answer_of(result), "bold"), verdict(result))
     out.line(f"{NAMES[strategy]} · {result.cost}")
     out.facts(str(lm.stats()))
     if result.solved is False:
