@@ -1,15 +1,16 @@
 """Many continuations of one prompt on a CPU, the whole job: prefill, decode, records.
 
-The embedded model in float32, a 512-token prompt, 128 new tokens a branch (the end token is banned, so every
-branch has them all), temperature 0.8. Sides, in turn in one run, each in a process of its own:
+The embedded model in float32, a 512-token prompt, 128 new tokens a branch (the end token is banned,
+so every branch has them all), temperature 0.8. Sides, in turn in one run, each in its own process:
 
   numpy         Loom.grow on the NumPy engine
   torch         Loom.grow on the torch engine
   generate      Transformers' batched generate with num_return_sequences
   sequential    Transformers' generate, one sequence after another, the prompt prefilled every time
 
-tok/s counts new tokens over the whole job, prefill included; medians over the rounds. Weft's sides record the
-log-probability and entropy of every token, generate records nothing. Peak memory is that of the process.
+tok/s counts new tokens over the whole job, prefill included; medians over the rounds. Weft's sides
+record the log-probability and entropy of every token, generate records nothing. Peak memory is that
+of the process.
 """
 
 from __future__ import annotations

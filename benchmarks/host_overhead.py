@@ -29,8 +29,7 @@ def make_lm() -> LM:
 
 
 def grow_s(n: int, steps: int) -> float:
-    """CPU seconds of one grow of n branches, `steps` tokens each, with a stop string to look for.
-    """
+    """CPU seconds of one grow of n branches, `steps` tokens each, watching for a stop string."""
     lm = make_lm()
     loom = Loom(lm, "Use 4 9 10 13 to make 24.")
     loom.grow(n=1, max_tokens=2, seed=0)
@@ -59,9 +58,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    print(
-        f"{'branches':>8} {'grow ms/step':>13} {'stream ms/step':>15} {'budget ms':>10}  µs a branch"
-    )
+    print(f"{'branches':>8} {'grow ms/step':>13} {'stream ms/step':>15} {'budget':>7}  µs a branch")
     record = []
     for n in BRANCHES:
         rounds = [
@@ -71,7 +68,7 @@ def main() -> None:
             statistics.median(r[i] for r in rounds) * 1e3 / options.steps for i in (0, 1)
         )
         budget = BUDGET_MS + BUDGET_US * n / 1e3
-        print(f"{n:8} {grow:13.3f} {stream:15.3f} {budget:10.3f}  {grow * 1e3 / n:6.1f}")
+        print(f"{n:8} {grow:13.3f} {stream:15.3f} {budget:7.2f}  {grow * 1e3 / n:6.1f}")
         record.append({"n": n, "grow_ms": grow, "stream_ms": stream, "budget_ms": budget})
     print(json.dumps({"benchmark": "host_overhead", "steps": options.steps, "rows": record}))
 

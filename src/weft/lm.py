@@ -48,8 +48,7 @@ class LM:
         kv_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
-        """Put the parts together; see `weft.load` for the arguments. kv_bytes: None for no limit.
-        """
+        """Put the parts together; see `weft.load`. kv_bytes: None for no limit."""
         self.engine = engine
         self.text = text
         self.model = engine if model is None else model
@@ -72,8 +71,7 @@ class LM:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
-        """Return the LM of a model: an LM itself, or the one LM of an already loaded model object.
-        """
+        """Return the one LM of an already loaded model object; an LM is its own."""
         from .loading import load
 
         return model if isinstance(model, LM) else load(model, tokenizer)
@@ -280,8 +278,7 @@ class LM:
         self.scheduler.cache.clear()
 
     def close(self) -> None:
-        """End what runs, free the KV and the model; idempotent. Handles of this LM are stale then.
-        """
+        """End what runs, free the KV and the model; idempotent. Its handles are stale then."""
         if not self.closed:
             self.driver.close()
             self.engine.close()

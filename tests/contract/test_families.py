@@ -1,4 +1,4 @@
-"""Every model family through the whole stack: a tree of paths against plain forwards of the model."""
+"""Every model family through the whole stack, against plain forwards of the model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from contract.helpers import TOLERANCE, ask, logits_at, run_all, run_item
 from numpy.typing import NDArray
 
+from contract.helpers import TOLERANCE, ask, logits_at, run_all, run_item
 from weft.lm import LM
 from weft.sched.work import Extend, Logits, Scores
 from weft.tokens.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from families import FAMILIES, N_CTX, build, plain_logits  # noqa: E402
-
 from weft.engines.torch import TorchEngine  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -32,7 +31,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest, device: str, text: Tokenizer) -> Iterator[tuple[LM, Plain]]:
+def family(
+    request: pytest.FixtureRequest, device: str, text: Tokenizer
+) -> Iterator[tuple[LM, Plain]]:
     name = request.param
     model = build(name).to(device)
     engine = TorchEngine.adopt(model, n_ctx=N_CTX.get(name))

@@ -202,7 +202,7 @@ def test_a_missing_tokenizer_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", [tokenizer_json(0, 60), tokenizer_json(0, added=(60,)), tokenizer_json(0, added=(70,))]
 )
-def test_a_tokenizer_that_fits_passes_and_its_added_tokens_may_lie_beyond(folder: Path, text: str) -> None:
+def test_a_tokenizer_that_fits_passes_added_tokens_may_lie_beyond(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     check_tokenizer(folder, 61)
 

@@ -179,7 +179,7 @@ class Output(ABC):
 
     @abstractmethod
     def draw(self, batch: DrawBatch) -> Draws:
-        """Draw tokens from this step's logits rows (`batch.rows` are their numbers); does not wait."""
+        """Draw tokens from this step's logits rows, numbered as in `batch.rows`; does not wait."""
 
 
 class Usage(NamedTuple):
@@ -209,7 +209,7 @@ class Fragments(ABC):
         """Put `upper`'s slots before `lower`'s; `upper` is gone, `lower` is the whole."""
 
     def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
-        """Take note that the fragment's path continues `parent` now (it may have been made elsewhere).
+        """Take note that the fragment's path continues `parent` now, wherever it was made.
 
         Only engines that tag paths care; the slots stay where they are.
         """

@@ -258,7 +258,7 @@ def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def _token_ids(tokenizer: dict[str, Any]) -> Iterator[int]:
-    """Ids of the vocabulary proper: some models have added tokens beyond it that text never uses."""
+    """Ids of the vocabulary proper; some models have added tokens beyond it."""
     vocab = (tokenizer.get("model") or {}).get("vocab") or ()
     yield from vocab.values() if isinstance(vocab, dict) else range(len(vocab))
 

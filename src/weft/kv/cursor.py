@@ -71,8 +71,8 @@ class Hold(weakref.ref["Place"]):
 class Holds:
     """What places of one tree share: its lock, their holds, and those of places that are gone.
 
-    A hold is released by a weak reference's callback that is no Python code, so neither a finalizer on
-    another thread nor Ctrl-C can get between; the next step drains `released`.
+    A hold is released by a weak reference's callback that is no Python code, so neither another
+    thread nor Ctrl-C can get between; the next step drains `released`.
     """
 
     __slots__ = ("alive", "lock", "released")
@@ -177,7 +177,7 @@ class Place:
         return [token for part in reversed(parts) for token in part]
 
     def at(self, depth: int) -> Place:
-        """Return the place after the first `depth` tokens of the same path. Cost: O(nodes between)."""
+        """Return the place after the path's first `depth` tokens. Cost: O(nodes between)."""
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
         with self._holds.lock:

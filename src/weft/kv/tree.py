@@ -47,7 +47,7 @@ class TokenTree:
         max_paths: int | None = None,
         host_capacity: int = 0,
     ) -> None:
-        """Make an empty tree. Capacities in slots (None: no limit), `max_paths` in resident leaves."""
+        """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit."""
         self.fragments = fragments
         self.room = Room(capacity, max_paths)
         self.host = HostTier(host_capacity)
@@ -207,7 +207,7 @@ class TokenTree:
         return True
 
     def drop(self, node: Node, *, offload: bool = False) -> None:
-        """Forget a resident, unpinned leaf's KV, or move it to the host where there is room for it."""
+        """Forget a resident, unpinned leaf's KV, or move it to the host if it fits there."""
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
         if offload:
             for gone in self.host.take(node, self.fragments):
@@ -263,7 +263,7 @@ class TokenTree:
         self._attach(node, self.fragments.load(node.host, node.parent.fragment))
 
     def split(self, node: Node, depth: int) -> Node:
-        """Cut a node before `depth`; return the new upper half. Pins, holds and cursors stay right."""
+        """Cut a node before `depth`; return the new upper half. Pins and cursors stay right."""
         cut = depth - node.start
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None

@@ -69,7 +69,7 @@ class Admission:
             self.admitted.remove(job)
 
     def park_youngest(self, older_than: Job | None) -> Job | None:
-        """Send the youngest admitted job (younger than `older_than`) back to the queue; return it."""
+        """Send the youngest job, younger than `older_than`, back to the queue; return it."""
         if not self.admitted:
             return None
         job = max(self.admitted, key=lambda job: job.age)
@@ -115,7 +115,7 @@ class Admission:
         return "admitted"
 
     def _is_short(self, reserve: int) -> bool:
-        """Whether no eviction could make enough room, with a slot left for each that is admitted."""
+        """Whether no eviction could make enough room, with a slot spare for each admitted job."""
         capacity = self.tree.room.capacity
         return capacity is not None and self.tree.room.must + reserve > capacity
 

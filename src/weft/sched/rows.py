@@ -10,7 +10,7 @@ from ..kv.node import Node
 
 
 class CachedRow:
-    """Raw logits after the path's first `depth` tokens. The tree moves it along when nodes split."""
+    """Raw logits after the path's first `depth` tokens; moved along when nodes split."""
 
     __slots__ = ("__weakref__", "depth", "logits", "node")
 

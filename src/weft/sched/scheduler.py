@@ -103,7 +103,7 @@ class Scheduler:
             self._give_up()
 
     def _give_up(self) -> None:
-        """A step that could do nothing for work that is there would be repeated for ever: fail it."""
+        """A step that could do nothing would be repeated for ever: fail what waits."""
         error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
         with self.lock:
             for job in [*self.admission.queue, *self.admission.admitted]:
@@ -266,7 +266,7 @@ class Scheduler:
         self.waiting.promote()
 
     def _crash(self, launched: Launched) -> None:
-        """Fail every ticket of a step and undo what it wrote; also those launched from its draws."""
+        """Fail every ticket of a step, and of the one launched from its draws; undo both."""
         assert launched.error is not None
         error = as_forward_error(launched.error)
         after, self.flight = self.flight, None

@@ -108,7 +108,7 @@ class Waiting:
                 need.parts.append((first, logits))
 
     def _attach(self, piece: Piece) -> Cursor:
-        """Give a piece's slots to the nodes that hold its tokens now; return the place at its end."""
+        """Give a piece's slots to the nodes that have its tokens now; return its end."""
         end = self._land(piece)
         if piece.fragment is not None:
             self.tree.fill(end, piece.start, piece.fragment)
@@ -214,7 +214,7 @@ def answer(want: Any, need: Need) -> Any:
 
 
 def merge_key(task: RunTask) -> tuple[object, ...] | None:
-    """Return what greedy runs that are one run have in common; None for runs that draw at random."""
+    """Return what greedy runs that are one run have in common; None for other runs."""
     if not task.sampler.greedy or task.started or task.cursor is None:
         return None
     neutral = replace(task.sampler.params, n=1, seed=None, stop=(), max_tokens=1)

@@ -141,7 +141,7 @@ class Ticket:
         self._callbacks: list[Callable[[Ticket], None]] = []
 
     def cancel(self, reason: FinishReason = "cancelled") -> None:
-        """Ask for an early end; the next step does it. A run keeps what it made, an extend raises."""
+        """Ask for an early end, at the next step. A run keeps what it made, an extend raises."""
         if not (self.done or self.cancelled):
             self.cancel_reason = reason
             self.cancelled = True

@@ -10,16 +10,21 @@ from threadpoolctl import ThreadpoolController
 
 from ...errors import ConfigError
 
-# A step multiplies small matrices: a second thread helps, more wait for each other. On a machine that is
-# busy with something else their waiting makes a step a hundred times slower.
+# A step multiplies small matrices: a second thread helps, more wait for each other. On a machine
+# that is busy with something else their waiting makes a step a hundred times slower.
 _MOST = 2
-_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 
 
 class BlasThreads:
     """Limits the BLAS during a forward and gives its setting back afterwards.
 
-    threads: a number, or "auto": at most two, and nothing is touched where the environment says how many.
+    threads: a number, or "auto": at most two, or as many as the environment says.
     """
 
     def __init__(self, threads: int | str) -> None:
