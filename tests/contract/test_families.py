@@ -44,7 +44,9 @@ def family(
     assert engine.fragments.usage() == (0, 0)
 
 
-def close(got: NDArray[np.float32], want: NDArray[np.float32], dtype: str = "float32") -> None:
+def assert_close(
+    got: NDArray[np.float32], want: NDArray[np.float32], dtype: str = "float32"
+) -> None:
     np.testing.assert_allclose(got, want, atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -62,13 +64,15 @@ def test_a_tree_of_paths_agrees_with_plain_forwards(family: tuple[LM, Plain]) ->
     tickets = lm.submit([Extend(lm.place(p), (), (Logits(len(p)),)) for p in paths])
     lm.drive(tickets)
     for path, ticket in zip(paths, tickets, strict=True):
-        close(ticket.result()[0], plain(path)[-1])
+        assert_close(ticket.result()[0], plain(path)[-1])
     lm.scheduler.cache.clear()
     place = lm.place(paths[1])
     for depth in (15, 13, 6, 1):
         clipped = [*paths[1][:depth], 70, 71]
-        close(ask(lm, place.at(depth), Logits(depth + 2), tokens=[70, 71])[0], plain(clipped)[-1])
-        close(logits_at(lm, paths[1][:depth]), plain(paths[1])[depth - 1])
+        assert_close(
+            ask(lm, place.at(depth), Logits(depth + 2), tokens=[70, 71])[0], plain(clipped)[-1]
+        )
+        assert_close(logits_at(lm, paths[1][:depth]), plain(paths[1])[depth - 1])
 
 
 def test_export_import_drop_and_recompute_agree(family: tuple[LM, Plain]) -> None:
@@ -78,9 +82,9 @@ def test_export_import_drop_and_recompute_agree(family: tuple[LM, Plain]) -> Non
     arrays = lm.export_kv(lm.place(PROMPT))
     lm.clear_cache()
     again = lm.import_kv(PROMPT, arrays)
-    close(ask(lm, again, Logits(14), tokens=[50, 51])[0], plain([*PROMPT, 50, 51])[-1])
+    assert_close(ask(lm, again, Logits(14), tokens=[50, 51])[0], plain([*PROMPT, 50, 51])[-1])
     lm.clear_cache()
-    close(logits_at(lm, PROMPT), plain(PROMPT)[-1])
+    assert_close(logits_at(lm, PROMPT), plain(PROMPT)[-1])
 
 
 def test_greedy_runs_and_scores_follow_the_plain_model(family: tuple[LM, Plain]) -> None:
@@ -111,4 +115,4 @@ def test_half_precision_agrees_within_its_tolerance(
     model = build(name, dtype=getattr(torch, dtype)).to(device)
     with LM(TorchEngine.adopt(model), text) as lm:
         for path in (PROMPT, [*PROMPT[:5], 61, 62]):
-            close(logits_at(lm, path), plain_logits(model, path).numpy()[-1], dtype)
+            assert_close(logits_at(lm, path), plain_logits(model, path).numpy()[-1], dtype)

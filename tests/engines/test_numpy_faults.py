@@ -186,9 +186,10 @@ def test_a_forward_limits_the_blas_and_gives_its_setting_back(
         return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
     before = now()
-    with BlasThreads(1).limited():
-        assert set(now()) == {1}
-    assert now() == before
+    for threads, n_tokens in ((1, 9), (8, 1)):
+        with BlasThreads(threads).limited(n_tokens):
+            assert set(now()) == {1}
+        assert now() == before
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     assert BlasThreads("auto").limit is None
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):

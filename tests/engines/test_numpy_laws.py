@@ -61,13 +61,13 @@ def full(*parts: Fragment) -> tuple[Span, ...]:
     return tuple(Span(part, part.length) for part in parts)
 
 
-def close(one: NDArray[Any], other: NDArray[Any]) -> None:
+def assert_close(one: NDArray[Any], other: NDArray[Any]) -> None:
     np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
 
 
 def test_one_long_row_equals_the_plain_forward(rig: Rig) -> None:
     _, logits = rig.whole((), IDS)
-    close(logits, rig.plain(IDS))
+    assert_close(logits, rig.plain(IDS))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
@@ -76,7 +76,7 @@ def test_chunked_prefill_equals_whole(rig: Rig, size: int) -> None:
     for lo in range(0, len(IDS), size):
         ids = IDS[lo : lo + size]
         output = rig.engine.forward([Row((), ids, lo, fragment, (len(ids) - 1,))])
-        close(output.logits(0), rig.plain(IDS)[lo + len(ids) - 1])
+        assert_close(output.logits(0), rig.plain(IDS)[lo + len(ids) - 1])
     assert fragment.length == len(IDS)
     rig.check(full(fragment), IDS)
 
@@ -107,7 +107,7 @@ def test_a_fragment_still_growing_may_be_read_by_others(rig: Rig) -> None:
         row = Row(full(root), [IDS[9 + at]], 9 + at, tail, (0,))
         reader = Row((*full(root), *full(tail)), [5], 9 + at, None, (0,))
         output = rig.engine.forward([row, reader])
-        close(output.logits(1), rig.plain([*IDS[: 9 + at], 5])[-1])
+        assert_close(output.logits(1), rig.plain([*IDS[: 9 + at], 5])[-1])
 
 
 def test_companions_and_their_order_do_not_matter(rig: Rig) -> None:
@@ -135,7 +135,7 @@ def test_companions_and_their_order_do_not_matter(rig: Rig) -> None:
             for index, i in enumerate(order):
                 path, ids = cases[i]
                 before = [*IDS[:22]][: sum(span.length for span in path)]
-                close(output.logits(index), rig.plain([*before, *ids])[-1])
+                assert_close(output.logits(index), rig.plain([*before, *ids])[-1])
             for row in rows:
                 if row.dest is not None:
                     rig.engine.fragments.free(row.dest)
@@ -165,7 +165,7 @@ def test_rows_that_decode_together_agree_with_the_twin_at_every_step(rig: Rig) -
             row.tokens, row.position = [token], len(texts[index]) - 1
         output = rig.engine.forward(rows)
         for index, text in enumerate(texts):
-            close(output.logits(index), rig.plain(text)[-1])
+            assert_close(output.logits(index), rig.plain(text)[-1])
         if step % 9 == 8:
             gone = step % len(rows)
             row, text = rows.pop(gone), texts.pop(gone)
@@ -233,8 +233,8 @@ def test_a_row_without_dest_leaves_nothing(rig: Rig) -> None:
     root, _ = rig.whole((), IDS[:8])
     held = rig.engine.fragments.usage()
     output = rig.engine.forward([Row(full(root), IDS[8:15], 8, None, (2, 6))])
-    close(output.logits(0), rig.plain(IDS[:11])[-1])
-    close(output.logits(1), rig.plain(IDS[:15])[-1])
+    assert_close(output.logits(0), rig.plain(IDS[:11])[-1])
+    assert_close(output.logits(1), rig.plain(IDS[:15])[-1])
     assert rig.engine.fragments.usage() == held
 
 
@@ -246,13 +246,13 @@ def test_logits_rows_are_numbered_by_row_then_place(rig: Rig) -> None:
     output = rig.engine.forward(rows)
     expected = [rig.plain(ids)[i] for ids, at in zip(texts, wants, strict=True) for i in at]
     for number, logits in enumerate(expected):
-        close(output.logits(number), logits)
+        assert_close(output.logits(number), logits)
 
 
 def test_late_tokens_are_read_from_their_draws(rig: Rig) -> None:
     draws: Any = SimpleNamespace(result=lambda: SimpleNamespace(ids=np.array([9, 4])))
     row = Row((), LateTokens(draws, 1), 0, rig.engine.fragments.new(None), (0,))
-    close(rig.engine.forward([row]).logits(0), rig.plain([4])[-1])
+    assert_close(rig.engine.forward([row]).logits(0), rig.plain([4])[-1])
 
 
 @pytest.mark.parametrize("top", [0, 4])
@@ -274,11 +274,11 @@ def test_scores_equal_log_softmax_of_the_twin(rig: Rig, top: int) -> None:
 
 def _check_score(score: Score, logprobs: NDArray[Any], targets: tuple[int, ...], top: int) -> None:
     given = logprobs[np.arange(len(targets)), list(targets)]
-    close(score.logprobs, given)
-    close(score.entropies, -(np.exp(logprobs) * logprobs).sum(axis=1))
+    assert_close(score.logprobs, given)
+    assert_close(score.entropies, -(np.exp(logprobs) * logprobs).sum(axis=1))
     np.testing.assert_array_equal(score.ranks, (logprobs > given[:, None]).sum(axis=1))
     assert score.top_ids.shape == score.top_logprobs.shape == (len(targets), top)
-    close(score.top_logprobs, -np.sort(-logprobs, axis=1)[:, :top])
+    assert_close(score.top_logprobs, -np.sort(-logprobs, axis=1)[:, :top])
 
 
 def test_no_rows_are_no_work(rig: Rig) -> None:

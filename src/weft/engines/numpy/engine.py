@@ -95,7 +95,7 @@ class NumpyEngine(Engine):
         model = self._open_model()
         if not rows:
             return HostOutput(np.empty((0, self.info.n_vocab), np.float32), [])
-        with self._threads.limited():
+        with self._threads.limited(sum(row.n_tokens for row in rows)):
             return self._run(model, rows)
 
     def _run(self, model: Model, rows: Sequence[Row]) -> HostOutput:

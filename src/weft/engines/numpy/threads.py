@@ -10,8 +10,8 @@ from threadpoolctl import ThreadpoolController
 
 from ...errors import ConfigError
 
-# A step multiplies small matrices: a second thread helps, more wait for each other. On a machine
-# that is busy with something else their waiting makes a step a hundred times slower.
+# A step multiplies small matrices: a second thread helps (not with one row), more wait for each
+# other. On a machine that is busy with something else their waiting makes a step 100 times slower.
 _MOST = 2
 _VARIABLES = (
     "OPENBLAS_NUM_THREADS",
@@ -38,10 +38,11 @@ class BlasThreads:
         self._controller = ThreadpoolController().select(user_api="blas")
 
     @contextmanager
-    def limited(self) -> Iterator[None]:
-        """Limit the BLAS inside the block. Cost: about 10 µs."""
-        if self.limit is None:
+    def limited(self, n_tokens: int) -> Iterator[None]:
+        """Limit the BLAS inside a block that runs so many tokens. Cost: about 10 µs."""
+        limit = 1 if n_tokens == 1 else self.limit
+        if limit is None:
             yield
             return
-        with self._controller.limit(limits=self.limit):
+        with self._controller.limit(limits=limit):
             yield
