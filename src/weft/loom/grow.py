@@ -110,8 +110,7 @@ class Shoot:
         child = self.child
         if not child._tokens and child.finish_reason in ("cancelled", "interrupted"):
             return
-        # The parent may have changed meanwhile: then the child's place is made anew when it is
-        # used.
+        # The parent may have changed meanwhile: the child's place is then made anew when used.
         child._place = end if self.parent._place is self.origin else None
         self.parent._children.append(child)
         self.attached = True
@@ -153,18 +152,16 @@ class Growth:
             shoot = Shoot(index, child, node, origin, watch)
             if self._channel is not None:
                 shoot.text = self.lm.text.stream()
-            self._runs.append(self._run(node, child, shoot))
+            self._runs.append(self._run(child, shoot))
             self.shoots.append(shoot)
             made.append(shoot)
         return made
 
-    def _run(self, node: Heddle, child: Heddle, shoot: Shoot) -> Run:
+    def _run(self, child: Heddle, shoot: Shoot) -> Run:
         params = child.params
         assert params is not None
         assert params.seed is not None
         sampler = Sampler(params, stream_of(params.seed, child.lineage))
-        if sampler.needs_host:
-            sampler.prime(node.get_prefix_tokens())
         return Run(
             shoot.origin,
             sampler,
