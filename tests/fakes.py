@@ -72,6 +72,7 @@ class TaggedFragments(Fragments):
 
     def __init__(self, inner: Fragments, max_paths: int) -> None:
         self.inner = inner
+        self.growth = inner.growth
         self.max_paths = max_paths
         self.parents: dict[Fragment, Fragment | None] = {}
 
@@ -208,6 +209,7 @@ class GuardedFragments(Fragments):
 
     def __init__(self, inner: Fragments, engine: LateFake) -> None:
         self.inner = inner
+        self.growth = inner.growth
         self.engine = engine
 
     def _idle(self, fragment: Fragment) -> None:
@@ -284,3 +286,23 @@ class LateFake(Wrapped):
             assert isinstance(tokens.draws, LateDraws)
             tokens = (int(tokens.draws.secret.result().ids[tokens.number]),)
         return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
+
+
+# Fragments that fail --------------------------------------------------------------------------
+
+
+class BrokenFragments(TaggedFragments):
+    """Raises MemoryError at call `number` (from 0) of one method."""
+
+    def __init__(self, inner: Fragments, method: str, number: int) -> None:
+        super().__init__(inner, 1 << 30)
+        self.n_calls = 0
+        real = getattr(self, method)
+
+        def failing(*given: Any) -> Any:
+            self.n_calls += 1
+            if self.n_calls == number + 1:
+                raise MemoryError(f"no room for {method}")
+            return real(*given)
+
+        setattr(self, method, failing)

@@ -57,8 +57,9 @@ def load(
         revision, token, local_files_only: for the Hub. trust_remote_code: run the model's own code.
         n_ctx: tokens a path may have, at most the model's own (the default).
         n_batch: tokens a step may run (default 512). n_seq_max: paths that may be resident at once.
-        kv_budget: bytes of KV ("4GiB", 512_000_000); "auto" is 80 % of the free device memory, 4
-        GiB on a CPU.
+        kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while branches
+            grow on a CPU, padding may take as much again for moments. "auto" is 80 % of the device
+            memory that is free after loading, 4 GiB on a CPU.
         engine_options: passed on to the engine.
         progress: called with (phase, done, total, note) while downloading and loading.
 

@@ -75,7 +75,7 @@ def gather_stats(
     assert lock is not None
     with lock:
         per_token = info.kv_bytes_per_token
-        held = tree.room.resident + tree.room.tails
+        held = tree.room.resident + sum(tail.fragment.length for tail in tree.tails)
         capacity = tree.room.capacity
         usage = tree.fragments.usage() if tree.fragments is not None else None
         return Stats(
@@ -101,4 +101,4 @@ def gather_stats(
 def unshared_tokens(tree: TokenTree) -> int:
     """Return how many slots the resident paths would take if every leaf had its own copy."""
     leaves = sum(node.end for node in tree.nodes() if node.fragment is not None and not node.live)
-    return leaves + sum(tail.cursor.depth + tail.length for tail in tree.tails)
+    return leaves + sum(tail.cursor.depth + tail.fragment.length for tail in tree.tails)

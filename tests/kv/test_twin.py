@@ -22,6 +22,7 @@ class Twin:
     def __init__(self, seed: int, capacity: int | None, max_paths: int | None, host: int) -> None:
         self.random = random.Random(seed)
         self.kv = ListFragments()
+        self.kv.growth = random.Random(seed).choice([1, 4])
         self.tree = TokenTree(self.kv, capacity=capacity, max_paths=max_paths, host_capacity=host)
         self.known: dict[Place, tuple[int, ...]] = {}
         self.pins: list[tuple[Cursor, tuple[int, ...]]] = []
@@ -101,13 +102,13 @@ class Twin:
         if not self.tails:
             return
         tail, _, ids, own = self.random.choice(self.tails)
-        self.tree.room.step = 1
+        self.tree.reserve(tail, len(own) + 1)
         if self.tree.make_room():
             token = self.random.randrange(3)
             self.kv.write(tail.fragment, [token], len(ids) + len(own))
-            self.tree.grow_tail(tail, 1)
             own.append(token)
-        self.tree.room.step = 0
+        else:
+            self.tree.tighten(tail, len(own))
 
     def op_end_tail(self) -> None:
         if not self.tails:

@@ -190,9 +190,12 @@ class Usage(NamedTuple):
 
 
 class Fragments(ABC):
-    """The KV memory of an engine. All methods change it, except `export` and `usage`; none moves a
-    position.
+    """The KV memory of an engine. Everything but `export` and `usage` changes it.
+
+    growth: slots that a growing fragment takes at a time; the budget counts them as its own.
     """
+
+    growth: int = 1
 
     @abstractmethod
     def new(self, parent: Fragment | None) -> Fragment:

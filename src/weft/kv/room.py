@@ -10,7 +10,7 @@ class Room:
 
     Slots: every slot of the capacity is in exactly one of these::
 
-        free │ promised to pinned absent nodes and to steps │ evictable │ pinned (tails included)
+        free │ promised to pinned absent nodes │ reserved by tails │ evictable │ pinned
 
     Paths: leaves of what is resident or promised, tails included; sequence engines can tag
     `max_paths`. A node is counted when it is resident or pinned; its `live` is the number of
@@ -24,7 +24,6 @@ class Room:
         "pinned",
         "promised",
         "resident",
-        "step",
         "tails",
     )
 
@@ -35,13 +34,12 @@ class Room:
         self.pinned = 0
         self.promised = 0
         self.tails = 0
-        self.step = 0  # slots promised to tails by the step that is being planned or launched
         self.paths = 0
 
     @property
     def used(self) -> int:
         """Slots that are held or promised."""
-        return self.resident + self.promised + self.tails + self.step
+        return self.resident + self.promised + self.tails
 
     @property
     def free(self) -> int | None:
@@ -50,8 +48,8 @@ class Room:
 
     @property
     def must(self) -> int:
-        """Slots that no eviction can free: pinned, promised, tails and the step's."""
-        return self.pinned + self.promised + self.tails + self.step
+        """Slots that no eviction can free: pinned, promised, and what tails reserved."""
+        return self.pinned + self.promised + self.tails
 
     @property
     def is_over(self) -> bool:

@@ -7,11 +7,11 @@ from .cursor import Cursor
 
 
 class Tail:
-    """Slots that one run writes, after `cursor`. `length` counts those that the tree knows of."""
+    """Slots that one run writes, after `cursor`. `reserved`: how many it may write so far."""
 
-    __slots__ = ("cursor", "fragment", "length")
+    __slots__ = ("cursor", "fragment", "reserved")
 
     def __init__(self, cursor: Cursor, fragment: Fragment) -> None:
         self.cursor = cursor
         self.fragment = fragment
-        self.length = 0
+        self.reserved = 0

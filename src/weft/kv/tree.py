@@ -61,6 +61,11 @@ class TokenTree:
         self.roots: dict[str | None, Node] = {}
         self._spans: dict[Cursor, tuple[Span, ...]] = {}
 
+    @property
+    def growth(self) -> int:
+        """Slots that a tail reserves at a time."""
+        return self.fragments.growth if self.fragments is not None else 1
+
     def root(self, namespace: str | None = None) -> Cursor:
         """Return the place before all tokens of a namespace (one a model adapter). Always valid."""
         node = self.roots.get(namespace)
@@ -249,13 +254,21 @@ class TokenTree:
         chain = list(takewhile(lambda node: node.end > start, self.up(end)))
         if not chain:
             self.fragments.free(fragment)
-        for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):
-            length = min(part.end, end.depth) - max(part.start, start)
-            piece = self.fragments.split(fragment, length) if left else fragment
-            if part.fragment is None:
-                self._attach(part, piece)
-            else:
+        loose = [fragment]  # what would be lost if the engine failed here
+        try:
+            for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):
+                length = min(part.end, end.depth) - max(part.start, start)
+                if left:
+                    loose.append(self.fragments.split(fragment, length))
+                if part.fragment is None:
+                    self._attach(part, loose[-1])
+                    loose.pop()
+                else:
+                    self.fragments.free(loose.pop())
+        except BaseException:
+            for piece in loose:
                 self.fragments.free(piece)
+            raise
 
     def load_host(self, node: Node) -> None:
         """Bring an offloaded node back to the device; it is pinned and its parent is resident."""
@@ -313,10 +326,18 @@ class TokenTree:
         self.tails.add(tail)
         return tail
 
-    def grow_tail(self, tail: Tail, n_tokens: int) -> None:
-        """Count the slots that a step wrote into a tail (negative: took back)."""
-        tail.length += n_tokens
-        self.room.tails += n_tokens
+    def reserve(self, tail: Tail, length: int) -> None:
+        """Let a tail grow to `length` slots, in the engine's measure; may leave the room over."""
+        if length > tail.reserved:
+            self._set_reserved(tail, -(-length // self.growth) * self.growth)
+
+    def tighten(self, tail: Tail, length: int) -> None:
+        """Give back what a tail reserved beyond `length`: the last resort when it is alone."""
+        self._set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
+
+    def _set_reserved(self, tail: Tail, reserved: int) -> None:
+        self.room.tails += reserved - tail.reserved
+        tail.reserved = reserved
 
     def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
         """Put a tail's tokens and KV into the tree; return the place after them. The tail is used
@@ -325,13 +346,17 @@ class TokenTree:
         tokens: those whose slots the tail holds. What is resident already wins over the tail's
         copy.
         """
-        assert self.fragments is not None and len(tokens) == tail.length == tail.fragment.length
+        assert self.fragments is not None and len(tokens) == tail.fragment.length
         cursor = self._close_tail(tail)
         if not tokens:
             self.fragments.free(tail.fragment)
             return cursor
-        end = self.extend(cursor, tokens)
-        self.fragments.settle(tail.fragment)
+        try:
+            end = self.extend(cursor, tokens)
+            self.fragments.settle(tail.fragment)
+        except BaseException:
+            self.fragments.free(tail.fragment)
+            raise
         self.fill(end, cursor.depth, tail.fragment)
         return resolve(end)
 
@@ -369,7 +394,7 @@ class TokenTree:
     def _close_tail(self, tail: Tail) -> Cursor:
         cursor = resolve(tail.cursor)
         self.room.remove_tail(cursor.node)
-        self.grow_tail(tail, -tail.length)
+        self._set_reserved(tail, 0)
         self.tails.discard(tail)
         return cursor
 

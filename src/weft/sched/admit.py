@@ -94,7 +94,8 @@ class Admission:
             self._undo(job)
             job.error = error
             return "never"
-        reserve = len(self.admitted) + 1 if self.admitted else 0
+        # Others grow meanwhile, and a run will want its first slots.
+        reserve = self.tree.growth if self.admitted else 0
         while room.is_over or self._is_short(reserve):
             if not may_evict:
                 self._undo(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import weakref
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 from ..errors import StaleHandle
 from .scheduler import Scheduler
 from .work import Extend, Run, Ticket
+
+_log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
@@ -170,7 +173,10 @@ class Driver:
         with self._stepping:
             if self.scheduler.is_idle:
                 return False
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except BaseException:  # its tickets have failed with it; this thread serves the others
+                _log.exception("a step ended with an error that ends programs; the thread goes on")
         self._wake()
         for loop, outbox in list(self._loops.items()):
             outbox.deliver(loop)

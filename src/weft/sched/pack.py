@@ -28,6 +28,7 @@ class Packer:
     def __init__(self, tree: TokenTree, cache: RowCache) -> None:
         self.tree = tree
         self.cache = cache
+        self.open: dict[Piece, None] = {}  # packed, and neither delivered nor discarded yet
         self.n_computed = 0
         self.n_reread = 0
 
@@ -98,11 +99,15 @@ class Packer:
         assert self.tree.fragments is not None and node.parent is not None
         above = Cursor(node.parent, node.parent.end)
         path = self.tree.path(above)
-        node.launched = True
         fragment = self.tree.fragments.new(node.parent.fragment)
+        node.launched = True
         pin = self.tree.pin(Cursor(node, node.end))
         self.n_computed += len(node.tokens)
-        return Piece(node.start, node.tokens, path, pin, fragment)
+        return self._opened(Piece(node.start, node.tokens, path, pin, fragment))
+
+    def _opened(self, piece: Piece) -> Piece:
+        self.open[piece] = None
+        return piece
 
     def _reads(
         self, task: Task, known: int, budget: int, reads: dict[tuple[Cursor, int], Piece]
@@ -127,7 +132,8 @@ class Packer:
         above = resolve(Cursor(cursor.node, first))
         tokens = self.tree.ids(cursor, first)
         self.n_reread += len(tokens)
-        return Piece(first, tokens, self.tree.path(above), self.tree.pin(cursor), None)
+        path = self.tree.path(above)
+        return self._opened(Piece(first, tokens, path, self.tree.pin(cursor), None))
 
     def _whole(self, task: Task, reads: dict[tuple[Cursor, int], Piece]) -> int:
         """Hidden engines: one row of the whole path up to the last open need."""
@@ -141,7 +147,8 @@ class Packer:
         cost = 0
         if piece is None:
             tokens = self.tree.ids(cursor)
-            piece = reads[cursor, 0] = Piece(0, tokens, (), self.tree.pin(cursor), None)
+            piece = self._opened(Piece(0, tokens, (), self.tree.pin(cursor), None))
+            reads[cursor, 0] = piece
             self.n_computed += last
             cost = last
         self._take(task, piece)

@@ -62,15 +62,16 @@ class Runs:
             and run.depth + 1 < self.n_ctx
         )
 
-    def open_tails(self, runs: Sequence[RunTask]) -> None:
-        """Give every run that has none a tail."""
-        if self.tree.fragments is None:
-            return
+    def reserve(self, runs: Sequence[RunTask]) -> None:
+        """Give every run a tail with room for one slot more."""
         for run in runs:
-            if run.tail is None:
+            tail = run.tail
+            if tail is None:
                 assert run.cursor is not None
-                run.tail = self.tree.new_tail(run.cursor)
+                tail = run.tail = self.tree.new_tail(run.cursor)
                 run.row = None
+            if tail.fragment.length >= tail.reserved:
+                self.tree.reserve(tail, tail.fragment.length + 1)
 
     def group(self, runs: list[RunTask]) -> Group:
         """Return the runs' rows and draws as one group of a step."""
@@ -119,7 +120,6 @@ class Runs:
         if group.draws is None:
             return
         result = group.draws.result()
-        written = 0
         drawn = zip(
             group.runs,
             result.ids.tolist(),
@@ -128,9 +128,6 @@ class Runs:
             strict=True,
         )
         for run, token, logprob, entropy in drawn:
-            if run.tail is not None:
-                run.tail.length += 1
-                written += 1
             run.outstanding -= 1
             if run.late is not None and run.late.draws is group.draws:
                 run.late = None
@@ -138,7 +135,6 @@ class Runs:
                 self.end(run)
             else:
                 self.accept(run, token, logprob, entropy)
-        self.tree.room.tails += written
 
     def accept(self, run: RunTask, token: int, logprob: float, entropy: float) -> None:
         """Note a drawn token and end the run's members that are done with it."""
@@ -244,15 +240,15 @@ class Runs:
         again.
         """
         self._remove(run)
-        tail, run.tail, run.row = run.tail, None, None
+        tail, run.row = run.tail, None
         cursor = run.cursor
         assert cursor is not None
         if tail is not None:
             assert self.tree.fragments is not None
-            wanted = min(tail.length, len(run.tokens) - run.settled)
+            wanted = min(tail.fragment.length, len(run.tokens) - run.settled)
             if tail.fragment.length > wanted:
                 self.tree.fragments.trim(tail.fragment, wanted)
-            self.tree.grow_tail(tail, wanted - tail.length)
+            run.tail = None  # `end_tail` uses it up, also when it fails
             cursor = self.tree.end_tail(tail, run.tokens[run.settled : run.settled + wanted])
             run.settled += wanted
         run.anchor, run.anchor_ids = self.tree.held(cursor), ()

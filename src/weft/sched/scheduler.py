@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from .step import Group, Launched, Piece
 from .task import ExtendTask, Job, RunTask, Task
 from .waiting import Waiting
 from .work import Counters, Extend, Run, Ticket
+
+
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -77,7 +81,17 @@ class Scheduler:
         """Run one step: take in, admit, plan, forward, deliver.
 
         An overlapping engine's step is delivered by the next call, after that has launched its own.
+        A failed model call fails its own tickets. An error anywhere else, say of an engine that has
+        no memory left for a fragment, fails all that is open; later calls work.
         """
+        try:
+            self._step()
+        except BaseException as error:
+            self._recover(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _step(self) -> None:
         began = time.perf_counter()
         with self.lock:
             moved = self.take_in() + self._admit()
@@ -108,6 +122,23 @@ class Scheduler:
         with self.lock:
             for job in [*self.admission.queue, *self.admission.admitted]:
                 self._fail(job, error)
+
+    def _recover(self, error: BaseException) -> None:
+        """Fail all that is open and undo what steps promised, as far as the engine lets us."""
+        _log.exception("a step failed outside the model call", exc_info=error)
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            self._settle_quietly(flight)
+        with self.lock:
+            for job in [*self.admission.queue, *self.admission.admitted]:
+                try:
+                    self._fail(job, as_forward_error(error))
+                except Exception:
+                    _log.exception("and its work could not be undone")
+                    for ticket in job.tickets():
+                        ticket.resolve(error=as_forward_error(error))
+                    self._ended(job)
+            self.waiting.discard_all()
 
     def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
@@ -166,46 +197,44 @@ class Scheduler:
             self.waiting.promote()  # what the cache just answered
             return None
         groups = self._groups(runs, pieces)
-        n_slots = len(runs) if self.tree.fragments is not None else 0
         for run in runs:
             run.outstanding += 1
         computed, reread = self.waiting.packer.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread
-        return Launched(groups, n_slots)
+        return Launched(groups)
 
     def _fit(self, runs: list[RunTask]) -> list[RunTask] | None:
-        """Make room for one more slot a run: evict, then park the youngest. None: land the flight
-        first.
-        """
+        """Make room for a slot more a run: evict, then park the youngest. None: drain first."""
         if self.tree.fragments is None:
             return runs
         room = self.tree.room
         while True:
-            self.runs.open_tails(runs)
-            room.step = self._step_slots(runs)
+            self.runs.reserve(runs)
             if not room.is_over:
                 return runs
             if self.flight is not None:
                 return None
             if (room.capacity is None or room.must <= room.capacity) and self.tree.make_room():
                 return runs
-            job = self._sacrifice()
+            job = self._sacrifice(runs)
             runs = [run for run in runs if run.job is not job]
 
-    def _sacrifice(self) -> Job:
-        """Park the youngest admitted job; the last one left can go no further and fails."""
+    def _sacrifice(self, runs: list[RunTask]) -> Job | None:
+        """Park the youngest admitted job. The last one makes do with the slot it needs, or fails."""
         jobs = self.admission.admitted
         job = max(jobs, key=lambda job: job.age)
-        if len(jobs) == 1:
-            self._fail(job, kv_full(job, self.tree))
-        else:
+        if len(jobs) > 1:
             self.admission.park(job)
+            return job
+        room = self.tree.room
+        for run in runs:
+            assert run.tail is not None
+            self.tree.tighten(run.tail, run.tail.fragment.length + 1)
+        if room.capacity is not None and room.must <= room.capacity:
+            return None
+        self._fail(job, kv_full(job, self.tree))
         return job
-
-    def _step_slots(self, runs: Sequence[RunTask] | None) -> int:
-        in_flight = self.flight.n_slots if self.flight is not None else 0
-        return in_flight + (len(runs) if runs else 0)
 
     def _groups(self, runs: list[RunTask], pieces: list[Piece]) -> list[Group]:
         """Sort rows by adapter, one model call each, runs first."""
@@ -253,7 +282,6 @@ class Scheduler:
                 self._crash(launched)
             else:
                 self._deliver(launched)
-            self.tree.room.step = self._step_slots(None)
             self._join_chains()
         if isinstance(launched.error, (KeyboardInterrupt, SystemExit)):
             raise launched.error

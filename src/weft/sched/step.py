@@ -86,9 +86,8 @@ class Group:
 class Launched:
     """A step on its way. `error` is what made its launch fail."""
 
-    __slots__ = ("error", "groups", "n_slots")
+    __slots__ = ("error", "groups")
 
-    def __init__(self, groups: list[Group], n_slots: int) -> None:
+    def __init__(self, groups: list[Group]) -> None:
         self.groups = groups
-        self.n_slots = n_slots
         self.error: BaseException | None = None

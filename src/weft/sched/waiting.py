@@ -110,11 +110,19 @@ class Waiting:
     def _attach(self, piece: Piece) -> Cursor:
         """Give a piece's slots to the nodes that have its tokens now; return its end."""
         end = self._land(piece)
-        if piece.fragment is not None:
-            self.tree.fill(end, piece.start, piece.fragment)
+        fragment = piece.fragment
+        if fragment is not None:
+            assert self.tree.fragments is not None
+            self.tree.fragments.settle(fragment)
+            piece.fragment = None  # `fill` uses it up, also when it fails
+            self.tree.fill(end, piece.start, fragment)
             self.runs.to_join.append(self.tree.held(end))
-        self.tree.unpin(piece.pin)
+        self._close(piece)
         return resolve(end)
+
+    def _close(self, piece: Piece) -> None:
+        del self.packer.open[piece]
+        self.tree.unpin(piece.pin)
 
     def discard(self, piece: Piece) -> None:
         """Undo a piece whose step failed."""
@@ -122,7 +130,13 @@ class Waiting:
         if piece.fragment is not None:
             assert self.tree.fragments is not None
             self.tree.fragments.free(piece.fragment)
-        self.tree.unpin(piece.pin)
+            piece.fragment = None
+        self._close(piece)
+
+    def discard_all(self) -> None:
+        """Undo every piece that is packed or in flight, after an error that nobody foresaw."""
+        for piece in list(self.packer.open):
+            self.discard(piece)
 
     def _land(self, piece: Piece) -> Cursor:
         """A piece is no longer in flight; return the place at its end."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import ModelMismatch
 from ..base import Fragment, Fragments, Usage
-from .bank import TailBank
+from .bank import GROWTH, TailBank
 from .config import LlamaConfig
 from .rope import halve, interleave
 
@@ -61,6 +61,8 @@ class NumpyFragment(Fragment):
 
 class NumpyFragments(Fragments):
     """`version` changes whenever a view taken before may have become stale."""
+
+    growth = GROWTH
 
     def __init__(self, config: LlamaConfig) -> None:
         self._shape = (config.n_layers, 2, config.n_kv_heads, 0, config.head_dim)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, ModelMismatch
 from ..base import Fragment, Fragments, Usage
-from .bank import Bank, width_for
+from .bank import GROW_BY, Bank, width_for
 from .layout import Layout, Slots
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class KV(Fragment):
 
 class Store(Fragments):
     """Fragments on one device. Splits share a block; growth, joins and settling copy."""
+
+    growth = GROW_BY
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
