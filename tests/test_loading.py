@@ -178,3 +178,34 @@ def test_unknown_names_of_the_package_are_an_attribute_error() -> None:
     assert "load" in dir(weft)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         weft.lode  # noqa: B018
+
+
+@pytest.mark.torch
+def test_asking_a_loaded_model_for_something_else_is_refused() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    with weft.load(model, tokenizer, n_ctx=100) as lm:
+        assert weft.load(model, tokenizer, n_ctx=100) is lm
+        assert weft.load(model, tokenizer) is lm
+        for given in ({"n_ctx": 50}, {"kv_budget": "1GiB"}, {"n_batch": 4}):
+            with pytest.raises(ConfigError, match="has an LM already"):
+                weft.load(model, tokenizer, **given)
+
+
+@pytest.mark.parametrize("model", [None, 5, [1], b"x"])
+def test_what_is_no_model_is_named(model: object) -> None:
+    with pytest.raises(ConfigError, match="allowed are a name, a folder"):
+        weft.load(model)
+
+
+def test_unshared_bytes_count_every_branch() -> None:
+    with weft.load("tiny") as lm:
+        loom = weft.Loom(lm, weft.samples.game24)
+        made = loom.grow(n=8, temperature=0, max_tokens=9)
+        stats = lm.stats()
+        held = len(loom.tokens) + 8  # the last token is drawn, not run
+        assert stats.kv_tokens == held
+        assert stats.kv_bytes_unshared == 8 * held * lm.info.kv_bytes_per_token
+        assert len(made) == 8

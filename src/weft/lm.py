@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +23,7 @@ N_BATCH = 512
 
 # The one registry: models that were handed over already loaded → their LM, while somebody has it.
 _adopted: WeakValueDictionary[int, LM] = WeakValueDictionary()
+_adopting = threading.Lock()
 
 
 class LM:
@@ -68,6 +70,7 @@ class LM:
             row_cache_bytes=ROW_CACHE_BYTES,
         )
         self.driver = Driver(self.scheduler)
+        self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
@@ -280,8 +283,7 @@ class LM:
     def close(self) -> None:
         """End what runs, free the KV and the model; idempotent. Its handles are stale then."""
         if not self.closed:
-            self.driver.close()
-            self.engine.close()
+            self.driver.close(self.engine.close)
 
     def __enter__(self) -> LM:
         return self
@@ -294,15 +296,17 @@ class LM:
         return f"<LM {self.info.model} ({state}), context {self.n_ctx}, {self.info.dtype}>"
 
 
-def adopted(model: Any, make: Callable[[], LM]) -> LM:
-    """Return the LM that stands over a loaded model object, making it the first time.
+def adopted(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
+    """Return the LM that stands over a loaded model object, and whether it was made just now.
 
     The LM keeps the object alive, so its id is its name for as long as the entry is there.
     """
-    lm = _adopted.get(id(model))
-    if lm is None or lm.closed:
+    with _adopting:
+        lm = _adopted.get(id(model))
+        if lm is not None and not lm.closed:
+            return lm, False
         lm = _adopted[id(model)] = make()
-    return lm
+        return lm, True
 
 
 def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:

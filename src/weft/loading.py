@@ -57,9 +57,9 @@ def load(
         revision, token, local_files_only: for the Hub. trust_remote_code: run the model's own code.
         n_ctx: tokens a path may have, at most the model's own (the default).
         n_batch: tokens a step may run (default 512). n_seq_max: paths that may be resident at once.
-        kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while branches
-            grow on a CPU, padding may take as much again for moments. "auto" is 80 % of the device
-            memory that is free after loading, 4 GiB on a CPU.
+        kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
+            branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
+            the device memory that is free after loading, 4 GiB on a CPU.
         engine_options: passed on to the engine.
         progress: called with (phase, done, total, note) while downloading and loading.
 
@@ -72,8 +72,16 @@ def load(
     limits = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max}
     options = dict(engine_options or {})
     if not isinstance(model, str | os.PathLike):
-        refuse_for_loaded(engine=engine, device=device, dtype=dtype, revision=revision)
-        return adopted(model, lambda: _adopt(model, tokenizer, budget, limits, options))
+        refuse_for_loaded(
+            engine=engine,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            local_files_only=local_files_only,
+        )
+        return _load_object(model, tokenizer, budget, limits, options)
     folder = resolve(
         model,
         revision=revision,
@@ -94,6 +102,31 @@ def load(
     loaded.info = replace(loaded.info, model=display_name(model))
     defaults = SamplingParams.from_generation_config(_generation_config(folder))
     return _assemble(loaded, text, None, budget, limits, defaults)
+
+
+def _load_object(
+    model: Any,
+    tokenizer: Any,
+    budget: int | None,
+    limits: Mapping[str, Any],
+    options: dict[str, Any],
+) -> LM:
+    if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
+        raise ConfigError(
+            f"model is {model!r}; allowed are a name, a folder, or an already loaded model"
+        )
+    lm, is_new = adopted(model, lambda: _adopt(model, tokenizer, budget, limits, options))
+    asked = {**limits, "kv_budget": budget, "engine_options": options or None}
+    if not is_new:
+        for name, value in asked.items():
+            if value is not None and value != lm.made_with.get(name):
+                raise ConfigError(
+                    f"this model has an LM already, loaded with {name}={lm.made_with.get(name)!r};"
+                    " close that one first, or leave the argument out"
+                )
+    else:
+        lm.made_with = asked
+    return lm
 
 
 def _adopt(
@@ -185,7 +218,13 @@ def display_name(model: str | os.PathLike[str]) -> str:
 
 def refuse_for_loaded(**given: Any) -> None:
     """Refuse arguments that have no meaning for an object that is loaded already."""
-    neutral = {"engine": ("auto", "torch"), "revision": (None,)}
+    neutral = {
+        "engine": ("auto", "torch"),
+        "revision": (None,),
+        "token": (None,),
+        "trust_remote_code": (False,),
+        "local_files_only": (False,),
+    }
     for name, value in given.items():
         if value not in neutral.get(name, ("auto",)):
             raise ConfigError(

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from .engines.base import EngineInfo
+from .kv.node import Node
 from .kv.tree import TokenTree
 from .sched.work import Counters
 
@@ -74,6 +75,7 @@ def gather_stats(
     """Read the figures of a tree and its scheduler. Cost: O(nodes of the tree)."""
     assert lock is not None
     with lock:
+        tree.drain_released()
         per_token = info.kv_bytes_per_token
         held = tree.room.resident + sum(tail.fragment.length for tail in tree.tails)
         capacity = tree.room.capacity
@@ -99,6 +101,16 @@ def gather_stats(
 
 
 def unshared_tokens(tree: TokenTree) -> int:
-    """Return how many slots the resident paths would take if every leaf had its own copy."""
-    leaves = sum(node.end for node in tree.nodes() if node.fragment is not None and not node.live)
+    """Return how many slots the resident paths would take if every branch had its own copy.
+
+    A resident leaf is as many branches as places are held at its end or on unknown tokens after it.
+    """
+    branches: dict[Node, int] = {}
+    for node in tree.nodes():
+        resident = node
+        while not resident.resident and resident.parent is not None:
+            resident = resident.parent
+        if resident.fragment is not None and not resident.live:
+            branches[resident] = branches.get(resident, 0) + node.holds
+    leaves = sum(node.end * max(n, 1) for node, n in branches.items())
     return leaves + sum(tail.cursor.depth + tail.fragment.length for tail in tree.tails)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from contract.conftest import Make
 from contract.helpers import ask, logits_at, prompt_ids, run_all, run_item
 from fakes import BrokenFragments, Wrapped
-
 from weft.engines.base import Engine, Row
 from weft.errors import ForwardError
 from weft.lm import LM

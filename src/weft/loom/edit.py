@@ -81,7 +81,7 @@ def detach(node: Node) -> None:
     if node.parent is not None:
         siblings = node.parent.children
         del siblings[next(i for i, each in enumerate(siblings) if each is node)]
-    node.parent = None
+    node._parent = None
     forget_places(node)
 
 
@@ -97,7 +97,7 @@ def adopt(parent: Node, child: Heddle) -> None:
         detach(child)
     for node in walk.preorder(child):
         node._home, node._place = parent._home, None
-    child.parent = cast("Heddle", parent)
+    child._parent = cast("Heddle", parent)
     parent.children.append(child)
 
 
@@ -117,7 +117,7 @@ def split(node: Node, at: int) -> Heddle:
     lower._place = node._place
     lower._children, moved = node.children, node.children
     for child in moved:
-        child.parent = lower
+        child._parent = lower
     node._children = [lower]
     _cut(node, cut)
     forget_end(node)

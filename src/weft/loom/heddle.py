@@ -101,8 +101,10 @@ class Heddle(Node):
             nodes = [self if at is None else at]
             if not force:
                 refuse_terminal(nodes[0])
-        else:
+        elif isinstance(at, Iterable):
             nodes = list(at)
+        else:
+            nodes = [at]
         if not all(isinstance(node, Heddle) for node in nodes):
             raise ConfigError("at takes heddles; allowed is one, or any iterable of them")
         return plan(nodes, params, force=force, streamed=streamed) if nodes else None

@@ -27,7 +27,6 @@ class Node:
     found) is made when needed and dropped when anything before it changes.
     """
 
-    parent: Heddle | None
     logprobs: list[float]
     entropies: list[float]
     params: SamplingParams | None
@@ -61,7 +60,7 @@ class Node:
         self._deferred: Batch | None = None
         self._children: list[Heddle] = []
         self.id = secrets.token_hex(6)
-        self.parent = parent
+        self._parent = parent
         self.logprobs = []
         self.entropies = []
         self.params = None
@@ -75,6 +74,11 @@ class Node:
             self.add_child(child)
 
     # What it holds
+
+    @property
+    def parent(self) -> Heddle | None:
+        """The node above, None for a root; `add_child` and `remove` change it."""
+        return self._parent
 
     @property
     def lm(self) -> LM | None:

@@ -79,11 +79,10 @@ def _from_messages(
         if messages[0].get("role") == "system":
             raise ConfigError("there is a system message already; leave system out, or the message")
         messages = [{"role": "system", "content": system}, *messages]
-    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    ids = tokenizer.encode_chat(messages)  # with its BOS, if the template writes one
     asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
-    # The rendered text has its BOS, if there is to be one.
-    return Prompt(tokenizer.encode(rendered, special=True, add_bos=False), user_prompt, True)
+    return Prompt(ids, user_prompt, True)
 
 
 def _all_known(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:

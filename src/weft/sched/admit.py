@@ -153,10 +153,12 @@ def kv_full(job: Job, tree: TokenTree) -> KVFull:
     """Say that a job's paths do not fit even alone."""
     capacity = tree.room.capacity or 0
     needed = max((path_length(task) for task in job.tasks), default=0)
+    limit = f"the KV budget of {capacity} slots ({tree.room.resident} hold KV now)"
+    if tree.room.max_paths is not None and needed <= capacity:
+        limit = f"{tree.room.max_paths} resident paths"
     what = "this path" if len(job.tasks) == 1 else f"these {len(job.tasks)} paths together"
     return KVFull(
-        f"{what} of {needed} tokens cannot fit in the KV budget of {capacity} slots"
-        f" ({tree.room.resident} in use by other paths now)",
+        f"{what} of {needed} tokens cannot fit in {limit}",
         needed=needed,
         capacity=capacity,
         hint="load the model with a larger kv_budget, or use a shorter path",

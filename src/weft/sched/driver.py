@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ class Driver:
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
         self._news = threading.Condition()  # work came, a step ended, or the driver closed
-        self._n_steps = 0
+        self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]
         self._loops = weakref.WeakKeyDictionary()
 
@@ -114,15 +115,42 @@ class Driver:
             self._wait(is_done)
 
     def exclusive(self, work: Callable[[], Value]) -> Value:
-        """Call `work` between steps, with the lock held and nothing in flight; return what it
-        returns.
+        """Call `work` between steps, with the lock held and nothing in flight; return its value.
+
+        An engine that wants its own thread is touched by the driver thread alone.
         """
         if self.scheduler.engine.info.owner_thread:
-            raise RuntimeError("this engine's KV can be touched by its own thread only")
+            return self._on_thread(lambda: self._between_steps(work))
+        return self._between_steps(work)
+
+    def _between_steps(self, work: Callable[[], Value]) -> Value:
         with self._stepping:
             self.scheduler.land_flight()
             with self.scheduler.lock:
                 return work()
+
+    def _on_thread(self, work: Callable[[], Value]) -> Value:
+        """Let the driver thread call `work`; wait for it and return its value."""
+        if threading.current_thread() is self._thread:
+            return work()
+        if self.closed:
+            raise StaleHandle("this LM is closed; load it again")
+        self.start()
+        errand: Future[Value] = Future()
+        self._errands.append((errand, work))
+        self._wake()
+        return errand.result()
+
+    def _run_errands(self) -> bool:
+        """Do what other threads asked this one for; return whether there was something."""
+        any_run = bool(self._errands)
+        while self._errands:
+            errand, work = self._errands.popleft()
+            try:
+                errand.set_result(work())
+            except BaseException as error:
+                errand.set_exception(error)
+        return any_run
 
     def _claim(self) -> bool:
         """Whether the calling thread may step inline; starts the driver thread when it may not."""
@@ -164,15 +192,23 @@ class Driver:
                 )
                 self._thread.start()
 
+    def _shut(self, last: Callable[[], None] | None) -> None:
+        with self._stepping:
+            self.closed = True
+            self.scheduler.close()
+            if last is not None:
+                last()
+
     def _wake(self) -> None:
         with self._news:
             self._news.notify_all()
 
     def turn(self) -> bool:
-        """One turn of the thread: a step if there is work. Returns whether there was."""
+        """Run errands, and a step if there is work. Returns whether there was any."""
+        ran_errands = self._run_errands()
         with self._stepping:
             if self.scheduler.is_idle:
-                return False
+                return ran_errands
             try:
                 self.scheduler.step()
             except BaseException:  # its tickets have failed with it; this thread serves the others
@@ -182,18 +218,21 @@ class Driver:
             outbox.deliver(loop)
         return True
 
-    def close(self) -> None:
-        """Stop stepping and fail what is left; idempotent."""
+    def close(self, last: Callable[[], None] | None = None) -> None:
+        """Stop stepping and fail what is left, then call `last`; idempotent."""
         if self.closed:
             return
+        owned = self.scheduler.engine.info.owner_thread
+        if owned:
+            self._on_thread(lambda: self._shut(last))
         with self._news:
             self.closed = True
             self._news.notify_all()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        with self._stepping:
-            self.scheduler.close()
+        if not owned:
+            self._shut(last)
         for loop, outbox in list(self._loops.items()):
             outbox.deliver(loop)
         self._wake()
@@ -316,7 +355,7 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
             with news:
                 if driver.closed:
                     return
-                if driver.scheduler.is_idle:
+                if driver.scheduler.is_idle and not driver._errands:
                     del driver
                     news.wait(IDLE_S)
                     continue

@@ -215,15 +215,10 @@ class Runs:
             end = self.tree.held(self.tree.extend(self.tree.place(run.anchor), left))
             self.to_join.append(run.anchor)
         for member in run.members:
-            place = (
-                end if len(member.state.tokens) == len(run.tokens) else self._shorter(member, end)
-            )
+            base = member.item.place.depth + len(member.item.tokens)
+            place = end.at(base + len(member.state.tokens))  # each its own hold
             member.ticket.resolve(result_of(member, place))
         self.ended(run.job)
-
-    def _shorter(self, member: Member, end: Place) -> Place:
-        base = member.item.place.depth + len(member.item.tokens)
-        return end.at(base + len(member.state.tokens))
 
     def fail(self, run: RunTask, error: BaseException) -> None:
         """Drop a run's tail and give its members the error."""

@@ -18,7 +18,6 @@ from .task import ExtendTask, Job, RunTask, Task
 from .waiting import Waiting
 from .work import Counters, Extend, Run, Ticket
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -221,7 +220,7 @@ class Scheduler:
             runs = [run for run in runs if run.job is not job]
 
     def _sacrifice(self, runs: list[RunTask]) -> Job | None:
-        """Park the youngest admitted job. The last one makes do with the slot it needs, or fails."""
+        """Park the youngest admitted job. The last one makes do with a slot more, or fails."""
         jobs = self.admission.admitted
         job = max(jobs, key=lambda job: job.age)
         if len(jobs) > 1:

@@ -83,6 +83,8 @@ def _record(node: Heddle, parent: int | None) -> dict[str, Any]:
 
 def _dump(record: dict[str, Any], node: Heddle) -> str:
     try:
+        if json.loads(json.dumps(node.meta)) != node.meta:
+            raise TypeError("a tuple or a key that is no text would come back as something else")
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(

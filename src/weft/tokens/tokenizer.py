@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, Unsupported
 from .chat import render_chat
 from .folder import default_template, read_folder
+from .specials import mark_specials
 from .text import TextStream
 from .vocab import byte_vocab, first_space_is_dummy
 
@@ -182,6 +183,27 @@ class Tokenizer:
         return render_chat(
             self.chat_template, messages, add_generation_prompt=add_generation_prompt, **names
         )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Return the token ids of chat messages by the template.
+
+        The template's special tokens are special; the same strings inside a message are its text.
+        """
+        names = [self.token_text(token) for token in self.special_ids]
+        marked, restore = mark_specials(messages, names)
+        rendered = self.apply_chat_template(
+            marked, add_generation_prompt=add_generation_prompt, **options
+        )
+        ids: list[int] = []
+        for piece, is_content in restore(rendered):
+            ids += self.continuation(piece) if is_content else self._encode(piece, special=True)
+        return ids
 
     @cached_property
     def _first_space_is_dummy(self) -> bool:

@@ -144,7 +144,7 @@ def _line(
 
 
 def _headline(at: Heddle) -> str:
-    if isinstance(at, Loom):
+    if isinstance(at, Loom) and type(at).display_text is Loom.display_text:
         return at.user_prompt or at.text
     return at.display_text()
 

@@ -14,7 +14,7 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-ELSEWHERE = 'engine="torch" serves it'
+ELSEWHERE = 'try engine="torch"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
             return str(name)
     raise Unsupported(
         f"the NumPy engine has no {', '.join(map(str, names))}; "
-        f"it serves {', '.join(ARCHITECTURES)}, and {ELSEWHERE}",
+        f"it serves {', '.join(ARCHITECTURES)}; {ELSEWHERE}",
         hint=ELSEWHERE,
     )
 

@@ -50,7 +50,7 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
     if scale is None:
         raise Unsupported(
             f"the NumPy engine has no rope type {kind!r}; "
-            f"it serves {', '.join(_SCALINGS)}, and {ELSEWHERE}",
+            f"it serves {', '.join(_SCALINGS)}; {ELSEWHERE}",
             hint=ELSEWHERE,
         )
     # NOTE: rounded where the models' own code rounds: a last bit is felt at position 1000.
