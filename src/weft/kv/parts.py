@@ -93,4 +93,5 @@ def is_forgettable(node: Node) -> bool:
         or node.pins
         or node.live
         or node.launched
+        or node.rows
     )

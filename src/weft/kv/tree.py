@@ -137,7 +137,7 @@ class TokenTree:
             node.holds -= 1
             if not node.holds:
                 self._offer(node)
-                self._forget(node)
+                self.forget(node)
 
     def path(self, cursor: Cursor) -> tuple[Span, ...]:
         """Return the fragments of a resident path, root → tip. Valid while `epoch` stays and it is
@@ -196,7 +196,7 @@ class TokenTree:
                 return
             above = node.parent
             self._offer(node)
-            self._forget(node)
+            self.forget(node)
             node = above
 
     def make_room(self) -> bool:
@@ -216,13 +216,13 @@ class TokenTree:
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
         if offload:
             for gone in self.host.take(node, self.fragments):
-                self._forget(gone)
+                self.forget(gone)
         self.fragments.free(node.fragment)
         node.fragment = None
         self.room.detach(node)
         self._spans.clear()
         above = node.parent
-        self._forget(node)
+        self.forget(node)
         if above is not None:
             self._offer(above)
 
@@ -234,7 +234,7 @@ class TokenTree:
             self.host.free(node)
             if is_evictable(node):
                 self.drop(node)
-            self._forget(node)
+            self.forget(node)
         self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
 
     def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
@@ -404,7 +404,7 @@ class TokenTree:
             if len(self.queue) > 4 * self.n_nodes + 64:
                 self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
 
-    def _forget(self, node: Node) -> None:
+    def forget(self, node: Node) -> None:
         """Remove a leaf whose tokens nothing needs, then its parents alike."""
         while (above := node.parent) is not None and is_forgettable(node):
             if above.children.get(node.tokens[0]) is not node:

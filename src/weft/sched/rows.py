@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from ..kv.cursor import Cursor, resolve
@@ -23,11 +24,13 @@ class CachedRow:
 class RowCache:
     """Logits rows by place, least recently used out first, at most `budget_bytes` of them.
 
-    The rows hang on the tree's nodes (`Node.rows`), so a forgotten node takes its rows along.
+    The rows hang on the tree's nodes (`Node.rows`), and keep their tokens known.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, forget: Callable[[Node], None]) -> None:
+        """forget: told of nodes that lost their last row."""
         self.budget_bytes = budget_bytes
+        self._forget = forget
         self.used_bytes = 0
         self._order: OrderedDict[CachedRow, None] = OrderedDict()
 
@@ -56,8 +59,12 @@ class RowCache:
         while self.used_bytes > self.budget_bytes:
             oldest = next(iter(self._order))
             self._remove(oldest)
-            if oldest.node.rows and oldest.node.rows.get(oldest.depth) is oldest:
-                del oldest.node.rows[oldest.depth]
+            rows = oldest.node.rows
+            if rows and rows.get(oldest.depth) is oldest:
+                del rows[oldest.depth]
+                if not rows:
+                    oldest.node.rows = None
+                    self._forget(oldest.node)
 
     def clear(self) -> None:
         """Forget all rows."""

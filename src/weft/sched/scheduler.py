@@ -38,7 +38,7 @@ class Scheduler:
         self.n_batch = n_batch
         self.lock = tree.holds.lock
         self.counters = Counters()
-        self.cache = RowCache(row_cache_bytes)
+        self.cache = RowCache(row_cache_bytes, tree.forget)
         self.runs = Runs(tree, n_ctx, self.counters, self._ended)
         self.admission = Admission(tree, self.counters, self._suspend)
         self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
@@ -323,7 +323,7 @@ class Scheduler:
     def _fail(self, job: Job, error: BaseException) -> None:
         if job.done:
             return
-        for task in job.tasks:
+        for task in list(job.tasks):
             if isinstance(task, RunTask):
                 self.runs.fail(task, error)
             elif isinstance(task, ExtendTask):
@@ -341,6 +341,10 @@ class Scheduler:
         if job in self.admission.queue:
             self.admission.queue.remove(job)
         self.waiting.remove(job)
+        # No cycles: what the job held is let go now, not when the collector comes by.
+        for task in job.tasks:
+            task.needs = []
+        job.tasks = []
 
     def _suspend(self, task: Task) -> None:
         """Parked: out of the live and the waiting, a run's tail into the tree."""
