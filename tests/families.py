@@ -76,7 +76,9 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTr
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = CONFIG_MAPPING[kind](**(common | changes | ends))
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.random.fork_rng():  # some parameters keep what the model's own code drew
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
