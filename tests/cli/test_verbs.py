@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import weft as weft_package
 from weft import samples
 
@@ -97,6 +99,18 @@ def test_solve_json_has_the_path_with_scores(weft) -> None:
     assert all(isinstance(step["score"], float) for step in made["path"])
     assert made["cost"]["tokens"] > 0
     assert made["answer"] in made["text"]
+
+
+@pytest.mark.parametrize("strategy", ["tot", "best-of-n"])
+def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -> None:
+    chosen = ("--strategy", strategy, "--seed", "1", "--json")
+    made = json.loads(weft("solve", samples.game24, *chosen).stdout)
+    search = {"tot": weft_package.search.tot, "best-of-n": weft_package.search.best_of_n}
+    with weft_package.load("tiny") as lm:
+        expected = search[strategy](lm, samples.game24, seed=1)
+    assert made["text"] == expected.text
+    assert made["cost"]["tokens"] == expected.cost.tokens
+    assert made["cost"]["candidates"] == expected.cost.candidates
 
 
 def test_solve_best_of_n_counts_votes(weft) -> None:

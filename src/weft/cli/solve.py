@@ -60,7 +60,11 @@ def solve(
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option("-n", help="Proposals of each kind a node, or answers.", show_default="8"),
+        typer.Option(
+            "-n",
+            help="Proposals of each kind a node (tot), or answers (best-of-n).",
+            show_default="what suits the prompt, or 16",
+        ),
     ] = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
@@ -129,12 +133,14 @@ def search(
 
     if strategy is Strategy.GREEDY:
         return greedy(lm, loom, **chosen)
-    n = chosen.pop("n", 8)
     if strategy is Strategy.BEST_OF_N:
-        return best_of_n(lm, loom, n=n, **chosen)
-    if n < 1:
-        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
-    return tot(lm, loom, n_continue=n, n_suggest=n, progress=progress, **chosen)
+        return best_of_n(lm, loom, **chosen)
+    # NOTE: not given is not a number: a task knows how many proposals each level needs.
+    if (n := chosen.pop("n", None)) is not None:
+        if n < 1:
+            raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+        chosen |= {"n_continue": n, "n_suggest": n}
+    return tot(lm, loom, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
