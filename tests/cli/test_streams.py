@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import sys
 import time
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from weft import samples
@@ -97,6 +99,15 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
     assert "prefilled" in tree
     assert ("\x1b[2m" in output) is True
     assert ("\x1b[36m" in output) is not no_color
+
+
+@posix
+@pytest.mark.parametrize("verb", [(), ("demo",), ("solve", samples.game24, "--seed", "1")])
+def test_eighty_columns_are_enough(in_terminal, verb: tuple[str, ...]) -> None:
+    """Commands to copy aside: they are written as one line, however long."""
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", in_terminal(*verb))
+    told = output.replace("\r", "\n").partition("next: ")[0]
+    assert max(map(cell_len, told.split("\n"))) <= 80
 
 
 def test_lanes_share_the_height_and_count_the_rest() -> None:

@@ -234,7 +234,7 @@ def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
         vote_lines(out, result)
         out.line()
     out.line((answer_of(result), "bold"), verdict(result))
-    out.line(f"{NAMES[strategy]} · {result.cost}")
+    out.facts(f"{NAMES[strategy]} · {result.cost}", "")
     out.facts(str(lm.stats()))
     if result.solved is False:
         next_line(
