@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -72,6 +74,23 @@ def test_a_reader_that_leaves_early_gets_no_complaint(started) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(60) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("verb", [(), ("--help",), ("run", samples.greeting, "--max-tokens", "2")])
+def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "weft", *verb],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "weft: No space left on device\n"
 
 
 @posix
