@@ -205,6 +205,14 @@ def test_what_is_said_to_do_next_exists(weft) -> None:
     assert {"run", "solve"} <= verbs
 
 
+@pytest.mark.parametrize("prompt", ["two\nlines", "a\ttab", "   "])
+def test_what_cannot_be_copied_is_not_said_to_do_next(weft, prompt: str) -> None:
+    told = weft("run", prompt, "-n", "1", "--max-tokens", "2").stderr
+    assert f'next: weft run "{samples.story}"' in told
+    told = weft("solve", prompt, "--strategy", "greedy").stderr
+    assert f'next: weft run "{samples.greeting}"' in told
+
+
 def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:
     result = weft("solve", samples.sum, "--seed", "1")
     assert "\nThe answer is 95.\n" in result.stdout

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..lm import LM
     from ..loom import Heddle, Loom
 
-_LONG = 60  # a prompt above this is not repeated in `next:`
+LONG = 60  # a prompt above this is not repeated in `next:`
 
 
 @guarded
@@ -194,10 +194,12 @@ def _suggest(loom: Loom) -> None:
     from .. import samples
     from ..search import Game24
 
-    asked = loom.user_prompt if len(loom.user_prompt) <= _LONG else samples.story
+    out, asked = Out.of(sys.stderr), loom.user_prompt
+    if len(asked) > LONG or not out.is_as_typed(asked):
+        asked = samples.story
     puzzle = asked if Game24.read(asked) is not None else samples.game24
     next_line(
-        Out.of(sys.stderr),
+        out,
         ["weft", "run", asked, "-n", "8", "--temperature", "1.2"],
         ["weft", "solve", puzzle],
     )

@@ -18,7 +18,7 @@ from .failures import INTERRUPTED, guarded
 from .model import TINY, load_model
 from .out import Out
 from .picture import Picture
-from .run import next_line, stats_object
+from .run import LONG, next_line, stats_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -236,15 +236,20 @@ def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
     out.line((answer_of(result), "bold"), verdict(result))
     out.facts(f"{NAMES[strategy]} · {result.cost}", "")
     out.facts(str(lm.stats()))
-    if result.solved is False:
-        next_line(
-            Out.of(sys.stderr), ["weft", "solve", result.loom.user_prompt, "-b", "8", "-n", "16"]
-        )
+    _suggest(strategy, result)
+
+
+def _suggest(strategy: Strategy, result: SearchResult) -> None:
+    from .. import samples
+
+    advice, asked = Out.of(sys.stderr), result.loom.user_prompt
+    again = len(asked) <= LONG and advice.is_as_typed(asked)
+    if result.solved is False and again:
+        next_line(advice, ["weft", "solve", asked, "-b", "8", "-n", "16"])
         return
     others = [each for each in Strategy if each is not strategy]
-    asked = result.loom.user_prompt
     next_line(
-        Out.of(sys.stderr),
-        *(["weft", "solve", asked, "--strategy", each.value] for each in others if len(asked) < 60),
-        ["weft", "run", asked if len(asked) < 60 else "Hello, who are you?", "-n", "4"],
+        advice,
+        *(["weft", "solve", asked, "--strategy", each.value] for each in others if again),
+        ["weft", "run", asked if again else samples.greeting, "-n", "4"],
     )
