@@ -7,6 +7,7 @@ import random
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from weft.errors import ConfigError, TreeError
@@ -199,6 +200,17 @@ def test_repr_is_one_line(loom: Loom) -> None:
     assert "n5" in repr(node)
     assert "1 children" in repr(node)
     assert "score 0.25" in repr(node)
+
+
+@pytest.mark.parametrize("good", [None, 1, True, np.float32(0.5), np.array(0.5)])
+def test_a_score_is_a_number_or_none(loom: Loom, good: object) -> None:
+    loom.score = good
+    assert loom.score == good
+    assert type(loom.score) in (float, type(None))
+    for bad in ("high", "0.5", [0.5], {}, np.zeros(2)):
+        with pytest.raises(ConfigError, match="score is"):
+            loom.score = bad
+    assert loom.score == good
 
 
 def test_subclasses_make_children_of_their_own_class(tmp_path: Path) -> None:
