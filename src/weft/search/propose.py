@@ -70,7 +70,7 @@ class Proposer:
     def _called(
         self, nodes: list[Heddle], call: Callable[[list[Heddle]], Sequence[Sequence[str]]]
     ) -> list[Heddle]:
-        texts = list(call(nodes))
+        texts = list(call(nodes) or ())
         if len(texts) != len(nodes) or any(isinstance(each, str) for each in texts):
             raise ConfigError(
                 f"propose returned {len(texts)} items for {len(nodes)} nodes; it has to return a "
