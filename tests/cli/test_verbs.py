@@ -135,6 +135,13 @@ def test_solve_keeps_to_its_budget(weft) -> None:
     assert cost["stopped"] == "tokens"
 
 
+def test_solve_out_of_time_says_that_there_is_no_answer(weft) -> None:
+    result = weft("solve", samples.game24, "--budget-s", "0.000001")
+    assert result.exit_code == 0
+    assert "\nno answer yet\n" in result.stdout
+    assert "checked" not in result.stdout
+
+
 def test_doctor_names_engines_and_tries_the_embedded_model(weft) -> None:
     result = weft("doctor")
     assert result.exit_code == 0

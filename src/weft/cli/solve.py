@@ -181,12 +181,14 @@ def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> d
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the line that answers: the last one."""
+    """Return the line that answers: the last one, empty where a budget ended before it."""
     return result.text.strip().rpartition("\n")[2]
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
     """Return what the task's checker says, with a style; empty where there is no checker."""
+    if not answer_of(result):
+        return ("", "")
     return {
         None: ("", ""),
         True: ("  ✓ checked: right", "green"),
@@ -233,7 +235,7 @@ def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
     if len(result.votes) > 1:
         vote_lines(out, result)
         out.line()
-    out.line((answer_of(result), "bold"), verdict(result))
+    out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
     out.facts(f"{NAMES[strategy]} · {result.cost}", "")
     out.facts(str(lm.stats()))
     _suggest(strategy, result)
