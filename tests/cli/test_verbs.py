@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -210,6 +211,15 @@ def test_what_is_said_to_do_next_exists(weft) -> None:
     }
     assert verbs <= {"demo", "run", "solve", "doctor"}
     assert {"run", "solve"} <= verbs
+
+
+def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> None:
+    folder = str(Path(weft_package.__file__).parent / "data" / "tiny")
+    few = ("-m", folder, "-n", "1")
+    told = weft("run", "Once", "--raw", "--max-tokens", "2", *few).stderr.splitlines()
+    assert told[0].endswith(f" -m {folder} --raw")
+    told = weft("solve", samples.game24, "--budget-tokens", "50", *few).stderr.splitlines()
+    assert all(line.endswith(f" -m {folder}") for line in told)
 
 
 @pytest.mark.parametrize("prompt", ["two\nlines", "a\ttab", "   "])

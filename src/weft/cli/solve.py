@@ -18,7 +18,7 @@ from .failures import INTERRUPTED, guarded
 from .model import TINY, load_model
 from .out import Out
 from .picture import Picture
-from .run import LONG, next_line, stats_object
+from .run import LONG, next_line, of_model, stats_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -98,7 +98,7 @@ def solve(
         if as_json:
             print(json.dumps(as_object(lm, model, strategy, result), ensure_ascii=False))
         else:
-            _report(out, lm, strategy, result)
+            _report(out, lm, model, strategy, result)
 
 
 def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ def _search_to_end(
     return result
 
 
-def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
+def _report(out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult) -> None:
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
@@ -238,20 +238,21 @@ def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
     out.facts(f"{NAMES[strategy]} · {result.cost}", "")
     out.facts(str(lm.stats()))
-    _suggest(strategy, result)
+    _suggest(model, strategy, result)
 
 
-def _suggest(strategy: Strategy, result: SearchResult) -> None:
+def _suggest(model: str, strategy: Strategy, result: SearchResult) -> None:
     from .. import samples
 
     advice, asked = Out.of(sys.stderr), result.loom.user_prompt
+    same = of_model(model)
     again = len(asked) <= LONG and advice.is_as_typed(asked)
     if result.solved is False and again:
-        next_line(advice, ["weft", "solve", asked, "-b", "8", "-n", "16"])
+        next_line(advice, ["weft", "solve", asked, "-b", "8", "-n", "16", *same])
         return
     others = [each for each in Strategy if each is not strategy]
     next_line(
         advice,
-        *(["weft", "solve", asked, "--strategy", each.value] for each in others if again),
-        ["weft", "run", asked if again else samples.greeting, "-n", "4"],
+        *(["weft", "solve", asked, "--strategy", each.value, *same] for each in others if again),
+        ["weft", "run", asked if again else samples.greeting, "-n", "4", *same],
     )
