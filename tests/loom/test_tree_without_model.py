@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import random
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +203,15 @@ def test_repr_is_one_line(loom: Loom) -> None:
     assert "n5" in repr(node)
     assert "1 children" in repr(node)
     assert "score 0.25" in repr(node)
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_a_loom_says_how_it_travels(
+    loom: Loom, attempt: Callable[[Heddle], object]
+) -> None:
+    for node in (loom, loom.find("n1")):
+        with pytest.raises(TypeError, match=r"loom\.save\(path\)"):
+            attempt(node)
 
 
 @pytest.mark.parametrize("good", [None, 1, True, np.float32(0.5), np.array(0.5)])

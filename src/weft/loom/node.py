@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ..errors import ConfigError, TreeError
 from . import edit, walk
@@ -293,6 +293,12 @@ class Node:
         """
         edit.adopt(self, child)
         return child
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} stands in a tree of one model and cannot be pickled or "
+            "copied; save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
+        )
 
     def __repr__(self) -> str:
         text = " ".join(self.text.split())
