@@ -327,7 +327,8 @@ def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
     capacity: int = kv_bytes // info.kv_bytes_per_token
     if capacity < 1:
         raise ConfigError(
-            f"kv_budget of {kv_bytes} bytes holds not one token of {info.kv_bytes_per_token} bytes"
+            f"kv_budget of {kv_bytes} bytes holds not one token of {info.kv_bytes_per_token} bytes",
+            hint='give more, or "auto"',
         )
     return capacity
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from weft import samples
@@ -72,6 +76,23 @@ def test_a_reader_that_leaves_early_gets_no_complaint(started) -> None:
     assert process.wait(60) == 1
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("verb", [(), ("--help",), ("run", samples.greeting, "--max-tokens", "2")])
+def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "weft", *verb],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "weft: No space left on device\n"
+
+
 @posix
 def test_ctrl_c_keeps_what_was_made_and_ends_with_130(started) -> None:
     process = started("run", samples.story, "-n", "32", "--temp", "2", "--max-tokens", "1500")
@@ -97,6 +118,15 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
     assert "prefilled" in tree
     assert ("\x1b[2m" in output) is True
     assert ("\x1b[36m" in output) is not no_color
+
+
+@posix
+@pytest.mark.parametrize("verb", [(), ("demo",), ("solve", samples.game24, "--seed", "1")])
+def test_eighty_columns_are_enough(in_terminal, verb: tuple[str, ...]) -> None:
+    """Commands to copy aside: they are written as one line, however long."""
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", in_terminal(*verb))
+    told = output.replace("\r", "\n").partition("next: ")[0]
+    assert max(map(cell_len, told.split("\n"))) <= 80
 
 
 def test_lanes_share_the_height_and_count_the_rest() -> None:

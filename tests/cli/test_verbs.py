@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 import weft as weft_package
 from weft import samples
@@ -99,6 +102,18 @@ def test_solve_json_has_the_path_with_scores(weft) -> None:
     assert made["answer"] in made["text"]
 
 
+@pytest.mark.parametrize("strategy", ["tot", "best-of-n"])
+def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -> None:
+    chosen = ("--strategy", strategy, "--seed", "1", "--json")
+    made = json.loads(weft("solve", samples.game24, *chosen).stdout)
+    search = {"tot": weft_package.search.tot, "best-of-n": weft_package.search.best_of_n}
+    with weft_package.load("tiny") as lm:
+        expected = search[strategy](lm, samples.game24, seed=1)
+    assert made["text"] == expected.text
+    assert made["cost"]["tokens"] == expected.cost.tokens
+    assert made["cost"]["candidates"] == expected.cost.candidates
+
+
 def test_solve_best_of_n_counts_votes(weft) -> None:
     result = weft(
         "solve", samples.sum, "--strategy", "best-of-n", "-n", "5", "--seed", "1", "--json"
@@ -119,6 +134,13 @@ def test_solve_keeps_to_its_budget(weft) -> None:
     cost = json.loads(result.stdout)["cost"]
     assert cost["tokens"] <= 300
     assert cost["stopped"] == "tokens"
+
+
+def test_solve_out_of_time_says_that_there_is_no_answer(weft) -> None:
+    result = weft("solve", samples.game24, "--budget-s", "0.000001")
+    assert result.exit_code == 0
+    assert "\nno answer yet\n" in result.stdout
+    assert "checked" not in result.stdout
 
 
 def test_doctor_names_engines_and_tries_the_embedded_model(weft) -> None:
@@ -189,6 +211,23 @@ def test_what_is_said_to_do_next_exists(weft) -> None:
     }
     assert verbs <= {"demo", "run", "solve", "doctor"}
     assert {"run", "solve"} <= verbs
+
+
+def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> None:
+    folder = str(Path(weft_package.__file__).parent / "data" / "tiny")
+    few = ("-m", folder, "-n", "1")
+    told = weft("run", "Once", "--raw", "--max-tokens", "2", *few).stderr.splitlines()
+    assert told[0].endswith(f" -m {folder} --raw")
+    told = weft("solve", samples.game24, "--budget-tokens", "50", *few).stderr.splitlines()
+    assert all(line.endswith(f" -m {folder}") for line in told)
+
+
+@pytest.mark.parametrize("prompt", ["two\nlines", "a\ttab", "   "])
+def test_what_cannot_be_copied_is_not_said_to_do_next(weft, prompt: str) -> None:
+    told = weft("run", prompt, "-n", "1", "--max-tokens", "2").stderr
+    assert f'next: weft run "{samples.story}"' in told
+    told = weft("solve", prompt, "--strategy", "greedy").stderr
+    assert f'next: weft run "{samples.greeting}"' in told
 
 
 def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import random
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from weft.errors import ConfigError, TreeError
@@ -199,6 +203,26 @@ def test_repr_is_one_line(loom: Loom) -> None:
     assert "n5" in repr(node)
     assert "1 children" in repr(node)
     assert "score 0.25" in repr(node)
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_a_loom_says_how_it_travels(
+    loom: Loom, attempt: Callable[[Heddle], object]
+) -> None:
+    for node in (loom, loom.find("n1")):
+        with pytest.raises(TypeError, match=r"loom\.save\(path\)"):
+            attempt(node)
+
+
+@pytest.mark.parametrize("good", [None, 1, True, np.float32(0.5), np.array(0.5)])
+def test_a_score_is_a_number_or_none(loom: Loom, good: object) -> None:
+    loom.score = good
+    assert loom.score == good
+    assert type(loom.score) in (float, type(None))
+    for bad in ("high", "0.5", [0.5], {}, np.zeros(2)):
+        with pytest.raises(ConfigError, match="score is"):
+            loom.score = bad
+    assert loom.score == good
 
 
 def test_subclasses_make_children_of_their_own_class(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_defaults_are_neutral() -> None:
         *[("temperature", bad) for bad in (-0.1, math.nan, math.inf, True, "1", None)],
         *[(name, bad) for name in ("top_p", "typical_p") for bad in (0, -1, 1.01, math.nan, None)],
         *[("min_p", bad) for bad in (-0.1, 1.1, math.nan, None)],
+        *[(name, 10**23) for name in ("n", "top_k")],
         *[("top_k", bad) for bad in (-1, 2.5, False, None)],
         *[("repetition_penalty", bad) for bad in (0, -1, math.inf, math.nan)],
         *[("presence_penalty", bad) for bad in (math.inf, math.nan, "x")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import weft
@@ -99,9 +100,15 @@ def test_greedy_is_the_likeliest_answer(lm: weft.LM) -> None:
     assert result.cost.tokens == len(alone.tokens) + 1
 
 
+def test_numbers_of_numpy_are_taken(lm: weft.LM) -> None:
+    assert best_of_n(lm, samples.sum, n=np.int64(2), max_tokens=4).cost.candidates == 2
+
+
 def test_mistakes_are_named(lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match="n is 0"):
         best_of_n(lm, samples.sum, n=0)
+    with pytest.raises(ConfigError, match="from 1 to 65536"):
+        best_of_n(lm, samples.sum, n=10**23)
     with pytest.raises(ConfigError, match="empty"):
         best_of_n(lm, "")
     with weft.load("tiny") as other, pytest.raises(ConfigError, match="another model"):

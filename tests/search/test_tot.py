@@ -241,7 +241,11 @@ def test_verdicts_that_begin_alike_are_told_apart_where_they_part(lm: weft.LM) -
         ({"seed": -1}, "seed is -1"),
         ({"value": lambda nodes: [1.0]}, "one number a node"),
         ({"value": lambda nodes: [float("nan")] * len(nodes)}, "one number a node"),
+        ({"value": lambda nodes: None}, "value returned None"),
+        ({"value": lambda nodes: ["high"] * len(nodes)}, "one number a node"),
+        ({"value": lambda nodes: [0.5] * 999}, r"^.{,120}one number a node$"),
         ({"propose": lambda nodes: []}, "a list of texts for each node"),
+        ({"propose": lambda nodes: None}, "a list of texts for each node"),
     ],
 )
 def test_mistakes_are_named(lm: weft.LM, options: dict[str, object], message: str) -> None:

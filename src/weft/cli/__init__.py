@@ -15,9 +15,19 @@ def main() -> None:
             from .screen import show
 
             show(Out.of(sys.stdout))
+            sys.stdout.flush()
             return
         from .app import app
 
         app(prog_name="weft")
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        # Models and looms have errors of their own: what is left is a full disk below stdout.
+        from .failures import FAILURE, forget_stdout
+
+        forget_stdout()
+        if not isinstance(error, BrokenPipeError):
+            place = f": {error.filename}" if error.filename is not None else ""
+            Out.of(sys.stderr).line(("weft: ", "bold red"), f"{error.strerror or error}{place}")
+        sys.exit(FAILURE)

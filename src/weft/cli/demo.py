@@ -61,7 +61,7 @@ def word_problem(out: Out, lm: LM) -> None:
     from ..loom import Loom
 
     out.line()
-    out.line(("1  A word problem", "bold"), " · 8 branches, a second look at each, a vote")
+    out.line(("1  A word problem", "bold"), " · 8 branches, each looked at again twice, a vote")
     out.line()
     out.block("", samples.word_problem)
     out.line()
@@ -126,7 +126,7 @@ def game_of_24(out: Out, lm: LM) -> None:
     out.line()
     out.line(
         ("2  The Game of 24", "bold"),
-        " · a tree of thoughts; scores are the model's own `sure` against `impossible`",
+        " · a tree of thoughts; the scores are the model's own",
     )
     out.line()
     loom: Loom = Loom(lm, samples.game24)

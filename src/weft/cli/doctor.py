@@ -53,7 +53,7 @@ def _engines(out: Out) -> None:
         row(out, "", ("✓ ", "green"), found)
     else:
         row(out, "", ("- ", "yellow"), "no torch with transformers: most models of the Hub need it")
-        row(out, "", '  pip install "weft[torch]", or pip install ".[torch]" in the repository')
+        row(out, "", '  pip install "weft[torch]"; in the repository: pip install ".[torch]"')
     row(out, "", ("- " + _PLANNED, "dim"))
 
 

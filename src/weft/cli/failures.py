@@ -90,7 +90,7 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
             Out.of(sys.stderr).line("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            _forget_stdout()
+            forget_stdout()
             raise typer.Exit(FAILURE) from None
 
     return run
@@ -110,8 +110,8 @@ def tell(error: BaseException, verb: str) -> int:
     return outcome.code
 
 
-def _forget_stdout() -> None:
-    """Nobody reads stdout any more: keep Python's own last flush from complaining."""
+def forget_stdout() -> None:
+    """Keep Python's own last flush from complaining: nobody reads stdout, or its disk is full."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:

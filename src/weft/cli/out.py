@@ -38,7 +38,7 @@ class Out:
             file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True
         )
         can_redraw = is_terminal and not console.is_dumb_terminal
-        return cls(console, can_redraw, not _can_write(file, "├└│─⏎…×█"))
+        return cls(console, can_redraw, not _can_write(file.encoding, "├└│─⏎…×█"))
 
     @property
     def width(self) -> int:
@@ -85,6 +85,10 @@ class Out:
         text = printable(text)
         return text.translate(_ASCII) if self.is_ascii else text
 
+    def is_as_typed(self, text: str) -> bool:
+        """Whether a text can stand on one line of this stream as it is, to be copied from there."""
+        return bool(text.strip()) and text.isprintable() and _can_write(self.console.encoding, text)
+
     def fit(self, text: str, room: int) -> str:
         """Return text on one line, cut to `room` columns; of several lines the last one stays."""
         text = text.strip("\n")
@@ -110,9 +114,9 @@ def soften(*files: TextIO) -> None:
             file.reconfigure(errors="backslashreplace")
 
 
-def _can_write(file: TextIO, text: str) -> bool:
+def _can_write(encoding: str | None, text: str) -> bool:
     try:
-        text.encode(file.encoding or "utf-8")
+        text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..lm import LM
     from ..loom import Heddle, Loom
 
-_LONG = 60  # a prompt above this is not repeated in `next:`
+LONG = 60  # a prompt above this is not repeated in `next:`
 
 
 @guarded
@@ -81,7 +81,7 @@ def run(
             _report(out, lm, loom)
             if done:
                 _advise(model, loom.children)
-                _suggest(loom)
+                _suggest(loom, model, chat)
     if not done:
         Out.of(sys.stderr).line("interrupted: the branches are as far as they came")
         raise typer.Exit(INTERRUPTED)
@@ -190,14 +190,22 @@ def _advise(model: str, branches: Sequence[Heddle]) -> None:
     Out.of(sys.stderr).line((f"{what}{small}: try --temperature 1.5, or another prompt", "yellow"))
 
 
-def _suggest(loom: Loom) -> None:
+def of_model(model: str) -> list[str]:
+    """Return what makes a command ask this model again."""
+    return [] if model == TINY else ["-m", model]
+
+
+def _suggest(loom: Loom, model: str, chat: bool | None) -> None:
     from .. import samples
     from ..search import Game24
 
-    asked = loom.user_prompt if len(loom.user_prompt) <= _LONG else samples.story
+    out, asked = Out.of(sys.stderr), loom.user_prompt
+    if len(asked) > LONG or not out.is_as_typed(asked):
+        asked = samples.story
+    same = [*of_model(model), *([] if chat is None else ["--chat" if chat else "--raw"])]
     puzzle = asked if Game24.read(asked) is not None else samples.game24
     next_line(
-        Out.of(sys.stderr),
-        ["weft", "run", asked, "-n", "8", "--temperature", "1.2"],
+        out,
+        ["weft", "run", asked, "-n", "8", "--temperature", "1.2", *same],
         ["weft", "solve", puzzle],
     )

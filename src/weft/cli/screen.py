@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import __version__
 from .out import Out
 
-_WIDTH = 47
+_WIDTH = 46  # with the longest explanation 80 columns
 
 
 def show(out: Out) -> None:
@@ -17,10 +17,10 @@ def show(out: Out) -> None:
     out.line((f"weft {__version__}", "bold"), "   grow, read and search trees of continuations")
     out.line()
     for command, what in (
-        ("weft demo", "see it work, on the embedded model"),
+        ("weft demo", "see it work, with no download"),
         ('weft run "Tell me a story about a fox." -n 4', "four branches of one prompt"),
         ('weft solve "Use 4 9 10 13 to make 24."', "a tree of thoughts"),
-        ("weft doctor", "what is here, what to install for what"),
+        ("weft doctor", "what is here and what is missing"),
     ):
         out.line("  ", (f"{command:<{_WIDTH}}", "cyan"), what)
     out.line()

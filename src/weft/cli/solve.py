@@ -18,7 +18,7 @@ from .failures import INTERRUPTED, guarded
 from .model import TINY, load_model
 from .out import Out
 from .picture import Picture
-from .run import next_line, stats_object
+from .run import LONG, next_line, of_model, stats_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -60,7 +60,11 @@ def solve(
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option("-n", help="Proposals of each kind a node, or answers.", show_default="8"),
+        typer.Option(
+            "-n",
+            help="Proposals of each kind a node (tot), or answers (best-of-n).",
+            show_default="what suits the prompt, or 16",
+        ),
     ] = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
@@ -94,7 +98,7 @@ def solve(
         if as_json:
             print(json.dumps(as_object(lm, model, strategy, result), ensure_ascii=False))
         else:
-            _report(out, lm, strategy, result)
+            _report(out, lm, model, strategy, result)
 
 
 def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
@@ -129,12 +133,14 @@ def search(
 
     if strategy is Strategy.GREEDY:
         return greedy(lm, loom, **chosen)
-    n = chosen.pop("n", 8)
     if strategy is Strategy.BEST_OF_N:
-        return best_of_n(lm, loom, n=n, **chosen)
-    if n < 1:
-        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
-    return tot(lm, loom, n_continue=n, n_suggest=n, progress=progress, **chosen)
+        return best_of_n(lm, loom, **chosen)
+    # NOTE: not given is not a number: a task knows how many proposals each level needs.
+    if (n := chosen.pop("n", None)) is not None:
+        if n < 1:
+            raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+        chosen |= {"n_continue": n, "n_suggest": n}
+    return tot(lm, loom, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
@@ -175,12 +181,14 @@ def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> d
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the line that answers: the last one."""
+    """Return the line that answers: the last one, empty where a budget ended before it."""
     return result.text.strip().rpartition("\n")[2]
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
     """Return what the task's checker says, with a style; empty where there is no checker."""
+    if not answer_of(result):
+        return ("", "")
     return {
         None: ("", ""),
         True: ("  ✓ checked: right", "green"),
@@ -221,24 +229,30 @@ def _search_to_end(
     return result
 
 
-def _report(out: Out, lm: LM, strategy: Strategy, result: SearchResult) -> None:
+def _report(out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult) -> None:
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
         vote_lines(out, result)
         out.line()
-    out.line((answer_of(result), "bold"), verdict(result))
-    out.line(f"{NAMES[strategy]} · {result.cost}")
+    out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
+    out.facts(f"{NAMES[strategy]} · {result.cost}", "")
     out.facts(str(lm.stats()))
-    if result.solved is False:
-        next_line(
-            Out.of(sys.stderr), ["weft", "solve", result.loom.user_prompt, "-b", "8", "-n", "16"]
-        )
+    _suggest(model, strategy, result)
+
+
+def _suggest(model: str, strategy: Strategy, result: SearchResult) -> None:
+    from .. import samples
+
+    advice, asked = Out.of(sys.stderr), result.loom.user_prompt
+    same = of_model(model)
+    again = len(asked) <= LONG and advice.is_as_typed(asked)
+    if result.solved is False and again:
+        next_line(advice, ["weft", "solve", asked, "-b", "8", "-n", "16", *same])
         return
     others = [each for each in Strategy if each is not strategy]
-    asked = result.loom.user_prompt
     next_line(
-        Out.of(sys.stderr),
-        *(["weft", "solve", asked, "--strategy", each.value] for each in others if len(asked) < 60),
-        ["weft", "run", asked if len(asked) < 60 else "Hello, who are you?", "-n", "4"],
+        advice,
+        *(["weft", "solve", asked, "--strategy", each.value, *same] for each in others if again),
+        ["weft", "run", asked if again else samples.greeting, "-n", "4", *same],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ..errors import ConfigError, TreeError
 from . import edit, walk
@@ -68,7 +68,7 @@ class Node:
         self.finish_reason = None
         self.stop_string: str | None = None
         self.terminal = False
-        self.score: float | None = None
+        self._score: float | None = None
         self.meta = {}
         for child in children or ():
             self.add_child(child)
@@ -133,6 +133,15 @@ class Node:
         """The arithmetic mean of the sampled tokens' probabilities; 0.0 when there is none."""
         total = math.fsum(math.exp(logprob) for logprob in self.logprobs)
         return total / len(self.logprobs) if self.logprobs else 0.0
+
+    @property
+    def score(self) -> float | None:
+        """Yours: what a search or a scorer thinks of the node. Takes anything that is a number."""
+        return self._score
+
+    @score.setter
+    def score(self, score: float | None) -> None:
+        self._score = None if score is None else _number("score", score)
 
     def _encode(self, text: str) -> list[int]:
         return self._home.text_lm().text.continuation(text) if text else []
@@ -285,6 +294,12 @@ class Node:
         edit.adopt(self, child)
         return child
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} stands in a tree of one model and cannot be pickled or "
+            "copied; save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
+        )
+
     def __repr__(self) -> str:
         text = " ".join(self.text.split())
         shown = text if len(text) <= 60 else text[:59] + "…"
@@ -296,6 +311,15 @@ class Node:
         if self.score is not None:
             facts.append(f"score {self.score:.3g}")
         return f"<{type(self).__name__} {self.id} {shown!r} {', '.join(facts)}>"
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{name} is {value!r}; allowed is a number, or None")
 
 
 def _whole(value: int) -> int:

@@ -14,6 +14,10 @@ from ..errors import ConfigError, Unsupported
 
 _log = logging.getLogger(__name__)
 
+# Of one node in one call: each branch is Python objects, and a slip of the finger must not fill
+# the memory with them before a token is drawn.
+MAX_N = 65_536
+
 # Names from other libraries, and what to write here instead.
 _FOREIGN = {
     "best_of": "n",
@@ -72,7 +76,7 @@ class SamplingOptions(BranchOptions, total=False):
 class SamplingParams:
     """How tokens are drawn, checked when made; equal values are equal and hashable.
 
-    n: continuations of a node. max_tokens: new tokens of each at most.
+    n: continuations of a node, 65,536 at most. max_tokens: new tokens of each at most.
     temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
     repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
     generated ones only.
@@ -124,11 +128,11 @@ class SamplingParams:
                 hint="Leave constraint out.",
             )
         checked = {
-            "n": _whole("n", n, 1),
+            "n": _whole("n", n, 1, MAX_N),
             "max_tokens": _whole("max_tokens", max_tokens, 1),
             "temperature": _number("temperature", temperature, low=0.0),
             "top_p": _number("top_p", top_p, low=0.0, high=1.0, open_low=True),
-            "top_k": _whole("top_k", top_k, 0),
+            "top_k": _whole("top_k", top_k, 0, 2**31 - 1),
             "min_p": _number("min_p", min_p, low=0.0, high=1.0),
             "typical_p": _number("typical_p", typical_p, low=0.0, high=1.0, open_low=True),
             "repetition_penalty": _number(

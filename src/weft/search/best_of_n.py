@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from ..lm import LM
 from ..loom import Heddle
-from .core import Budget, Meter, Prompt, begin, read_task, text_of, whole
+from .core import Budget, Meter, Prompt, begin, branches, read_task, text_of
 from .result import SearchResult, Vote
 from .task import Task
 
@@ -58,7 +58,7 @@ def best_of_n(
     start, loom = begin(lm, prompt)
     task = read_task(loom) if task is None else task
     meter = Meter(Budget(budget_tokens, budget_s), seed)
-    rows = [start] * whole("n", n)
+    rows = [start] * branches("n", n)
     if (room := meter.room()) < max_tokens:
         max_tokens = max(int(room), 1)
     made = meter.grow(rows, max_tokens=max_tokens, temperature=temperature)

@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from numbers import Integral
 from random import Random
 from typing import Any
 
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
+from ..sampling.params import MAX_N
 from ..sampling.rng import fresh_seed
 from .game24 import Game24
 from .result import Cost, Limit
@@ -145,8 +147,15 @@ def lines_of(node: Heddle) -> Lines:
     return tuple(text.split("\n")) if text else ()
 
 
-def whole(name: str, value: int, *, low: int = 1) -> int:
+def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> int:
     """Return a whole number, or refuse it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from {low}")
-    return value
+    most = math.inf if high is None else high
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= most:
+        allowed = f"from {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} is {value!r}; allowed is a whole number {allowed}")
+    return int(value)
+
+
+def branches(name: str, value: int, *, low: int = 1) -> int:
+    """Return how many branches one node shall have, or refuse it."""
+    return whole(name, value, low=low, high=MAX_N)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from .core import Meter, lines_of, whole
+from .core import Meter, branches, lines_of, whole
 from .task import Task
 
 Propose = Literal["both", "continue", "suggest"] | Callable[[list[Heddle]], Sequence[Sequence[str]]]
@@ -70,7 +70,7 @@ class Proposer:
     def _called(
         self, nodes: list[Heddle], call: Callable[[list[Heddle]], Sequence[Sequence[str]]]
     ) -> list[Heddle]:
-        texts = list(call(nodes))
+        texts = list(call(nodes) or ())
         if len(texts) != len(nodes) or any(isinstance(each, str) for each in texts):
             raise ConfigError(
                 f"propose returned {len(texts)} items for {len(nodes)} nodes; it has to return a "
@@ -158,7 +158,7 @@ def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]
     counts = [chosen] if isinstance(chosen, int) else list(chosen)
     if not counts:
         raise ConfigError(f"{name} is empty; allowed is a whole number, or one a level")
-    return [whole(name, count, low=0) for count in counts]
+    return [branches(name, count, low=0) for count in counts]
 
 
 def _at(counts: Sequence[int], level: int) -> int:

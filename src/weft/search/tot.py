@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -222,9 +223,13 @@ def _depth(depth: int | None, task: Task | None, start: Heddle) -> int:
 
 
 def _checked(scores: Sequence[float], n_nodes: int) -> list[float]:
-    values = [float(score) for score in scores]
+    try:
+        values = [float(score) for score in scores]
+    except (TypeError, ValueError):
+        values = []
     if len(values) != n_nodes or any(math.isnan(value) for value in values):
         raise ConfigError(
-            f"value returned {values!r} for {n_nodes} nodes; it has to return one number a node"
+            f"value returned {reprlib.repr(scores)} for {n_nodes} nodes; it has to return one "
+            "number a node"
         )
     return values

@@ -52,7 +52,7 @@ def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} is no saved loom: it is not UTF-8 text ({error})") from error
     try:

@@ -27,7 +27,7 @@ def save(loom: Loom, path: str | os.PathLike[str]) -> None:
             os.fsync(file.fileno())
         part.replace(target)
     except OSError as error:
-        raise StoreError(f"cannot write {target}: {error}") from error
+        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
 
