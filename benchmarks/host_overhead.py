@@ -16,6 +16,7 @@ from pathlib import Path
 
 from weft import LM, Loom
 from weft.engines.stub import StubEngine
+from weft.sched.work import Extend
 from weft.tokens.tokenizer import Tokenizer
 
 BRANCHES = (1, 8, 32, 128, 512)
@@ -53,6 +54,22 @@ def stream_s(n: int, steps: int) -> float:
     return took
 
 
+def fork_us() -> float:
+    """Median microseconds of a fork of a 32k-token path; no KV is touched."""
+    lm = make_lm()
+    place = lm.place([7] * 32_768)
+    lm.drive(lm.submit([Extend(place)]))
+    held, took = lm.stats().kv_tokens, []
+    for _ in range(2000):
+        began = time.perf_counter()
+        fork = place.fork()
+        took.append(time.perf_counter() - began)
+        del fork
+    assert lm.stats().kv_tokens == held
+    lm.close()
+    return statistics.median(took) * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
@@ -70,7 +87,10 @@ def main() -> None:
         budget = BUDGET_MS + BUDGET_US * n / 1e3
         print(f"{n:8} {grow:13.3f} {stream:15.3f} {budget:7.2f}  {grow * 1e3 / n:6.1f}")
         record.append({"n": n, "grow_ms": grow, "stream_ms": stream, "budget_ms": budget})
-    print(json.dumps({"benchmark": "host_overhead", "steps": options.steps, "rows": record}))
+    fork = fork_us()
+    print(f"fork of a 32,768-token path: {fork:.1f} µs (budget 50)")
+    line = {"benchmark": "host_overhead", "steps": options.steps, "rows": record, "fork_us": fork}
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":
