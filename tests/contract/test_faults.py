@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from contract.conftest import Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from fakes import Boom, BrokenEngine, LateFake
-from weft.engines.base import Engine
+from weft.engines.base import Engine, Output, Row
 from weft.errors import Cancelled, ForwardError
 from weft.sched.work import Extend, Logits
 
@@ -129,3 +129,43 @@ def test_ctrl_c_keeps_what_the_runs_made(make: Make) -> None:
     lm.tree.check()
     assert lm.tree.room.must == 0
     assert run_all(lm, [run_item(lm, place, 1, max_tokens=3)])[0].tokens
+
+
+def test_a_step_that_fails_while_it_is_launched_is_waited_for(make: Make) -> None:
+    """Its forward runs on although its draws failed: its fragments may not go before it."""
+
+    class BadDraw(LateFake):
+        def forward(self, rows: Sequence[Row]) -> Output:
+            output = super().forward(rows)
+            if len(self.calls) == 4:
+                monkey.setattr(output, "draw", no_draw)
+            return output
+
+    def no_draw(batch: object) -> None:
+        raise Boom("draw")
+
+    with pytest.MonkeyPatch.context() as monkey:
+        lm = make("numpy", BadDraw)
+        place = lm.place(prompt_ids(lm))
+        tickets = lm.submit([run_item(lm, place, 1, i, stop_ids=frozenset()) for i in range(3)])
+        lm.drive(tickets)
+        for ticket in tickets:
+            with pytest.raises(ForwardError, match="Boom: draw"):
+                ticket.result()
+    lm.tree.check()
+    assert lm.tree.room.must == 0
+    assert len(run_all(lm, [run_item(lm, place, 1, max_tokens=4)])[0].tokens) == 4
+
+
+def test_a_cancelled_run_lets_go_of_its_tokens_without_another_step(make: Make) -> None:
+    lm = make("numpy")
+    tickets = lm.submit([run_item(lm, lm.place(prompt_ids(lm)), 1)])
+    for _ in range(3):
+        lm.scheduler.step()
+    tickets[0].cancel()
+    lm.clear_cache()
+    assert len(tickets[0].result().tokens) == 3
+    del tickets
+    gc.collect()
+    lm.tree.drain_released()
+    assert lm.tree.n_nodes == 0

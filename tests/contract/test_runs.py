@@ -287,3 +287,20 @@ def test_many_greedy_runs_from_different_places_start_in_linear_time(make: Make)
             lm.scheduler._start(job)
     assert time.perf_counter() - began < 3
     assert len(lm.scheduler.waiting.tasks) == 1500
+
+
+def test_an_atomic_call_that_just_fits_runs(kv_kind: str, make: Make) -> None:
+    """One of its paths ends inside a node whose rest may go."""
+    lm = make(kv_kind, kv_bytes=16 * SLOT)
+    ask(lm, lm.place(list(range(40, 52))))
+    paths = [list(range(40, 48)), [*range(40, 44), *range(60, 68)]]
+    tickets = lm.submit([Extend(lm.place(path)) for path in paths], atomic=True)
+    lm.drive(tickets)
+    assert [ticket.result() for ticket in tickets] == [[], []]
+
+
+def test_a_parked_run_goes_on_when_its_kv_comes_back_from_the_host(make: Make) -> None:
+    want = tokens_of(batch(make("sequence"), 3, max_tokens=12))
+    lm = make("sequence", n_seq_max=1)
+    lm.tree.host.capacity = 1000
+    assert tokens_of(batch(lm, 3, max_tokens=12)) == want
