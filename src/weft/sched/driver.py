@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import weakref
@@ -16,6 +17,7 @@ from ..errors import StaleHandle
 from .scheduler import Scheduler
 from .work import Extend, Run, Ticket
 
+_log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
 
@@ -55,6 +57,7 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
+        self._stepper: int | None = None  # that thread
         self._news = threading.Condition()  # work came, a step ended, or the driver closed
         self._n_steps = 0
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]
@@ -67,6 +70,8 @@ class Driver:
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         tickets = self.scheduler.submit(items, atomic=atomic)
+        if self.closed:  # meanwhile: nobody will step again
+            raise StaleHandle("the LM was closed while this was submitted")
         if self._thread is not None:
             self._wake()
         return tickets
@@ -97,6 +102,7 @@ class Driver:
 
     def _until(self, is_done: Callable[[], bool]) -> None:
         """Step, or wait for the thread that steps, until `is_done()`."""
+        self._refuse_nested()
         if not self._claim():
             self._wait(is_done)
             return
@@ -104,7 +110,7 @@ class Driver:
             while not is_done():
                 if self._thread is not None:
                     break
-                with self._stepping:
+                with self._turn():
                     self.scheduler.step()
                 check()
         if not is_done():
@@ -116,10 +122,25 @@ class Driver:
         """
         if self.scheduler.engine.info.owner_thread:
             raise RuntimeError("this engine's KV can be touched by its own thread only")
-        with self._stepping:
+        with self._turn(), deferred_interrupt():
             self.scheduler.land_flight()
             with self.scheduler.lock:
                 return work()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the one who steps."""
+        self._refuse_nested()
+        with self._stepping:
+            self._stepper = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepper = None
+
+    def _refuse_nested(self) -> None:
+        if self._stepper == threading.get_ident():
+            raise RuntimeError("a sink or callback must not wait for the LM that calls it")
 
     def _claim(self) -> bool:
         """Whether the calling thread may step inline; starts the driver thread when it may not."""
@@ -135,8 +156,6 @@ class Driver:
         return False
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a sink or callback must not wait for the LM that calls it")
         self._wake()
         with self._news:
             while not is_done():
@@ -167,30 +186,43 @@ class Driver:
 
     def turn(self) -> bool:
         """One turn of the thread: a step if there is work. Returns whether there was."""
-        with self._stepping:
+        with self._turn():
             if self.scheduler.is_idle:
                 return False
-            self.scheduler.step()
-        self._wake()
-        for loop, outbox in list(self._loops.items()):
-            outbox.deliver(loop)
+            try:
+                self.scheduler.step()
+            except (KeyboardInterrupt, SystemExit):  # the engine's; the step's tickets have it
+                _log.exception("the engine asked to exit; the step it did so in has failed")
+        self._tell()
         return True
+
+    def _tell(self) -> None:
+        """Wake all who wait, in threads and in event loops."""
+        self._wake()
+        for loop, outbox in self._outboxes():
+            outbox.deliver(loop)
+
+    def give_up(self, error: BaseException) -> None:
+        """The thread ends by an error that no ticket has: whoever waits must not wait for ever."""
+        _log.error("a step failed outside the model call; this LM is closed", exc_info=error)
+        self.closed = True
+        self.scheduler.abandon(error)
+        self._tell()
 
     def close(self) -> None:
         """Stop stepping and fail what is left; idempotent."""
         if self.closed:
             return
+        self._refuse_nested()
         with self._news:
             self.closed = True
             self._news.notify_all()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        with self._stepping:
+        with self._turn():
             self.scheduler.close()
-        for loop, outbox in list(self._loops.items()):
-            outbox.deliver(loop)
-        self._wake()
+        self._tell()
 
     # Async ------------------------------------------------------------------------------------
 
@@ -199,11 +231,8 @@ class Driver:
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         loop = asyncio.get_running_loop()
-        outbox = self._loops.get(loop)
-        if outbox is None:
-            outbox = self._loops[loop] = Outbox()
         self.start()
-        await outbox.gathered(loop)
+        await self._outbox(loop).gathered(loop)
         return self.submit(items, atomic=atomic)
 
     async def adrive(self, tickets: Sequence[Ticket]) -> None:
@@ -227,10 +256,7 @@ class Driver:
         self.start()
         self._wake()
         loop = asyncio.get_running_loop()
-        outbox = self._loops.get(loop)
-        if outbox is None:
-            outbox = self._loops[loop] = Outbox()
-        waiter = outbox.wait(loop, is_done)
+        waiter = self._outbox(loop).wait(loop, is_done)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -238,6 +264,18 @@ class Driver:
                 ticket.cancel()
             self._wake()
             raise
+
+    def _outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+        with self._news:
+            outbox = self._loops.get(loop)
+            if outbox is None:
+                outbox = self._loops[loop] = Outbox()
+            return outbox
+
+    def _outboxes(self) -> list[tuple[asyncio.AbstractEventLoop, Outbox]]:
+        # Under the lock: other threads' loops come and go.
+        with self._news:
+            return list(self._loops.items())
 
 
 class Outbox:
@@ -279,10 +317,13 @@ class Outbox:
     def deliver(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the loop of all waiters that are done now."""
         with self._lock:
-            done = [waiter for waiter in self._waiters if waiter[0]()]
-            if not done:
+            answers = [is_done() for is_done, _ in self._waiters]
+            if not any(answers):
                 return
-            self._waiters = [waiter for waiter in self._waiters if waiter not in done]
+            done = [waiter for waiter, answer in zip(self._waiters, answers, strict=True) if answer]
+            self._waiters = [
+                waiter for waiter, answer in zip(self._waiters, answers, strict=True) if not answer
+            ]
         try:
             loop.call_soon_threadsafe(set_all, [future for _, future in done])
         except RuntimeError:  # the loop was closed; nobody is left to hear it
@@ -305,7 +346,11 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
         driver = driver_ref()
         if driver is None or driver.closed:
             return
-        worked = driver.turn()
+        try:
+            worked = driver.turn()
+        except BaseException as error:
+            driver.give_up(error)
+            return
         if not worked:
             with news:
                 if driver.closed:

@@ -341,6 +341,16 @@ class Scheduler:
         if flight is not None:
             self._land(flight)
 
+    def abandon(self, error: BaseException) -> None:
+        """Answer all tickets with an error and touch nothing else: the state may be half-made."""
+        failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        with self.lock:
+            arrived = [entry for entry in self._inbox if isinstance(entry, Job)]
+            for job in [*arrived, *self.admission.queue, *self.admission.admitted]:
+                for ticket in job.tickets():
+                    ticket.resolve(error=failed)
+
     def close(self) -> None:
         """Fail everything that is not done and forget all KV; the engine stays open."""
         self.land_flight()
