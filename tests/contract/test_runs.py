@@ -304,3 +304,39 @@ def test_a_parked_run_goes_on_when_its_kv_comes_back_from_the_host(make: Make) -
     lm = make("sequence", n_seq_max=1)
     lm.tree.host.capacity = 1000
     assert tokens_of(batch(lm, 3, max_tokens=12)) == want
+
+
+def test_a_gather_of_hundreds_of_callers_is_one_step(make: Make) -> None:
+    lm = make("numpy")
+    place = lm.place([40, 41])
+    ask(lm, place)
+
+    async def one(token: int) -> None:
+        tickets = await lm.asubmit([Extend(lm.place([token], place))])
+        await lm.adrive(tickets)
+
+    async def all_of(n: int) -> None:
+        await asyncio.gather(*(one(token) for token in range(n)))
+
+    before = lm.stats().steps
+    asyncio.run(all_of(400))
+    assert lm.stats().steps == before + 1
+
+
+def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -> None:
+    lm = make("numpy")
+    place = lm.place(prompt_ids(lm))
+
+    async def cancel_after(n_passes: int) -> None:
+        item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset())
+        task = asyncio.create_task(lm.asubmit([item]))
+        for _ in range(n_passes):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for n_passes in (1, 2):  # before it was handed over, and after
+        asyncio.run(cancel_after(n_passes))
+    ask(lm, lm.place([7]))
+    assert lm.stats().decoded < 100

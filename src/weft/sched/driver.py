@@ -10,10 +10,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
 from ..errors import StaleHandle
+from .outbox import Outbox
 from .scheduler import Scheduler
 from .work import Extend, Run, Ticket
 
@@ -232,8 +234,15 @@ class Driver:
             raise StaleHandle("this LM is closed; load it again")
         loop = asyncio.get_running_loop()
         self.start()
-        await self._outbox(loop).gathered(loop)
-        return self.submit(items, atomic=atomic)
+        submit = partial(self.submit, items, atomic=atomic)
+        handed = self._outbox(loop).hand_over(loop, submit, self.scheduler.lock)
+        try:
+            return await handed
+        except asyncio.CancelledError:
+            if handed.done() and not handed.cancelled() and handed.exception() is None:
+                for ticket in handed.result():  # it was too late to call it back
+                    ticket.cancel()
+            raise
 
     async def adrive(self, tickets: Sequence[Ticket]) -> None:
         """Wait for tickets without blocking the loop; cancelling the task cancels them."""
@@ -276,65 +285,6 @@ class Driver:
         # Under the lock: other threads' loops come and go.
         with self._news:
             return list(self._loops.items())
-
-
-class Outbox:
-    """What one event loop waits for. A step's results reach the loop in one callback."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._gathering: asyncio.Future[None] | None = None
-        self._n_submitted = 0
-
-    async def gathered(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until a pass of the loop adds no more submissions; no timers."""
-        self._n_submitted += 1
-        if self._gathering is None:
-            self._gathering = loop.create_future()
-            loop.call_soon(self._look, loop, self._n_submitted)
-        await asyncio.shield(self._gathering)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, seen: int) -> None:
-        if seen != self._n_submitted:
-            loop.call_soon(self._look, loop, self._n_submitted)
-            return
-        gathering, self._gathering = self._gathering, None
-        if gathering is not None and not gathering.done():
-            gathering.set_result(None)
-
-    def wait(
-        self, loop: asyncio.AbstractEventLoop, is_done: Callable[[], bool]
-    ) -> asyncio.Future[None]:
-        """Return a future that is set once `is_done()` after a step."""
-        future = loop.create_future()
-        with self._lock:
-            self._waiters.append((is_done, future))
-        if is_done():
-            self.deliver(loop)
-        return future
-
-    def deliver(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the loop of all waiters that are done now."""
-        with self._lock:
-            answers = [is_done() for is_done, _ in self._waiters]
-            if not any(answers):
-                return
-            done = [waiter for waiter, answer in zip(self._waiters, answers, strict=True) if answer]
-            self._waiters = [
-                waiter for waiter, answer in zip(self._waiters, answers, strict=True) if not answer
-            ]
-        try:
-            loop.call_soon_threadsafe(set_all, [future for _, future in done])
-        except RuntimeError:  # the loop was closed; nobody is left to hear it
-            return
-
-
-def set_all(futures: list[asyncio.Future[None]]) -> None:
-    """Set futures that still wait."""
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
 
 
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
