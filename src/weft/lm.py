@@ -352,6 +352,8 @@ def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, A
     """Put exported fragments of one path together, the first `length` slots of each."""
     import numpy as np
 
+    if not parts:
+        raise ConfigError("the path is empty: it has no KV")
     first = parts[0][0]
     return {
         name: np.concatenate([part[name][:, :length] for part, length in parts], axis=1)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from contract.conftest import Make
-from contract.helpers import ask, logits_at, prompt_ids, run_all, run_item
+from contract.helpers import ask, prompt_ids, run_all, run_item
 from fakes import BrokenFragments, Wrapped
-from weft.engines.base import Engine, Row
+from weft.engines.base import Engine
 from weft.errors import ForwardError
 from weft.lm import LM
 from weft.sched.work import Extend, Logits
@@ -55,24 +55,6 @@ def test_fragments_that_fail_fail_what_is_open_and_later_calls_work(
     again = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(3)])
     assert [r.tokens for r in again] == [r.tokens for r in want]
     assert lm.tree.room.must == 0
-
-
-def test_a_step_that_ends_programs_does_not_end_the_drivers_thread(make: Make) -> None:
-    class Exiting(Wrapped):
-        def forward(self, rows: list[Row]) -> object:  # type: ignore[override]
-            if not self.calls:
-                self.calls.append([])
-                raise SystemExit(3)
-            return super().forward(rows)
-
-    lm = make("numpy", Exiting)
-    lm.driver.start()
-    ids = prompt_ids(lm)
-    (ticket,) = lm.submit([Extend(lm.place(ids))])
-    lm.drive([ticket])
-    with pytest.raises(ForwardError, match="SystemExit"):
-        ticket.result()
-    assert logits_at(lm, ids).shape == (lm.info.n_vocab,)
 
 
 def allocated(lm: LM) -> float:

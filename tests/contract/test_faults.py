@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from contract.conftest import Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from fakes import Boom, BrokenEngine, LateFake
-from weft.engines.base import Engine
-from weft.errors import Cancelled, ForwardError
+from weft.engines.base import Engine, Output, Row
+from weft.errors import Cancelled, ForwardError, StaleHandle, WeftError
 from weft.sched.work import Extend, Logits
 
 
@@ -129,3 +130,112 @@ def test_ctrl_c_keeps_what_the_runs_made(make: Make) -> None:
     lm.tree.check()
     assert lm.tree.room.must == 0
     assert run_all(lm, [run_item(lm, place, 1, max_tokens=3)])[0].tokens
+
+
+def test_a_step_that_fails_while_it_is_launched_is_waited_for(make: Make) -> None:
+    """Its forward runs on although its draws failed: its fragments may not go before it."""
+
+    class BadDraw(LateFake):
+        def forward(self, rows: Sequence[Row]) -> Output:
+            output = super().forward(rows)
+            if len(self.calls) == 4:
+                monkey.setattr(output, "draw", no_draw)
+            return output
+
+    def no_draw(batch: object) -> None:
+        raise Boom("draw")
+
+    with pytest.MonkeyPatch.context() as monkey:
+        lm = make("numpy", BadDraw)
+        place = lm.place(prompt_ids(lm))
+        tickets = lm.submit([run_item(lm, place, 1, i, stop_ids=frozenset()) for i in range(3)])
+        lm.drive(tickets)
+        for ticket in tickets:
+            with pytest.raises(ForwardError, match="Boom: draw"):
+                ticket.result()
+    lm.tree.check()
+    assert lm.tree.room.must == 0
+    assert len(run_all(lm, [run_item(lm, place, 1, max_tokens=4)])[0].tokens) == 4
+
+
+def test_a_cancelled_run_lets_go_of_its_tokens_without_another_step(make: Make) -> None:
+    lm = make("numpy")
+    tickets = lm.submit([run_item(lm, lm.place(prompt_ids(lm)), 1)])
+    for _ in range(3):
+        lm.scheduler.step()
+    tickets[0].cancel()
+    lm.clear_cache()
+    assert len(tickets[0].result().tokens) == 3
+    del tickets
+    gc.collect()
+    lm.tree.drain_released()
+    assert lm.tree.n_nodes == 0
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+@pytest.mark.parametrize("what", ["drive", "clear_cache", "close"])
+def test_a_sink_that_waits_for_its_lm_fails_instead_of_blocking(
+    make: Make, what: str, own_thread: bool
+) -> None:
+    lm = make("numpy")
+    ids = prompt_ids(lm)
+
+    def sink(state: object) -> None:
+        if what == "drive":
+            lm.drive(lm.submit([Extend(lm.place([*ids, 5]))]))
+        else:
+            getattr(lm, what)()
+
+    if own_thread:
+        lm.driver.start()
+    (ticket,) = lm.submit([run_item(lm, lm.place(ids), 1, sink=sink)])
+    lm.drive([ticket])
+    with pytest.raises(RuntimeError, match="must not wait for the LM that calls it"):
+        ticket.result()
+    assert not lm.closed
+
+
+def test_an_engine_that_exits_does_not_take_the_driver_thread_along(make: Make) -> None:
+    class Exits(BrokenEngine):
+        def forward(self, rows: Sequence[Row]) -> Output:
+            if not self.calls:
+                self.calls.append([])
+                raise SystemExit(3)
+            return super().forward(rows)
+
+    lm = make("numpy", lambda engine: Exits(engine, set()))
+    lm.driver.start()
+    (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
+    lm.drive([ticket])
+    with pytest.raises(ForwardError, match="SystemExit"):
+        ticket.result()
+    assert logits_at(lm, prompt_ids(lm)).shape == (lm.info.n_vocab,)
+
+
+def test_when_the_driver_thread_ends_by_an_error_nobody_waits_for_ever(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan() -> None:
+        raise Boom("plan")
+
+    def recover(error: BaseException) -> None:
+        raise error
+
+    lm = make("numpy")
+    with monkeypatch.context() as broken:
+        broken.setattr(lm.scheduler, "_plan", plan)
+        broken.setattr(lm.scheduler, "_recover", recover)
+        lm.driver.start()
+        (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
+        lm.drive([ticket])
+
+        async def later() -> None:
+            await lm.adrive([ticket])
+            with pytest.raises(StaleHandle):
+                await lm.asubmit([])
+
+        asyncio.run(later())
+    with pytest.raises(WeftError, match="the scheduler failed: Boom: plan"):
+        ticket.result()
+    assert lm.closed
+    lm.scheduler.close()

@@ -19,6 +19,7 @@ from contract.helpers import (
     run_item,
     sampler,
 )
+from weft.errors import ConfigError
 from weft.sampling.chain import Chain
 from weft.sched.work import Draw, Extend, Logits, Scores
 
@@ -212,3 +213,9 @@ def test_recorded_logprobs_and_entropies_are_the_raw_ones(
         result.logprobs, rows[range(len(result.tokens)), result.tokens], atol=2e-4
     )
     np.testing.assert_allclose(result.entropies, -(np.exp(rows) * rows).sum(-1), atol=2e-4)
+
+
+def test_an_empty_path_has_no_kv_to_export(make: Make) -> None:
+    lm = make("numpy")
+    with pytest.raises(ConfigError, match="path is empty"):
+        lm.export_kv(lm.place([]))

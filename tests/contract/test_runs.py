@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 
 import pytest
 
@@ -271,3 +272,71 @@ def test_the_tail_of_a_finished_run_is_found_by_the_next(kv_kind: str, make: Mak
     before = lm.stats().prefilled
     ask(lm, result.end)
     assert lm.stats().prefilled == before + 1  # only the last token, drawn and not run yet
+
+
+def test_many_greedy_runs_from_different_places_start_in_linear_time(make: Make) -> None:
+    """2,000 of them took 40 s when each was compared with all the others."""
+    lm = make("hidden")
+    place = lm.place(prompt_ids(lm))
+    items = [run_item(lm, lm.place([i], place), 1, temperature=0) for i in range(1500)]
+    lm.submit(items)
+    began = time.perf_counter()
+    with lm.scheduler.lock:
+        lm.scheduler.take_in()
+        for job in lm.scheduler.admission.admit(may_evict=True)[0]:
+            lm.scheduler._start(job)
+    assert time.perf_counter() - began < 3
+    assert len(lm.scheduler.waiting.tasks) == 1500
+
+
+def test_an_atomic_call_that_just_fits_runs(kv_kind: str, make: Make) -> None:
+    """One of its paths ends inside a node whose rest may go."""
+    lm = make(kv_kind, kv_bytes=16 * SLOT)
+    ask(lm, lm.place(list(range(40, 52))))
+    paths = [list(range(40, 48)), [*range(40, 44), *range(60, 68)]]
+    tickets = lm.submit([Extend(lm.place(path)) for path in paths], atomic=True)
+    lm.drive(tickets)
+    assert [ticket.result() for ticket in tickets] == [[], []]
+
+
+def test_a_parked_run_goes_on_when_its_kv_comes_back_from_the_host(make: Make) -> None:
+    want = tokens_of(batch(make("sequence"), 3, max_tokens=12))
+    lm = make("sequence", n_seq_max=1)
+    lm.tree.host.capacity = 1000
+    assert tokens_of(batch(lm, 3, max_tokens=12)) == want
+
+
+def test_a_gather_of_hundreds_of_callers_is_one_step(make: Make) -> None:
+    lm = make("numpy")
+    place = lm.place([40, 41])
+    ask(lm, place)
+
+    async def one(token: int) -> None:
+        tickets = await lm.asubmit([Extend(lm.place([token], place))])
+        await lm.adrive(tickets)
+
+    async def all_of(n: int) -> None:
+        await asyncio.gather(*(one(token) for token in range(n)))
+
+    before = lm.stats().steps
+    asyncio.run(all_of(400))
+    assert lm.stats().steps == before + 1
+
+
+def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -> None:
+    lm = make("numpy")
+    place = lm.place(prompt_ids(lm))
+
+    async def cancel_after(n_passes: int) -> None:
+        item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset())
+        task = asyncio.create_task(lm.asubmit([item]))
+        for _ in range(n_passes):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for n_passes in (1, 2):  # before it was handed over, and after
+        asyncio.run(cancel_after(n_passes))
+    ask(lm, lm.place([7]))
+    assert lm.stats().decoded < 100

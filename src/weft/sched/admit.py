@@ -140,11 +140,14 @@ class Admission:
 def enter(task: Task, tree: TokenTree) -> Cursor:
     """Return a task's cursor, its tokens in the tree. A run's is the end of a node: a tail starts
     there.
+
+    An extend may end inside a resident node, which is then pinned whole; but paths that must fit
+    together are counted exactly.
     """
     if isinstance(task, ExtendTask):
         end = tree.extend(tree.place(task.item.place), task.item.tokens)
         node = end.node
-        return end if node.resident else tree.cut(end)
+        return end if node.resident and len(task.job.tasks) == 1 else tree.cut(end)
     assert isinstance(task, RunTask)
     return tree.cut(tree.extend(tree.place(task.anchor), task.anchor_ids))
 

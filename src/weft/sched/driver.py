@@ -11,15 +11,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
 from ..errors import StaleHandle
+from .outbox import Outbox
 from .scheduler import Scheduler
 from .work import Extend, Run, Ticket
 
 _log = logging.getLogger(__name__)
-
 Value = TypeVar("Value")
 IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
 
@@ -59,6 +60,7 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
+        self._stepper: int | None = None  # that thread
         self._news = threading.Condition()  # work came, a step ended, or the driver closed
         self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]
@@ -71,6 +73,8 @@ class Driver:
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         tickets = self.scheduler.submit(items, atomic=atomic)
+        if self.closed:  # meanwhile: nobody will step again
+            raise StaleHandle("the LM was closed while this was submitted")
         if self._thread is not None:
             self._wake()
         return tickets
@@ -101,6 +105,7 @@ class Driver:
 
     def _until(self, is_done: Callable[[], bool]) -> None:
         """Step, or wait for the thread that steps, until `is_done()`."""
+        self._refuse_nested()
         if not self._claim():
             self._wait(is_done)
             return
@@ -108,7 +113,7 @@ class Driver:
             while not is_done():
                 if self._thread is not None:
                     break
-                with self._stepping:
+                with self._turn():
                     self.scheduler.step()
                 check()
         if not is_done():
@@ -124,7 +129,7 @@ class Driver:
         return self._between_steps(work)
 
     def _between_steps(self, work: Callable[[], Value]) -> Value:
-        with self._stepping:
+        with self._turn(), deferred_interrupt():
             self.scheduler.land_flight()
             with self.scheduler.lock:
                 return work()
@@ -152,6 +157,26 @@ class Driver:
                 errand.set_exception(error)
         return any_run
 
+    def _drop_errands(self) -> None:
+        while self._errands:
+            errand, _ = self._errands.popleft()
+            errand.set_exception(StaleHandle("the LM was closed while this waited"))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the one who steps."""
+        self._refuse_nested()
+        with self._stepping:
+            self._stepper = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepper = None
+
+    def _refuse_nested(self) -> None:
+        if self._stepper == threading.get_ident():
+            raise RuntimeError("a sink or callback must not wait for the LM that calls it")
+
     def _claim(self) -> bool:
         """Whether the calling thread may step inline; starts the driver thread when it may not."""
         if self._thread is not None:
@@ -166,8 +191,6 @@ class Driver:
         return False
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a sink or callback must not wait for the LM that calls it")
         self._wake()
         with self._news:
             while not is_done():
@@ -193,7 +216,7 @@ class Driver:
                 self._thread.start()
 
     def _shut(self, last: Callable[[], None] | None) -> None:
-        with self._stepping:
+        with self._turn():
             self.closed = True
             self.scheduler.close()
             if last is not None:
@@ -206,22 +229,35 @@ class Driver:
     def turn(self) -> bool:
         """Run errands, and a step if there is work. Returns whether there was any."""
         ran_errands = self._run_errands()
-        with self._stepping:
+        with self._turn():
             if self.scheduler.is_idle:
                 return ran_errands
             try:
                 self.scheduler.step()
-            except BaseException:  # its tickets have failed with it; this thread serves the others
-                _log.exception("a step ended with an error that ends programs; the thread goes on")
-        self._wake()
-        for loop, outbox in list(self._loops.items()):
-            outbox.deliver(loop)
+            except (KeyboardInterrupt, SystemExit):  # the engine's; the step's tickets have it
+                _log.exception("the engine asked to exit; the step it did so in has failed")
+        self._tell()
         return True
+
+    def _tell(self) -> None:
+        """Wake all who wait, in threads and in event loops."""
+        self._wake()
+        for loop, outbox in self._outboxes():
+            outbox.deliver(loop)
+
+    def give_up(self, error: BaseException) -> None:
+        """The thread ends by an error that no ticket has: whoever waits must not wait for ever."""
+        _log.error("a step failed outside the model call; this LM is closed", exc_info=error)
+        self.closed = True
+        self.scheduler.abandon(error)
+        self._drop_errands()
+        self._tell()
 
     def close(self, last: Callable[[], None] | None = None) -> None:
         """Stop stepping and fail what is left, then call `last`; idempotent."""
         if self.closed:
             return
+        self._refuse_nested()
         owned = self.scheduler.engine.info.owner_thread
         if owned:
             self._on_thread(lambda: self._shut(last))
@@ -233,9 +269,8 @@ class Driver:
             thread.join()
         if not owned:
             self._shut(last)
-        for loop, outbox in list(self._loops.items()):
-            outbox.deliver(loop)
-        self._wake()
+        self._drop_errands()
+        self._tell()
 
     # Async ------------------------------------------------------------------------------------
 
@@ -244,12 +279,16 @@ class Driver:
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         loop = asyncio.get_running_loop()
-        outbox = self._loops.get(loop)
-        if outbox is None:
-            outbox = self._loops[loop] = Outbox()
         self.start()
-        await outbox.gathered(loop)
-        return self.submit(items, atomic=atomic)
+        submit = partial(self.submit, items, atomic=atomic)
+        handed = self._outbox(loop).hand_over(loop, submit, self.scheduler.lock)
+        try:
+            return await handed
+        except asyncio.CancelledError:
+            if handed.done() and not handed.cancelled() and handed.exception() is None:
+                for ticket in handed.result():  # it was too late to call it back
+                    ticket.cancel()
+            raise
 
     async def adrive(self, tickets: Sequence[Ticket]) -> None:
         """Wait for tickets without blocking the loop; cancelling the task cancels them."""
@@ -272,10 +311,7 @@ class Driver:
         self.start()
         self._wake()
         loop = asyncio.get_running_loop()
-        outbox = self._loops.get(loop)
-        if outbox is None:
-            outbox = self._loops[loop] = Outbox()
-        waiter = outbox.wait(loop, is_done)
+        waiter = self._outbox(loop).wait(loop, is_done)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -284,61 +320,17 @@ class Driver:
             self._wake()
             raise
 
+    def _outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+        with self._news:
+            outbox = self._loops.get(loop)
+            if outbox is None:
+                outbox = self._loops[loop] = Outbox()
+            return outbox
 
-class Outbox:
-    """What one event loop waits for. A step's results reach the loop in one callback."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._gathering: asyncio.Future[None] | None = None
-        self._n_submitted = 0
-
-    async def gathered(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until a pass of the loop adds no more submissions; no timers."""
-        self._n_submitted += 1
-        if self._gathering is None:
-            self._gathering = loop.create_future()
-            loop.call_soon(self._look, loop, self._n_submitted)
-        await asyncio.shield(self._gathering)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, seen: int) -> None:
-        if seen != self._n_submitted:
-            loop.call_soon(self._look, loop, self._n_submitted)
-            return
-        gathering, self._gathering = self._gathering, None
-        if gathering is not None and not gathering.done():
-            gathering.set_result(None)
-
-    def wait(
-        self, loop: asyncio.AbstractEventLoop, is_done: Callable[[], bool]
-    ) -> asyncio.Future[None]:
-        """Return a future that is set once `is_done()` after a step."""
-        future = loop.create_future()
-        with self._lock:
-            self._waiters.append((is_done, future))
-        if is_done():
-            self.deliver(loop)
-        return future
-
-    def deliver(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the loop of all waiters that are done now."""
-        with self._lock:
-            done = [waiter for waiter in self._waiters if waiter[0]()]
-            if not done:
-                return
-            self._waiters = [waiter for waiter in self._waiters if waiter not in done]
-        try:
-            loop.call_soon_threadsafe(set_all, [future for _, future in done])
-        except RuntimeError:  # the loop was closed; nobody is left to hear it
-            return
-
-
-def set_all(futures: list[asyncio.Future[None]]) -> None:
-    """Set futures that still wait."""
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+    def _outboxes(self) -> list[tuple[asyncio.AbstractEventLoop, Outbox]]:
+        # Under the lock: other threads' loops come and go.
+        with self._news:
+            return list(self._loops.items())
 
 
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
@@ -350,7 +342,11 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
         driver = driver_ref()
         if driver is None or driver.closed:
             return
-        worked = driver.turn()
+        try:
+            worked = driver.turn()
+        except BaseException as error:
+            driver.give_up(error)
+            return
         if not worked:
             with news:
                 if driver.closed:

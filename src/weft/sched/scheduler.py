@@ -112,7 +112,8 @@ class Scheduler:
         self.counters.plan_s += planned - began
         self.counters.forward_s += forward
         self.counters.deliver_s += time.perf_counter() - planned - forward
-        if not (launched or landing or moved or ended != self._n_ended or self.is_idle):
+        moved += ended != self._n_ended
+        if not (launched or landing or moved or self.runs.live or self.is_idle):
             self._give_up()
 
     def _give_up(self) -> None:
@@ -149,6 +150,7 @@ class Scheduler:
                 self.admission.add(entry)
             elif not entry.done:
                 self._cancel(entry)
+        self._join_chains()
         return n_taken
 
     def _cancel(self, ticket: Ticket) -> None:
@@ -260,6 +262,7 @@ class Scheduler:
                         self.runs.note_late(group)
         except BaseException as error:
             launched.error = error
+            self._settle_quietly(launched)  # what was launched still uses what is to be freed
         self._forward_s = time.perf_counter() - began
 
     def _land(self, launched: Launched) -> float:
@@ -312,13 +315,15 @@ class Scheduler:
             self._fail(job, error)
 
     def _settle_quietly(self, launched: Launched) -> None:
-        """Wait for a step that was launched from a failed one; whatever it says, it failed too."""
+        """Wait for what a failed step, or one launched from its draws, has running; it failed
+        anyway.
+        """
         for group in launched.groups:
             try:
                 if group.output is not None:
                     group.output.wait()
             except Exception as error:
-                launched.error = error
+                launched.error = launched.error or error
 
     def _fail(self, job: Job, error: BaseException) -> None:
         if job.done:
@@ -366,6 +371,16 @@ class Scheduler:
         flight, self.flight = self.flight, None
         if flight is not None:
             self._land(flight)
+
+    def abandon(self, error: BaseException) -> None:
+        """Answer all tickets with an error and touch nothing else: the state may be half-made."""
+        failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        with self.lock:
+            arrived = [entry for entry in self._inbox if isinstance(entry, Job)]
+            for job in [*arrived, *self.admission.queue, *self.admission.admitted]:
+                for ticket in job.tickets():
+                    ticket.resolve(error=failed)
 
     def close(self) -> None:
         """Fail everything that is not done and forget all KV; the engine stays open."""

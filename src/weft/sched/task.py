@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ..engines.base import LateTokens, Row
     from ..kv.tail import Tail
 
+MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common
+
 
 class Need:
     """Logits or scores at token indices [first, last) of the task's path; index i gives token i +
@@ -112,7 +114,7 @@ class RunTask(Task):
     tokens: drawn and kept so far; settled: how many of them are in the tree (before `cursor`).
     anchor, anchor_ids: the held place that `cursor` is remade from. pending: drawn, not run yet.
     late: the draw that is still in flight. ending: ends once that has landed. row: reused every
-    step.
+    step. merge_key: see Waiting.merge.
     """
 
     __slots__ = (
@@ -122,6 +124,7 @@ class RunTask(Task):
         "epoch",
         "late",
         "members",
+        "merge_key",
         "namespace",
         "path_ids",
         "pending",
@@ -147,6 +150,7 @@ class RunTask(Task):
         self.tail: Tail | None = None
         self.row: Row | None = None
         self.path_ids: list[int] | None = None
+        self.merge_key: MergeKey = None
         self.epoch = -1
 
     @property

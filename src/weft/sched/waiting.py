@@ -14,7 +14,7 @@ from .pack import Packer
 from .rows import RowCache
 from .runs import Runs
 from .step import Group, Piece
-from .task import ExtendTask, Job, Need, RunTask, Task
+from .task import ExtendTask, Job, MergeKey, Need, RunTask, Task
 from .work import Draw, Scores
 
 
@@ -40,6 +40,7 @@ class Waiting:
         self.runs = runs
         self.packer = Packer(tree, cache)
         self.tasks: list[Task] = []
+        self._greedy: dict[MergeKey, RunTask] = {}  # those that wait for their first draw
         self._fail = fail
         self._ended = ended
 
@@ -53,21 +54,27 @@ class Waiting:
     def remove(self, job: Job) -> None:
         """Let a job's tasks wait no longer."""
         self.tasks = [task for task in self.tasks if task.job is not job]
+        for task in job.tasks:
+            self._no_longer_merges(task)
 
     def merge(self, task: RunTask) -> bool:
         """Make an equal greedy run that has not begun carry this one too; return whether there is
-        one.
+        one. Cost: O(1).
         """
-        key = merge_key(task)
+        task.merge_key = key = merge_key(task)
         if key is None:
             return False
-        for other in self.tasks:
-            if isinstance(other, RunTask) and merge_key(other) == key:
-                other.members += task.members
-                for member in task.members:
-                    member.ticket.task = other
-                return True
-        return False
+        other = self._greedy.setdefault(key, task)
+        if other is task:
+            return False
+        other.members += task.members
+        for member in task.members:
+            member.ticket.task = other
+        return True
+
+    def _no_longer_merges(self, task: Task) -> None:
+        if isinstance(task, RunTask) and self._greedy.get(task.merge_key) is task:
+            del self._greedy[task.merge_key]
 
     def pack(self, budget: int) -> list[Piece]:
         """Return the next step's pieces, at most `budget` tokens, for the oldest tasks first."""
@@ -160,6 +167,7 @@ class Waiting:
             if isinstance(task, ExtendTask):
                 self._finish(task)
             elif isinstance(task, RunTask):
+                self._no_longer_merges(task)
                 (self.runs.live if task.started else first).append(task)
         if first:
             self._draw_first(first)
@@ -227,7 +235,7 @@ def answer(want: Any, need: Need) -> Any:
     return parts[0].copy()
 
 
-def merge_key(task: RunTask) -> tuple[object, ...] | None:
+def merge_key(task: RunTask) -> MergeKey:
     """Return what greedy runs that are one run have in common; None for other runs."""
     if not task.sampler.greedy or task.started or task.cursor is None:
         return None
