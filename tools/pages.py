@@ -1,7 +1,7 @@
 """Pages that are written from the code: the command reference, and errors with exit codes.
 
-    python -m tools.pages            writes them
-    python -m tools.pages --check    exit code 1 and a message if one is not current
+python -m tools.pages            writes them
+python -m tools.pages --check    exit code 1 and a message if one is not current
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def command_page() -> str:
         "<!-- Written by `make pages` from the command's own help. Changes here are lost. -->",
         "",
         "`weft` without anything shows where to start. `python -m weft` is the same command.",
-        "Results go to stdout, everything else to stderr. Where stdout is not a terminal the output",
+        "Results go to stdout, everything else to stderr. Where stdout is no terminal the output",
         "is plain text. [Exit codes](errors.md) · [environment variables](install.md)",
         "",
         "| verb | does |",
@@ -58,8 +58,8 @@ def errors_page() -> str:
         " lost. -->",
         "",
         "Every error that Weft raises on purpose is a `WeftError` and stands in `weft.errors`. A",
-        "message says what was wrong, what is allowed and what to do; `error.hint` repeats the last",
-        "part. The built-in in brackets is a second parent: catch either.",
+        "message says what was wrong, what is allowed and what to do; `error.hint` repeats this",
+        "last part. The built-in in brackets is a second parent: catch either.",
         "",
         f"```text\n{tree}\n```",
         "",

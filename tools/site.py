@@ -1,7 +1,7 @@
 """What the documentation site needs beside its pages; mkdocs calls the `on_…` functions.
 
-Pages that lie elsewhere in the repository join the site, links between the two lead on, and drawings
-stand in the page itself, so that they take its colours.
+Pages that lie elsewhere in the repository join the site, links between the two lead on, and
+drawings stand in the page itself.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(
-    markdown: str, *, page: Page, config: MkDocsConfig, files: Files
-) -> str:
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to where the pages stand in the site."""
     return in_site(markdown, page.file.src_uri)
 
