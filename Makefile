@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
+DOCS_VENV ?= .venv-docs
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
 
@@ -10,13 +11,14 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test slow coverage lint format types pyright imports check dist clean
+.PHONY: help demo test slow coverage lint format types pyright imports check pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch for CPUs, then the default tests"
-	@echo "make check     test, lint, types and imports, as CI does"
-	@echo "also: slow coverage lint format types pyright imports dist clean"
+	@echo "make check     test, lint, types, imports and docs, as CI does"
+	@echo "make docs      the documentation as a site in site/"
+	@echo "also: slow coverage lint format types pyright imports pages dist clean"
 
 demo: $(DEMO_VENV)/.stamp
 	$(DEMO_VENV)/bin/weft demo
@@ -62,12 +64,26 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test lint types imports
+check: test lint types imports docs
+
+# The command reference and the page of errors, from the code.
+pages: $(VENV)/.stamp
+	$(BIN)/python -m tools.pages
+
+$(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS_VENV)/.stamp
+	$(DOCS_VENV)/bin/python -m tools.pages --check
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	$(DOCS_VENV)/bin/python -m tools.outside site
 
 dist: $(VENV)/.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -rf .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -47,16 +47,19 @@ def load(
 
     Args:
         model: "tiny" (embedded), a Hub id `org/name` or `org/name@revision`, a folder, or an
-        already loaded
-            Transformers model (then with `tokenizer`; the object is not touched, and asking again
-            gives the same LM).
+            already loaded Transformers model (then with `tokenizer`; the object is not touched,
+            and asking again gives the same LM).
         tokenizer: an already loaded tokenizer; None takes the one beside the model.
         engine: "auto" takes numpy for the embedded model and torch for others; or a name.
-        device, dtype: "auto", or as the engine calls them ("cpu", "cuda"; "float32", "bfloat16",
-        …).
-        revision, token, local_files_only: for the Hub. trust_remote_code: run the model's own code.
+        device: "auto", or as the engine calls it ("cpu", "cuda", …).
+        dtype: "auto", or as the engine calls it ("float32", "bfloat16", …).
+        revision: for the Hub: a branch, tag or commit.
+        token: for the Hub.
+        trust_remote_code: run the model's own code.
+        local_files_only: ask the Hub nothing; take what its cache has.
         n_ctx: tokens a path may have, at most the model's own (the default).
-        n_batch: tokens a step may run (default 512). n_seq_max: paths that may be resident at once.
+        n_batch: tokens a step may run (default 512).
+        n_seq_max: paths that may be resident at once.
         kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
             branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
             the device memory that is free after loading, 4 GiB on a CPU.
@@ -64,9 +67,10 @@ def load(
         progress: called with (phase, done, total, note) while downloading and loading.
 
     Raises:
-        ConfigError: an argument is not allowed. ModelLoadError: files are missing or broken.
-        EngineUnavailable: the engine's package is not installed. Unsupported: it cannot run this
-        model.
+        ConfigError: an argument is not allowed.
+        ModelLoadError: files are missing or broken.
+        EngineUnavailable: the engine's package is not installed.
+        Unsupported: the engine cannot run this model.
     """
     budget = parse_bytes(kv_budget)
     limits = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max}

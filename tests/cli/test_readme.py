@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +51,30 @@ def test_the_program_type_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
     out, _, code = api.run([*settings, "--follow-imports=silent", str(file)])
     assert code == 0, out
+
+
+def test_the_program_type_checks_in_pyright(tmp_path: Path) -> None:
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    file = tmp_path / "first.py"
+    file.write_text(program(), encoding="utf-8")
+    settings = {"extraPaths": [str(ROOT / "src")], "reportMissingModuleSource": "none"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    done = pyright("--project", str(tmp_path), str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def pyright(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pyright; skip where it cannot start: its wheel fetches the checker at first use."""
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
+    except subprocess.TimeoutExpired:
+        pytest.skip("pyright does not start: fetching the checker takes more than 120 s")
+    # 0: no complaint, 1: complaints. All else, and no summary, is pyright's own trouble.
+    if done.returncode not in (0, 1) or not re.search(r"^\d+ errors?", done.stdout, re.MULTILINE):
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        pytest.skip(f"pyright does not start: {lines[-1]}")
+    return done
 
 
 def test_the_commands_shown_are_verbs(weft) -> None:

@@ -166,7 +166,7 @@ def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
 def frag_batch_gen(
     cache: PromptCache, total_prompt_len: int, generated_lengths: Sequence[int]
 ) -> list[list[KVFrag]]:
-    """Return [branch][layer]: each branch's slots from `total_prompt_len` on, as many as it has.
+    """Return `[branch][layer]`: each branch's slots from `total_prompt_len` on, as many as it has.
 
     The cache of `generate_batched` holds new tokens only: pass 0.
     """
@@ -177,7 +177,7 @@ def frag_batch_gen(
 
 
 def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> PromptCache:
-    """Join fragments ([layer][fragment], in path order) to a cache. `offset` is accepted, not used.
+    """Join fragments (`[layer][fragment]`, in path order) to a cache. `offset` has no effect.
 
     Raises ConfigError when a fragment does not begin where the one before it ends.
     """

@@ -1,0 +1,63 @@
+"""The Python of every page runs, block after block, as a reader would run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.engines.source import resolve
+
+ROOT = Path(__file__).parents[2]
+TORCH = "# needs torch"
+
+
+def blocks(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page)]
+WITH_TORCH = [page for page in PAGES if any(b.startswith(TORCH) for b in blocks(page))]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder to work in, with a model in ./folder, as pages have it."""
+    shutil.copytree(resolve("tiny"), tmp_path / "folder")
+    return tmp_path
+
+
+def test_the_guides_have_code() -> None:
+    assert {"concepts", "five-minutes", "loom", "models", "n8loom", "search"} <= {
+        page.stem for page in PAGES
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
+    run([block for block in blocks(page) if not block.startswith(TORCH)], place)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("page", WITH_TORCH, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_with_torch(page: Path, place: Path) -> None:
+    run(blocks(page), place)
+
+
+def run(parts: list[str], place: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", "\n".join(parts)],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr

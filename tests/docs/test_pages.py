@@ -1,0 +1,78 @@
+"""Pages say what is there: generated ones are current, commands parse, the menu is whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from tools import pages
+from weft import errors, samples
+from weft.cli.app import app
+from weft.cli.failures import OUTCOMES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    committed = (DOCS / name).read_text(encoding="utf-8")
+    assert committed == pages.PAGES[name](), "run `make pages` and commit docs/"
+
+
+def test_a_changed_page_is_noticed(tmp_path: Path) -> None:
+    for name in pages.PAGES:
+        (tmp_path / name).write_text(pages.PAGES[name](), encoding="utf-8")
+    assert pages.stale(tmp_path) == []
+    (tmp_path / "errors.md").write_text("another day's errors", encoding="utf-8")
+    assert pages.stale(tmp_path) == ["errors.md"]
+
+
+def test_every_error_and_every_exit_code_is_on_the_page() -> None:
+    page = pages.errors_page()
+    classes = {one for one in vars(errors).values() if isinstance(one, type)}
+    assert classes <= set(OUTCOMES)
+    for kind in classes:
+        assert f"| `{kind.__name__}` |" in page
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert listed == {0} | {outcome.code for outcome in OUTCOMES.values()}
+
+
+def test_every_page_is_in_the_menu_once() -> None:
+    from tools.site import JOINED
+
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"[\w./-]+\.md", nav)
+    there = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert sorted(listed) == sorted(there | set(JOINED.values()))
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield (page, command) for each `weft …` in a fenced block without a language, or `sh`."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^```(?:sh)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            for line in re.findall(r"^(?:\$ )?(weft(?: .*)?)$", block, re.MULTILINE):
+                yield page.name, re.split(r"\s{3,}|\s+#", line)[0]
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_a_command_that_is_shown_parses(page: str, line: str) -> None:
+    _, *arguments = shlex.split(line)
+    group = typer.main.get_command(app)
+    with group.make_context("weft", arguments or ["--version"], resilient_parsing=not arguments):
+        if arguments and not arguments[0].startswith("-"):
+            group.commands[arguments[0]].make_context(arguments[0], arguments[1:])  # type: ignore[attr-defined]
+
+
+def test_prompts_for_the_embedded_model_are_samples_that_work() -> None:
+    for page, line in commands():
+        _, *arguments = shlex.split(line)
+        if arguments[:1] in (["run"], ["solve"]) and "-m" not in arguments:
+            assert arguments[1] in samples.ALL.values(), f"{page}: {line}"

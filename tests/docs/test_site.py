@@ -1,0 +1,95 @@
+"""The site builds without a warning and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.outside import requests
+from tools.site import JOINED, in_site
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "markdown", "want"),
+    [
+        ("README.md", "[a](loom.md#growing)", "[a](loom.md#growing)"),
+        ("README.md", "[a](../CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("design/tree.md", "[a](../../CHANGELOG.md)", "[a](../changelog.md)"),
+        ("design/tree.md", "[a](../concepts.md)", "[a](../concepts.md)"),
+        ("changelog.md", "[a](docs/loom.md)", "[a](loom.md)"),
+        ("tiny.md", "[a](../../../../recipe/README.md)", "[a](recipe.md)"),
+        ("README.md", "[a](../Makefile)", "a"),
+        ("README.md", "[a](https://example.org/x.md) [b](#here)", None),
+    ],
+)
+def test_links_lead_on_in_the_site(name: str, markdown: str, want: str | None) -> None:
+    assert in_site(markdown, name) == (markdown if want is None else want)
+
+
+def test_what_a_page_would_fetch_is_found(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(
+        """<a href="https://followed.example">not loaded</a>
+        <link rel="canonical" href="https://said.example">
+        <link rel="stylesheet" href="https://a.example/x.css">
+        <script src="//b.example/y.js"></script>
+        <img src="own.png"><p style="background: url(https://c.example/z.png)">
+        <style>@import "https://d.example/w.css";</style>""",
+        encoding="utf-8",
+    )
+    (tmp_path / "own.css").write_text("p { background: url('https://e.example/v.woff') }", "utf-8")
+    found = [address.split("/")[2] for _, address in requests(tmp_path)]
+    assert found == [f"{letter}.example" for letter in "abcde"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    for package in ("mkdocs", "material", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f'{package} is not installed; pip install -e ".[docs]", or run make docs')
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    assert list(requests(site)) == []
+
+
+def test_joined_pages_and_api_pages_are_in_the_site(site: Path) -> None:
+    for name in JOINED.values():
+        assert (site / name).with_suffix(".html").is_file()
+    api = (site / "api" / "loom.html").read_text("utf-8")
+    for name in ("weft.Loom", "weft.Heddle.grow", "weft.Heddle.clip", "weft.Heddle.ramify"):
+        assert f'id="{name}"' in api
+    assert "<svg" in (site / "concepts.html").read_text("utf-8")
+
+
+def test_a_group_of_arguments_is_taken_apart() -> None:
+    pytest.importorskip("griffe", reason="griffe is not installed")
+    from tools.docstrings import ungrouped
+
+    before = (
+        "Does.\n\nArgs:\n    a, b: one\n        or two.\n    c: three.\n\nReturns:\n    x, y: z"
+    )
+    after = (
+        "Does.\n\nArgs:\n    a: one\n        or two.\n    b: see `a`.\n    c: three.\n\n"
+        "Returns:\n    x, y: z"
+    )
+    assert ungrouped(before) == after

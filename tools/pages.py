@@ -1,0 +1,143 @@
+"""Pages that are written from the code: the command reference, and errors with exit codes.
+
+python -m tools.pages            writes them
+python -m tools.pages --check    exit code 1 and a message if one is not current
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+COLUMNS = 80
+_EXITS = {
+    0: "what was asked is done",
+    1: "a failure that no other number names",
+    2: "a usage mistake: an option, a value, a prompt that is too long",
+    3: "a model or an engine is not there, or cannot do it",
+    4: "out of memory",
+    130: "interrupted with Ctrl-C",
+}
+
+
+def command_page() -> str:
+    """Return the command reference: what `--help` says, verb by verb."""
+    verbs = dict(_verbs())
+    lines = [
+        "# The command",
+        "",
+        "<!-- Written by `make pages` from the command's own help. Changes here are lost. -->",
+        "",
+        "`weft` without anything shows where to start. `python -m weft` is the same command.",
+        "Results go to stdout, everything else to stderr. Where stdout is no terminal the output",
+        "is plain text. [Exit codes](errors.md) · [environment variables](install.md)",
+        "",
+        "| verb | does |",
+        "| --- | --- |",
+        *(f"| [`weft {verb}`](#weft-{verb}) | {what} |" for verb, what in verbs.items()),
+        *_help("weft", []),
+    ]
+    for verb in verbs:
+        lines += _help(f"weft {verb}", [verb])
+    return "\n".join(lines) + "\n"
+
+
+def errors_page() -> str:
+    """Return the page of errors: the tree, then each class with its exit code and hint."""
+    from weft import errors
+
+    doc = inspect.getdoc(errors) or ""
+    tree = doc[doc.index("WeftError") : doc.index("The built-in in brackets")].rstrip()
+    lines = [
+        "# Errors and exit codes",
+        "",
+        "<!-- Written by `make pages` from weft.errors and the command's table. Changes here are"
+        " lost. -->",
+        "",
+        "Every error that Weft raises on purpose is a `WeftError` and stands in `weft.errors`. A",
+        "message says what was wrong, what is allowed and what to do; `error.hint` repeats this",
+        "last part. The built-in in brackets is a second parent: catch either.",
+        "",
+        f"```text\n{tree}\n```",
+        "",
+        "The command ends with one of these, and never with a traceback for a user's mistake:",
+        "",
+        "| exit code | means |",
+        "| ---: | --- |",
+        *(f"| {code} | {what} |" for code, what in _EXITS.items()),
+        "",
+        "| error | raised when | exit code | the command's hint |",
+        "| --- | --- | ---: | --- |",
+        *_error_rows(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"command.md": command_page, "errors.md": errors_page}
+
+
+def stale(folder: Path = DOCS) -> list[str]:
+    """Return the names of the pages that are not what the code says."""
+    return [name for name, page in PAGES.items() if _read(folder / name) != page()]
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with --check say which are not current."""
+    if arguments not in ([], ["--check"]):
+        print(f"unknown: {' '.join(arguments)}; allowed is nothing, or --check", file=sys.stderr)
+        return 2
+    names = stale()
+    if not arguments:
+        for name in names:
+            (DOCS / name).write_text(PAGES[name](), encoding="utf-8", newline="\n")
+            print(f"wrote docs/{name}")
+        return 0
+    for name in names:
+        print(f"docs/{name} is not current; run `make pages` and commit it", file=sys.stderr)
+    return 1 if names else 0
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def _verbs() -> Iterator[tuple[str, str]]:
+    """Yield (verb, first sentence of its help), in the order of the command's own list."""
+    from weft.cli.app import app
+
+    for info in app.registered_commands:
+        if info.callback is not None and not info.hidden:
+            name = info.name or info.callback.__name__.replace("_", "-")
+            yield name, (inspect.getdoc(info.callback) or "").partition("\n\n")[0]
+
+
+def _help(title: str, arguments: list[str]) -> list[str]:
+    from typer.testing import CliRunner
+
+    from weft.cli.app import app
+
+    result = CliRunner().invoke(
+        app, [*arguments, "--help"], prog_name="weft", terminal_width=COLUMNS, color=False
+    )
+    if result.exit_code:
+        raise RuntimeError(f"{title} --help ends with {result.exit_code}: {result.output}")
+    text = "\n".join(line.rstrip() for line in result.output.rstrip().splitlines())
+    return ["", f"## {title}", "", f"```text\n{text}\n```"]
+
+
+def _error_rows() -> Iterator[str]:
+    from weft.cli.failures import OUTCOMES
+
+    for kind, outcome in OUTCOMES.items():
+        says = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
+        if kind is MemoryError:
+            says = "Python's own, or the device's: no memory is left."
+        hint = outcome.hint.format(verb="VERB")
+        yield f"| `{kind.__name__}` | {says} | {outcome.code} | {hint} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
