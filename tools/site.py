@@ -26,8 +26,6 @@ JOINED = {
     "recipe/README.md": "recipe.md",
     "src/weft/data/tiny/README.md": "tiny.md",
 }
-# Linked already; until they are there the link's text stands alone.
-WRITTEN_LATER = {"benchmarks.md"}
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)"\s*/?>')
 
@@ -64,8 +62,6 @@ def in_site(markdown: str, name: str) -> str:
             there = aim.relative_to(DOCS).as_posix()
         else:
             there = JOINED.get(aim.relative_to(ROOT).as_posix(), "")
-        if there in WRITTEN_LATER and not (DOCS / there).exists():
-            return text
         if not there:  # a file of the repository that is no page: there is nothing to lead to
             return text
         here = os.path.dirname(name) or "."
