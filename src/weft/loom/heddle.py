@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TextIO, Unpack
+from typing import Any, Unpack
 
 from ..errors import ConfigError
 from ..results import Delta, Distribution, TextScore
@@ -12,10 +12,10 @@ from . import ask, known, walk
 from .batch import at_each
 from .grow import Branches, Growth, adeltas, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
-from .node import Node
+from .shown import Shown
 
 
-class Heddle(Node):
+class Heddle(Shown):
     """A node: some tokens that continue its parent's. Equal siblings are two nodes over one KV.
 
     May be subclassed: children are of their parent's class, made by its constructor.
@@ -161,38 +161,6 @@ class Heddle(Node):
         Raises Unsupported on engines whose library has none.
         """
         return self._home.live_lm().engine_cache(ask.at_end(self))
-
-    # Showing
-
-    def show(
-        self,
-        *,
-        node: Callable[[Heddle], str] | None = None,
-        edge: Callable[[Heddle], str] | None = None,
-        file: TextIO | None = None,
-        limit: int | None = None,
-    ) -> None:
-        """Write the tree from here down to the terminal.
-
-        Args:
-            node: what to write for a node instead of its text and figures.
-            edge: what to write on the line to a node, before it.
-            file: instead of standard output.
-            limit: lines at most; the rest is counted.
-        """
-        from ..viz.text import show
-
-        show(self, node=node, edge=edge, file=file, limit=limit)
-
-    def __str__(self) -> str:
-        from ..viz.text import draw
-
-        return "\n".join(draw(self))
-
-    def _repr_html_(self) -> str:
-        from ..viz.text import as_html
-
-        return as_html(self)
 
     # The known names
 
