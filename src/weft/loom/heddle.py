@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -10,7 +11,8 @@ from ..results import Delta, Distribution, TextScore
 from ..sampling.params import BranchOptions, SamplingParams
 from . import ask, known, walk
 from .batch import at_each
-from .grow import Branches, Growth, adeltas, deltas, plan, refuse_terminal, seeded
+from .branches import Branches
+from .grow import Growth, adeltas, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
 from .shown import Shown
 
@@ -29,6 +31,7 @@ class Heddle(Shown):
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
+        show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
         """Generate `n` continuations and return them, attached as children.
@@ -37,6 +40,7 @@ class Heddle(Shown):
             at: grow these nodes instead of this one, all in one batch; n each, in their order.
                 Terminal ones are left alone and listed in `skipped` of the result.
             force: grow terminal nodes too.
+            show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
             sampling: SamplingParams; the model's defaults hold for what is not given.
 
         Raises:
@@ -44,8 +48,16 @@ class Heddle(Shown):
 
         On an error no child is there. Ctrl-C keeps what was made as finish_reason "interrupted".
         """
-        growth = self._plan(n, at, force, sampling)
-        return growth.run() if growth is not None else Branches()
+        # Looked up, not imported: where IPython does not run there is nobody to show it to.
+        is_shown = show and "IPython" in sys.modules
+        growth = self._plan(n, at, force, sampling, streamed=is_shown)
+        if growth is None:
+            return Branches()
+        if not is_shown:
+            return growth.run()
+        from ..viz.lanes import watch
+
+        return growth.run(watch(len(growth.shoots)))
 
     async def agrow(
         self,

@@ -35,4 +35,4 @@ def facts(node: Heddle) -> list[str]:
 
 def counted(n: int, one: str, many: str = "") -> str:
     """Return a count and its noun."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", "\u202f")
+    return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", " ")

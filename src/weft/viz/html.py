@@ -32,6 +32,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 # More tokens than these have their figures under the pointer only, or the page gets too large.
 MAX_TABLED = 20_000
 _TITLE, _HEADING = 80, 240
+# Less likely alternatives are under the pointer only.
+_LISTED = 0.001
 # From here on levels are set closer.
 _FAR = 12
 
@@ -176,34 +178,40 @@ def _tree(root: Heddle, page: Page, limit: int | None) -> Iterator[str]:
             continue
         # A prompt is the heading already.
         nodes = [node for node in each.nodes if not isinstance(node, Loom)]
-        last = each.nodes[-1]
-        on = ' class="on"' if last.id in page.marked else ""
-        yield f'<li{on} id="n-{as_html(each.nodes[0].id)}">'
-        for at, node in enumerate(nodes):
-            yield from _node(node, page, ' then"' if at else '"')
+        yield "<li>"
+        for node in nodes:
+            yield from _node(node, page)
         if each.n_hidden:
             yield f'<p class="soft">… {counted(each.n_hidden, "more node")} below, not shown</p>'
         if each.n_branches:
             far = ' class="far"' if each.forks >= _FAR else ""
             more = each.n_below - each.n_branches
             said = counted(each.n_branches, "branch", "branches")
-            said += f" · {counted(more, 'node')} below them" if more else ""
+            said += f" · {counted(more, 'node')} deeper" if more else ""
             yield f'<details class="fold" open><summary>{said}</summary>\n<ul{far}>\n'
 
 
-def _node(node: Heddle, page: Page, more: str) -> Iterator[str]:
-    if page.node is not None:
-        yield f'<div class="text{more} dir="auto">{as_html(page.node(node))}</div>'
-        return
+def _node(node: Heddle, page: Page) -> Iterator[str]:
+    on = " on" if node.id in page.marked else ""
+    yield f'<div class="node{on}" id="n-{as_html(node.id)}">'
+    yield from _text(node, page) if page.node is None else _told(page.node(node))
+    yield "</div>\n"
+
+
+def _told(text: str) -> Iterator[str]:
+    yield f'<div class="text" dir="auto">{as_html(text)}</div>'
+
+
+def _text(node: Heddle, page: Page) -> Iterator[str]:
     found = pieces(node, page.seen.get(node.id, ()))
     text = "".join(map(_token, found)) or f'<span class="nothing">{NOTHING}</span>'
-    yield f'<div class="text{more} dir="auto">{text}</div>'
+    yield f'<div class="text" dir="auto">{text}</div>'
     figures = as_html(" · ".join(facts(node)))
     known = page.has_tables and any(piece.logprob is not None for piece in found)
     if not known or found[0].is_mean:
         yield f'<p class="soft">{figures}</p>'
         return
-    yield f'<details><summary class="facts">{figures}</summary>'
+    yield f"<details><summary>{figures}</summary>"
     yield f'<div class="scroll" tabindex="0">{_table(found)}</div></details>'
 
 
@@ -234,6 +242,7 @@ def _row(piece: Piece, has_seen: bool) -> str:
     if has_seen:
         seen = piece.seen
         cells.append("" if seen is None else str(seen.rank + 1))
-        said = "" if seen is None else "  ".join(tips.alternative(each) for each in seen.top)
+        likely = [] if seen is None else [e for e in seen.top if e.p >= _LISTED]
+        said = "  ".join(map(tips.alternative, likely))
         wide = f'<td class="wide">{as_html(said)}</td>'
     return "".join(f"<td>{as_html(cell)}</td>" for cell in cells) + wide

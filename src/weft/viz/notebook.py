@@ -72,7 +72,9 @@ def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
 
 
 def _item(each: Item, marked: frozenset[int]) -> str:
-    return _ITEM.replace("128,128,128,.35", "20,150,135,.9") if id(each.nodes[-1]) in marked else _ITEM
+    return (
+        _ITEM.replace("128,128,128,.35", "20,150,135,.9") if id(each.nodes[-1]) in marked else _ITEM
+    )
 
 
 def _node(node: Heddle) -> str:

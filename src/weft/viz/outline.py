@@ -37,7 +37,7 @@ class End(NamedTuple):
 
 
 def nearest(root: Heddle, limit: int | None) -> list[Heddle]:
-    """Return the first `limit` nodes, level by level from `root`: parents always before children."""
+    """Return the first `limit` nodes, level by level: parents before children."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"limit is {limit!r}; allowed is a whole number from 1, or None for all")
     found: list[Heddle] = []

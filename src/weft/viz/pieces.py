@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..loom import Loom
 from ..results import TokenProb
 from ..sched.work import Extend, Scores
+from .tints import p_of
 
 if TYPE_CHECKING:
     from ..engines.base import Score
@@ -22,7 +23,7 @@ _ASKED_AT_ONCE = 64
 
 
 class Seen(NamedTuple):
-    """What the model says of a token in its place: its rank (0 the likeliest), and the likeliest."""
+    """What the model says of a token in its place: its rank from 0, and the likeliest ones."""
 
     rank: int
     top: tuple[TokenProb, ...]
@@ -46,7 +47,7 @@ class Piece:
     @property
     def p(self) -> float | None:
         """exp(logprob)."""
-        return None if self.logprob is None else math.exp(min(self.logprob, 0.0))
+        return None if self.logprob is None else p_of(self.logprob)
 
 
 def pieces(node: Heddle, seen: Sequence[Seen] = ()) -> list[Piece]:
@@ -126,7 +127,8 @@ def _seen(lm: LM, score: Score) -> Iterator[Seen]:
         score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
     )
     for rank, ids, logprobs in rows:
-        yield Seen(rank, tuple(_token_prob(lm, *each) for each in zip(ids, logprobs, range(len(ids)), strict=True)))
+        listed = enumerate(zip(ids, logprobs, strict=True))
+        yield Seen(rank, tuple(_token_prob(lm, token, lp, at) for at, (token, lp) in listed))
 
 
 def _token_prob(lm: LM, token: int, logprob: float, rank: int) -> TokenProb:

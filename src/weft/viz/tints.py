@@ -68,4 +68,11 @@ def percent(p: float) -> str:
     """Return a probability in as few digits as tell it apart from 0."""
     if not math.isfinite(p):
         return "?"
-    return f"{p:.1%}".replace("%", " %") if p >= 0.001 or p == 0 else f"{p:.0e}"
+    if p == 0 or p >= 0.001:
+        return f"{p:.1%}".replace("%", " %")
+    return f"{p:.3%}".replace("%", " %") if p >= 0.00001 else "<0.001 %"
+
+
+def p_of(logprob: float) -> float:
+    """Return exp(logprob); 0 for what is no number."""
+    return math.exp(min(logprob, 0.0)) if not math.isnan(logprob) else 0.0

@@ -25,9 +25,13 @@ def figures(piece: Piece) -> list[str]:
     """Return p, logprob and entropy; empty for what is not known."""
     return [
         "" if piece.p is None else percent(piece.p),
-        "" if piece.logprob is None else f"{piece.logprob:.3f}".replace("-", "−"),
+        "" if piece.logprob is None else _signed(piece.logprob),
         "" if piece.entropy is None else f"{piece.entropy:.2f}",
     ]
+
+
+def _signed(value: float) -> str:
+    return f"{value:.3f}".replace("-0.000", "0.000").replace("-", "−")
 
 
 def alternative(each: TokenProb) -> str:
