@@ -30,7 +30,7 @@ _BAR_EM = 9
 def distribution(result: Distribution) -> str:
     """Return the likeliest tokens with bars."""
     rows = (
-        [str(e.rank + 1), _code(e.text), _bar(e.p), percent(e.p), str(e.id)]
+        [str(e.rank + 1), _code(e.text), _bar(e.p), as_html(percent(e.p)), str(e.id)]
         for e in result[:SCREEN]
     )
     return _table(("rank", "token", "", "p", "id"), rows, _more(len(result)))
@@ -39,7 +39,7 @@ def distribution(result: Distribution) -> str:
 def token_prob(result: TokenProb) -> str:
     """Return one token and its figures."""
     said = f"p {percent(result.p)} · logprob {result.logprob:.3f} · rank {result.rank + 1}"
-    return f'{_code(result.text)} <span style="{SOFT}">{said} · id {result.id}</span>'
+    return f'{_code(result.text)} <span style="{SOFT}">{as_html(said)} · id {result.id}</span>'
 
 
 def text_score(result: TextScore) -> str:

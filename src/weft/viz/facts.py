@@ -25,7 +25,8 @@ def facts(node: Heddle) -> list[str]:
     if node.logprobs:
         found.append(f"p {node.mean_p:.2f}")
     if node.score is not None:
-        found.append(f"score {node.score:.3g}")
+        tiny = 0 < abs(node.score) < 0.001
+        found.append("score 0.000" if tiny else f"score {node.score:.3g}")
     if node.terminal:
         found.append("end")
     elif node.finish_reason is not None:

@@ -47,7 +47,7 @@ def _shell() -> Any:
 
 
 class Lane:
-    """One branch: its tokens' texts and logprobs so far, and why it ended."""
+    """One branch, numbered as in the result: its tokens' texts and logprobs, and why it ended."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -79,7 +79,7 @@ class Lanes:
     """All branches of a call in one display, updated in place; static HTML in the end."""
 
     def __init__(self, n: int) -> None:
-        self.lanes = [Lane(number) for number in range(1, n + 1)]
+        self.lanes = [Lane(number) for number in range(n)]
         self.is_over = False
         self._start = self._drawn_at = time.monotonic()
         self._handle: Any = None
@@ -157,7 +157,7 @@ class Lines:
     """Branches as plain lines, each written when it has ended."""
 
     def __init__(self, n: int) -> None:
-        self.lanes = [Lane(number) for number in range(1, n + 1)]
+        self.lanes = [Lane(number) for number in range(n)]
 
     def open(self) -> None:
         """Write nothing yet."""
@@ -189,12 +189,15 @@ def _plain(lane: Lane) -> str:
 
 
 def _lane(lane: Lane, *, is_over: bool) -> str:
-    body = "".join(map(_piece, _head(lane) if is_over else lane.tail()))
+    pieces = list(_head(lane) if is_over else lane.tail())
+    if pieces:
+        pieces[-1] = (pieces[-1][0].rstrip("\n"), pieces[-1][1])
+    body = "".join(map(_piece, pieces))
     if not body:
         body = f'<span style="{SOFT}">{NOTHING if lane.ended else "…"}</span>'
     return (
         f'<div style="{_LANE}"><span style="{_NUMBER}">{lane.number}</span>'
-        f'<span style="{_TEXT}" dir="auto">{body} '
+        f'<span style="{_TEXT}" dir="auto">{body}  '
         f'<span style="{SOFT}">{lane.state}</span></span></div>'
     )
 
