@@ -14,7 +14,8 @@ NOTHING = "(ended at once)"
 
 def headline(node: Heddle) -> str:
     """Return the text that stands for a node: of a root, what was asked."""
-    if isinstance(node, Loom):
+    # A class of one's own says itself what it shows.
+    if isinstance(node, Loom) and type(node).display_text is Loom.display_text:
         return node.user_prompt or node.text
     return node.display_text()
 
