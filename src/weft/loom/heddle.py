@@ -49,7 +49,8 @@ class Heddle(Shown):
         On an error no child is there. Ctrl-C keeps what was made as finish_reason "interrupted".
         """
         # Looked up, not imported: where IPython does not run there is nobody to show it to.
-        is_shown = show and "IPython" in sys.modules
+        ipython = sys.modules.get("IPython")
+        is_shown = show and ipython is not None and ipython.get_ipython() is not None
         growth = self._plan(n, at, force, sampling, streamed=is_shown)
         if growth is None:
             return Branches()
