@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +28,11 @@ class TokenProb:
     def __repr__(self) -> str:
         return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
 
+    def _repr_html_(self) -> str:
+        from .viz import cards
+
+        return cards.token_prob(self)
+
 
 class Distribution(tuple[TokenProb, ...]):
     """The likeliest next tokens, likeliest first; a tuple of TokenProb."""
@@ -45,10 +48,9 @@ class Distribution(tuple[TokenProb, ...]):
         return "\n".join([*lines, *_more(len(self))])
 
     def _repr_html_(self) -> str:
-        return _table(
-            ("rank", "p", "id", "text"),
-            ((str(e.rank), f"{e.p:.2%}", str(e.id), repr(e.text)) for e in self[:_SCREEN]),
-        )
+        from .viz import cards
+
+        return cards.distribution(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -87,8 +89,9 @@ class TextScore:
         return "\n".join([head, *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:
-        rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
-        return _table(("logprob", "text"), ((f"{lp:.3f}", repr(text)) for text, lp in rows))
+        from .viz import cards
+
+        return cards.text_score(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,11 +116,3 @@ class Delta:
 
 def _more(length: int) -> list[str]:
     return [f"  … {length - _SCREEN} more"] if length > _SCREEN else []
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{cells}</tr>{body}</table>"

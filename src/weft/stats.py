@@ -11,7 +11,7 @@ from .kv.tree import TokenTree
 from .sched.work import Counters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stats:
     """Figures of one LM since it was loaded; its str is the savings line.
 
@@ -57,6 +57,14 @@ class Stats:
             f"{self.tokens_per_s:,.0f} tok/s",
         ]
         return " · ".join(parts).replace(",", " ")
+
+    def __repr__(self) -> str:
+        return f"Stats({self})"
+
+    def _repr_html_(self) -> str:
+        from .viz import cards
+
+        return cards.stats(self)
 
 
 def format_bytes(n_bytes: int) -> str:

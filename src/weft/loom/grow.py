@@ -17,21 +17,15 @@ from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import Channel
 from ..sched.work import FinishReason, Run, RunState, Ticket
 from ..tokens.text import StopStrings, TextStream
+from .branches import Branches
 
 if TYPE_CHECKING:
     from ..kv.cursor import Place
     from ..lm import LM
     from .heddle import Heddle
+    from .watcher import Watcher
 
 _log = logging.getLogger(__name__)
-
-
-class Branches(list["Heddle"]):
-    """The children a call made, in branch order; `skipped` are terminal nodes left alone."""
-
-    def __init__(self, made: Iterable[Heddle] = (), *, skipped: Iterable[Heddle] = ()) -> None:
-        super().__init__(made)
-        self.skipped: list[Heddle] = list(skipped)
 
 
 class Event(NamedTuple):
@@ -99,6 +93,18 @@ class Shoot:
         child.terminal = result.ended_by is not None
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
         self._attach(result.end)
+
+    def told(self, events: list[Event]) -> tuple[list[tuple[str, float]], FinishReason | None]:
+        """Return the new tokens' texts and logprobs, and why the branch is over, if it is."""
+        assert self.text is not None
+        assert self.ticket is not None
+        new = [(self.text.push(e.token), e.logprob) for e in events if e.token is not None]
+        if all(event.token is not None for event in events):
+            return new, None
+        if self.ticket.error is not None:
+            return new, "error"
+        stopped = self.watch is not None and self.watch.stopped is not None
+        return new, "stop" if stopped else self.ticket.value.finish_reason
 
     def keep(self, reason: FinishReason) -> None:
         """End the branch early with the tokens delivered; one without any is dropped."""
@@ -178,15 +184,32 @@ class Growth:
 
     # All at once
 
-    def run(self) -> Branches:
-        """Grow to the end and attach the children; on an error none of them."""
+    def run(self, watcher: Watcher | None = None) -> Branches:
+        """Grow to the end and attach the children; on an error none of them.
+
+        A watcher needs a streamed growth.
+        """
         self._submit()
         try:
+            if watcher is not None:
+                self._show(watcher)
             self.lm.drive(self._tickets)
         except KeyboardInterrupt:
+            self._cancel("interrupted")
+            self.lm.drive(self._tickets)
             self._finish_kept()
             raise
         return self._finish_all()
+
+    def _show(self, watcher: Watcher) -> None:
+        assert self._channel is not None
+        try:
+            watcher.open()
+            for events in self.lm.pump(self._channel, self._tickets):
+                for shoot, of_one in self._sorted(events):
+                    watcher.push(shoot.index, *shoot.told(of_one))
+        finally:
+            watcher.close()
 
     async def arun(self) -> Branches:
         """As `run`, beside a running loop. A cancelled task keeps what was made, as "cancelled"."""

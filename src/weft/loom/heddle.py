@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TextIO, Unpack
+from typing import Any, Unpack
 
 from ..errors import ConfigError
 from ..results import Delta, Distribution, TextScore
 from ..sampling.params import BranchOptions, SamplingParams
 from . import ask, known, walk
 from .batch import at_each
-from .grow import Branches, Growth, adeltas, deltas, plan, refuse_terminal, seeded
+from .branches import Branches
+from .grow import Growth, adeltas, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
-from .node import Node
+from .shown import Shown
 
 
-class Heddle(Node):
+class Heddle(Shown):
     """A node: some tokens that continue its parent's. Equal siblings are two nodes over one KV.
 
     May be subclassed: children are of their parent's class, made by its constructor.
@@ -29,6 +31,7 @@ class Heddle(Node):
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
+        show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
         """Generate `n` continuations and return them, attached as children.
@@ -37,6 +40,7 @@ class Heddle(Node):
             at: grow these nodes instead of this one, all in one batch; n each, in their order.
                 Terminal ones are left alone and listed in `skipped` of the result.
             force: grow terminal nodes too.
+            show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
             sampling: SamplingParams; the model's defaults hold for what is not given.
 
         Raises:
@@ -44,8 +48,17 @@ class Heddle(Node):
 
         On an error no child is there. Ctrl-C keeps what was made as finish_reason "interrupted".
         """
-        growth = self._plan(n, at, force, sampling)
-        return growth.run() if growth is not None else Branches()
+        # Looked up, not imported: where IPython does not run there is nobody to show it to.
+        ipython = sys.modules.get("IPython")
+        is_shown = show and ipython is not None and ipython.get_ipython() is not None
+        growth = self._plan(n, at, force, sampling, streamed=is_shown)
+        if growth is None:
+            return Branches()
+        if not is_shown:
+            return growth.run()
+        from ..viz.lanes import watch
+
+        return growth.run(watch(len(growth.shoots)))
 
     async def agrow(
         self,
@@ -161,38 +174,6 @@ class Heddle(Node):
         Raises Unsupported on engines whose library has none.
         """
         return self._home.live_lm().engine_cache(ask.at_end(self))
-
-    # Showing
-
-    def show(
-        self,
-        *,
-        node: Callable[[Heddle], str] | None = None,
-        edge: Callable[[Heddle], str] | None = None,
-        file: TextIO | None = None,
-        limit: int | None = None,
-    ) -> None:
-        """Write the tree from here down to the terminal.
-
-        Args:
-            node: what to write for a node instead of its text and figures.
-            edge: what to write on the line to a node, before it.
-            file: instead of standard output.
-            limit: lines at most; the rest is counted.
-        """
-        from ..viz.text import show
-
-        show(self, node=node, edge=edge, file=file, limit=limit)
-
-    def __str__(self) -> str:
-        from ..viz.text import draw
-
-        return "\n".join(draw(self))
-
-    def _repr_html_(self) -> str:
-        from ..viz.text import as_html
-
-        return as_html(self)
 
     # The known names
 

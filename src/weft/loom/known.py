@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..results import Delta
 from ..sampling.params import SamplingParams
-from .grow import Branches, Growth, delta
+from .branches import Branches
+from .grow import Growth, delta
 
 if TYPE_CHECKING:
     from ..lm import LM

@@ -103,7 +103,7 @@ class Meter:
 
     def _grow(self, rows: list[Heddle], options: dict[str, Any]) -> list[Heddle]:
         if self.budget.seconds is None:
-            made: list[Heddle] = rows[0].grow(at=rows, **options)
+            made: list[Heddle] = rows[0].grow(at=rows, show=False, **options)
         else:
             made = self._grow_timed(rows, options)
         # An end token was generated too, though no node holds it.

@@ -74,3 +74,8 @@ class SearchResult:
         if len(self.votes) > _SCREEN:
             votes.append(f"  … {len(self.votes) - _SCREEN} more")
         return "\n".join([self.text, f"({verdict}{self.cost})", *votes])
+
+    def _repr_html_(self) -> str:
+        from ..viz import cards
+
+        return cards.search_result(self)

@@ -1,5 +1,8 @@
-"""Pictures of reasoning trees."""
+"""Pictures of reasoning trees: text, HTML, Graphviz, Mermaid, and what notebooks show."""
 
-from .text import as_html, draw, show
+from .dot import to_dot
+from .html import to_html
+from .mermaid import to_mermaid
+from .text import draw, show
 
-__all__ = ["as_html", "draw", "show"]
+__all__ = ["draw", "show", "to_dot", "to_html", "to_mermaid"]

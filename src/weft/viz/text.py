@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import shutil
 import sys
@@ -14,14 +13,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ..loom import Heddle, Loom
+from ..loom import Heddle
+from .facts import facts, headline
 
 Label = Callable[[Heddle], str]
 
 _WIDTH = 100
 # Below this a label is not shortened further, however deep it stands.
 _MIN_LABEL = 24
-_NOTEBOOK_LIMIT = 200
 
 
 class Style(NamedTuple):
@@ -116,11 +115,6 @@ def show(
         console.print(f"{style.cut} {rest} more nodes", style="dim")
 
 
-def as_html(root: Heddle, *, limit: int = _NOTEBOOK_LIMIT) -> str:
-    """Return the drawing for a notebook: escaped, so that model text cannot add markup."""
-    return f"<pre>{html.escape(chr(10).join(draw(root, limit=limit)))}</pre>"
-
-
 def _shown(rails: str, depth: int, width: int, style: Style) -> str:
     """Return the rails, or how deep we are and the last of them when they would fill the width."""
     columns = 4 * max(depth - 1, 0)
@@ -136,30 +130,11 @@ def _line(
     at: Heddle, rails: str, node: Label | None, edge: Label | None, width: int, style: Style
 ) -> Line:
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
-    figures = "" if node is not None else _figures(at, style)
-    label = _clean(_headline(at) if node is None else node(at), style)
+    figures = "" if node is not None else "  " + f" {style.dot} ".join(facts(at))
+    label = _clean(headline(at) if node is None else node(at), style)
     room = max(width - len(rails + figures) - _cells(before), _MIN_LABEL)
     p = at.mean_p if at.logprobs else None
     return Line(rails, before, _fit(label, room, style), figures, p)
-
-
-def _headline(at: Heddle) -> str:
-    if isinstance(at, Loom) and type(at).display_text is Loom.display_text:
-        return at.user_prompt or at.text
-    return at.display_text()
-
-
-def _figures(at: Heddle, style: Style) -> str:
-    facts = [f"{len(at.tokens)} tok"]
-    if at.logprobs:
-        facts.append(f"p {at.mean_p:.2f}")
-    if at.score is not None:
-        facts.append(f"score {at.score:.3g}")
-    if at.terminal:
-        facts.append("end")
-    elif at.finish_reason is not None:
-        facts.append(at.finish_reason)
-    return "  " + f" {style.dot} ".join(facts)
 
 
 def _clean(text: str, style: Style) -> str:
