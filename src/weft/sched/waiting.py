@@ -118,6 +118,8 @@ class Waiting:
         """Give a piece's slots to the nodes that have its tokens now; return its end."""
         end = self._land(piece)
         if piece.fragment is not None:
+            assert self.tree.fragments is not None
+            self.tree.fragments.settle(piece.fragment)
             self.tree.fill(end, piece.start, piece.fragment)
             self.runs.to_join.append(self.tree.held(end))
         self.tree.unpin(piece.pin)
