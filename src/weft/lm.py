@@ -70,6 +70,7 @@ class LM:
             row_cache_bytes=ROW_CACHE_BYTES,
         )
         self.driver = Driver(self.scheduler)
+        self._open = True
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
     @classmethod
@@ -282,8 +283,12 @@ class LM:
 
     def close(self) -> None:
         """End what runs, free the KV and the model; idempotent. Its handles are stale then."""
-        if not self.closed:
-            self.driver.close(self.engine.close)
+        if self._open:
+            self._open = False
+            if self.driver.closed:  # it gave up on its own; the model is still there
+                self.engine.close()
+            else:
+                self.driver.close(self.engine.close)
 
     def __enter__(self) -> LM:
         return self

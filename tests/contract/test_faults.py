@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -239,3 +240,21 @@ def test_when_the_driver_thread_ends_by_an_error_nobody_waits_for_ever(
         ticket.result()
     assert lm.closed
     lm.scheduler.close()
+
+
+def test_nothing_is_stepped_after_a_close_that_came_first(make: Make) -> None:
+    lm = make("numpy")
+    (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
+    turn = lm.driver._turn
+
+    def close_first() -> AbstractContextManager[None]:
+        lm.driver._turn = turn  # type: ignore[method-assign]
+        lm.driver.close()
+        lm.scheduler.submit([Extend(lm.tree.held(lm.tree.root()), [5])])  # overtaken by the close
+        return turn()
+
+    lm.driver._turn = close_first  # type: ignore[method-assign, assignment]
+    lm.drive([ticket])
+    with pytest.raises(Cancelled):
+        ticket.result()
+    assert (lm.stats().steps, lm.tree.room.must) == (0, 0)

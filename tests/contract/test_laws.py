@@ -219,3 +219,13 @@ def test_an_empty_path_has_no_kv_to_export(make: Make) -> None:
     lm = make("numpy")
     with pytest.raises(ConfigError, match="path is empty"):
         lm.export_kv(lm.place([]))
+
+
+def test_short_nodes_take_no_more_memory_than_their_tokens(make: Make) -> None:
+    """A one-token node kept the room in which a growing branch is written: 32 times its size."""
+    lm = make("numpy")
+    place = lm.place([40, 41, 42])
+    lm.drive(lm.submit([Extend(lm.place([token], place)) for token in range(100)]))
+    stats = lm.stats()
+    assert stats.kv_tokens == 103
+    assert stats.kv_bytes_allocated <= 2 * stats.kv_bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.errors import ConfigError
 from weft.tokens.specials import mark_specials
 from weft.tokens.tokenizer import Tokenizer
 
@@ -47,3 +48,9 @@ def test_marks_come_back_in_place() -> None:
         ("<t>", True),
         ("]", False),
     ]
+
+
+@pytest.mark.parametrize("text", ["lone \udc80 surrogate", 5, None])
+def test_what_is_no_text_is_refused(tiny: Tokenizer, text: str) -> None:
+    with pytest.raises(ConfigError, match="no text that can be tokenised"):
+        tiny.encode(text)

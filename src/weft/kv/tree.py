@@ -207,8 +207,12 @@ class TokenTree:
             victim = self.queue.pop(is_evictable)
             if victim is None:
                 return False
+            try:
+                self.drop(victim, offload=True)
+            except BaseException:
+                self._offer(victim)  # the host had no room for a copy, say
+                raise
             self.n_evicted += len(victim.tokens)
-            self.drop(victim, offload=True)
         return True
 
     def drop(self, node: Node, *, offload: bool = False) -> None:

@@ -114,7 +114,8 @@ class Driver:
                 if self._thread is not None:
                     break
                 with self._turn():
-                    self.scheduler.step()
+                    if not is_done():  # a close may have come first
+                        self.scheduler.step()
                 check()
         if not is_done():
             self._wait(is_done)

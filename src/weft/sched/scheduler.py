@@ -189,7 +189,7 @@ class Scheduler:
         """Choose the rows of the next step; None when there are none, or others must land first."""
         self.waiting.promote()
         # Live runs must not starve those that begin.
-        reserve = self.n_batch // 4 if self.waiting.tasks else 0
+        reserve = min(max(self.n_batch // 4, 1), self.n_batch - 1) if self.waiting.tasks else 0
         runs = self._fit(self.runs.ready(self.n_batch - reserve))
         if runs is None:
             return None

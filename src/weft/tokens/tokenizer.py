@@ -221,7 +221,10 @@ class Tokenizer:
 
     def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
         backend = self._backend if special else self._plain_backend
-        ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
+        except (TypeError, UnicodeError) as error:
+            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
         return ids
 
     def _anchor_ids(self, anchor: str, *, special: bool) -> list[int]:
