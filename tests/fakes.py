@@ -219,6 +219,9 @@ class GuardedFragments(Fragments):
     def new(self, parent: Fragment | None) -> Fragment:
         return self.inner.new(parent)
 
+    def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
+        self.inner.attach(fragment, parent)
+
     def split(self, fragment: Fragment, at: int) -> Fragment:
         upper = self.inner.split(fragment, at)
         for output in self.engine.outstanding:

@@ -94,9 +94,8 @@ class Holds:
     def drain(self) -> Iterator[Node]:
         """Yield the nodes of places that are gone, a node a hold."""
         while self.released:
-            hold = self.alive.pop(id(self.released.popleft()), None)
-            if hold is not None:
-                yield resolve_joined(hold.node)
+            hold = self.alive.pop(id(self.released.popleft()))
+            yield resolve_joined(hold.node)
 
 
 class Place:
@@ -131,11 +130,10 @@ class Place:
         return place
 
     def settle(self, cursor: Cursor) -> None:
-        """Take a resolved cursor as the position; the tree's part."""
+        """Take a resolved cursor as the position, once; the tree's part."""
         with self._holds.lock:
-            before, self._hold = self._hold, self._holds.take(self, cursor.node)
-            if before is not None:
-                self._holds.released.append(before)
+            assert self._hold is None, "a place in the tree does not move"
+            self._hold = self._holds.take(self, cursor.node)
             self._after, self._ids, self.depth = None, (), cursor.depth
 
     @property

@@ -37,5 +37,4 @@ class HostTier:
 
     def split(self, upper: Node) -> None:
         """A node was cut: its new upper half has a part of the host copy of its own."""
-        if upper.host is not None:
-            self._nodes[upper] = None
+        self._nodes[upper] = None

@@ -69,11 +69,10 @@ class Room:
             self.paths -= 1
 
     def leave(self, node: Node) -> None:
-        """A node is no longer counted."""
+        """A node is no longer counted; nothing that is hangs on it."""
         above = node.parent
-        assert above is not None
-        if node.live == 0:
-            self.paths -= 1
+        assert above is not None and node.live == 0
+        self.paths -= 1
         above.live -= 1
         if above.counted and above.live == 0:
             self.paths += 1

@@ -217,7 +217,9 @@ class TokenTree:
 
     def drop(self, node: Node, *, offload: bool = False) -> None:
         """Forget a resident, unpinned leaf's KV, or move it to the host if it fits there."""
+        above = node.parent
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
+        assert above is not None
         if offload:
             for gone in self.host.take(node, self.fragments):
                 self.forget(gone)
@@ -225,10 +227,8 @@ class TokenTree:
         node.fragment = None
         self.room.detach(node)
         self._spans.clear()
-        above = node.parent
         self.forget(node)
-        if above is not None:
-            self._offer(above)
+        self._offer(above)
 
     def clear(self) -> None:
         """Drop all KV that is not pinned, on device and host, and all cached logits rows."""
@@ -256,8 +256,6 @@ class TokenTree:
         if not end.node.resident:
             end = self.cut(end)
         chain = list(takewhile(lambda node: node.end > start, self.up(end)))
-        if not chain:
-            self.fragments.free(fragment)
         loose = [fragment]  # what would be lost if the engine failed here
         try:
             for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):

@@ -39,8 +39,3 @@ def join_scores(parts: Sequence[Score]) -> Score:
             for name in ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
         )
     )
-
-
-def select_draws(result: DrawResult, which: slice) -> DrawResult:
-    """Return some of the draws."""
-    return DrawResult(result.ids[which], result.logprobs[which], result.entropies[which])

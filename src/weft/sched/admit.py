@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..errors import KVFull, WeftError
+from ..errors import KVFull
 from ..kv.cursor import Cursor
 from ..kv.tree import TokenTree
 from .task import ExtendTask, Job, RunTask, Task
@@ -22,14 +22,19 @@ class Admission:
     """
 
     def __init__(
-        self, tree: TokenTree, counters: Counters, suspend: Callable[[Task], None]
+        self,
+        tree: TokenTree,
+        counters: Counters,
+        suspend: Callable[[Task], None],
+        refuse: Callable[[Job], None],
     ) -> None:
         """suspend: stops work on a task; a live run's tail goes into the tree, where it can be
-        evicted.
+        evicted. refuse: answers a job that can never fit, and takes it off the queue.
         """
         self.tree = tree
         self.counters = counters
         self.suspend = suspend
+        self.refuse = refuse
         self.queue: list[Job] = []
         self.admitted: list[Job] = []
 
@@ -40,26 +45,24 @@ class Admission:
             at -= 1
         self.queue.insert(at, job)
 
-    def admit(self, *, may_evict: bool) -> tuple[list[Job], list[Job], bool]:
+    def admit(self, *, may_evict: bool) -> tuple[list[Job], bool]:
         """Admit from the head of the queue while there is room.
 
         may_evict: no step is in flight; otherwise a job that needs others' room waits.
-        Returns: jobs admitted, jobs that can never fit, and whether one waits for the flight to
-        end.
+        Returns: jobs admitted, and whether one waits for the flight to end.
         """
         admitted: list[Job] = []
-        hopeless: list[Job] = []
         while self.queue:
             job = self.queue[0]
             verdict = self._try(job, may_evict)
             if verdict == "wait" or verdict == "drain":
-                return admitted, hopeless, verdict == "drain"
-            self.queue.pop(0)
+                return admitted, verdict == "drain"
             if verdict == "never":
-                hopeless.append(job)
+                self.refuse(job)
             else:
+                self.queue.pop(0)
                 admitted.append(job)
-        return admitted, hopeless, False
+        return admitted, False
 
     def release(self, job: Job) -> None:
         """Unpin a job's paths and take it off the list of admitted ones."""
@@ -67,16 +70,6 @@ class Admission:
         if job.admitted:
             job.admitted = False
             self.admitted.remove(job)
-
-    def park_youngest(self, older_than: Job | None) -> Job | None:
-        """Send the youngest job, younger than `older_than`, back to the queue; return it."""
-        if not self.admitted:
-            return None
-        job = max(self.admitted, key=lambda job: job.age)
-        if older_than is not None and job.age <= older_than.age:
-            return None
-        self.park(job)
-        return job
 
     def park(self, job: Job) -> None:
         """Send an admitted job back: its KV becomes evictable, what it made is kept."""
@@ -88,21 +81,14 @@ class Admission:
 
     def _try(self, job: Job, may_evict: bool) -> str:
         room = self.tree.room
-        try:
-            counts = [self._enter(task) for task in job.tasks]
-        except WeftError as error:  # a place was closed meanwhile
-            self._undo(job)
-            job.error = error
-            return "never"
+        counts = [self._enter(task) for task in job.tasks]
         # Others grow meanwhile, and a run will want its first slots.
         reserve = self.tree.growth if self.admitted else 0
-        while room.is_over or self._is_short(reserve):
+        if room.is_over or self._is_short(reserve):
             if not may_evict:
                 self._undo(job)
                 return "drain"
-            if not self._is_short(reserve) and self.tree.make_room():
-                break
-            if self.park_youngest(job) is None:
+            if self._is_short(reserve) or not self.tree.make_room():
                 self._undo(job)
                 return "wait" if self.admitted else "never"
         job.admitted = True
@@ -173,4 +159,4 @@ def path_length(task: Task) -> int:
     if isinstance(task, ExtendTask):
         return task.item.place.depth + len(task.item.tokens)
     assert isinstance(task, RunTask)
-    return task.anchor.depth + len(task.anchor_ids) + len(task.tokens) - task.settled + 1
+    return task.anchor.depth + len(task.anchor_ids) + len(task.tokens) - task.settled

@@ -9,8 +9,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -139,13 +139,17 @@ class Driver:
         """Let the driver thread call `work`; wait for it and return its value."""
         if threading.current_thread() is self._thread:
             return work()
-        if self.closed:
-            raise StaleHandle("this LM is closed; load it again")
         self.start()
         errand: Future[Value] = Future()
         self._errands.append((errand, work))
         self._wake()
-        return errand.result()
+        while True:
+            is_gone = self._thread is None or not self._thread.is_alive()
+            if errand.done():
+                return errand.result()
+            if is_gone:
+                raise StaleHandle("this LM is closed; load it again")
+            wait([errand], IDLE_S)
 
     def _run_errands(self) -> bool:
         """Do what other threads asked this one for; return whether there was something."""
@@ -157,11 +161,6 @@ class Driver:
             except BaseException as error:
                 errand.set_exception(error)
         return any_run
-
-    def _drop_errands(self) -> None:
-        while self._errands:
-            errand, _ = self._errands.popleft()
-            errand.set_exception(StaleHandle("the LM was closed while this waited"))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -251,7 +250,6 @@ class Driver:
         _log.error("a step failed outside the model call; this LM is closed", exc_info=error)
         self.closed = True
         self.scheduler.abandon(error)
-        self._drop_errands()
         self._tell()
 
     def close(self, last: Callable[[], None] | None = None) -> None:
@@ -261,7 +259,8 @@ class Driver:
         self._refuse_nested()
         owned = self.scheduler.engine.info.owner_thread
         if owned:
-            self._on_thread(lambda: self._shut(last))
+            with suppress(StaleHandle):  # somebody else closed it meanwhile
+                self._on_thread(lambda: self._shut(last))
         with self._news:
             self.closed = True
             self._news.notify_all()
@@ -270,7 +269,6 @@ class Driver:
             thread.join()
         if not owned:
             self._shut(last)
-        self._drop_errands()
         self._tell()
 
     # Async ------------------------------------------------------------------------------------

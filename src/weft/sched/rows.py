@@ -74,6 +74,5 @@ class RowCache:
         self.used_bytes = 0
 
     def _remove(self, row: CachedRow) -> None:
-        if row in self._order:
-            del self._order[row]
-            self.used_bytes -= row.logits.nbytes
+        del self._order[row]
+        self.used_bytes -= row.logits.nbytes

@@ -68,7 +68,8 @@ class Runs:
             tail = run.tail
             if tail is None:
                 assert run.cursor is not None
-                tail = run.tail = self.tree.new_tail(run.cursor)
+                # A join may have put the place into a node since the run was admitted.
+                tail = run.tail = self.tree.new_tail(self.tree.cut(run.cursor))
                 run.row = None
             if tail.fragment.length >= tail.reserved:
                 self.tree.reserve(tail, tail.fragment.length + 1)

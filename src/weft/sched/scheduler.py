@@ -6,15 +6,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..engines.base import Engine
-from ..errors import Cancelled, ConfigError, ForwardError, WeftError
+from ..errors import Cancelled, ConfigError, WeftError
 from ..kv.tree import TokenTree
 from .admit import Admission, kv_full
 from .rows import RowCache
 from .runs import Runs
-from .step import Group, Launched, Piece
-from .task import ExtendTask, Job, RunTask, Task
+from .step import Group, Launched, Piece, as_forward_error
+from .task import ExtendTask, Job, RunTask, Task, new_task
 from .waiting import Waiting
 from .work import Counters, Extend, Run, Ticket
 
@@ -40,7 +41,7 @@ class Scheduler:
         self.counters = Counters()
         self.cache = RowCache(row_cache_bytes, tree.forget)
         self.runs = Runs(tree, n_ctx, self.counters, self._ended)
-        self.admission = Admission(tree, self.counters, self._suspend)
+        self.admission = Admission(tree, self.counters, self._suspend, self._refuse)
         self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
         self.flight: Launched | None = None
         self._inbox: deque[Job | Ticket] = deque()
@@ -93,8 +94,8 @@ class Scheduler:
     def _step(self) -> None:
         began = time.perf_counter()
         with self.lock:
-            moved = self.take_in() + self._admit()
             ended = self._n_ended
+            moved = self.take_in() + self._admit()
             launched = self._plan()
         planned = time.perf_counter()
         before, self.flight = self.flight, None
@@ -164,13 +165,14 @@ class Scheduler:
             self._fail(task.job, Cancelled("the work was cancelled before it was done"))
 
     def _admit(self) -> int:
-        """Admit what fits; return how many jobs moved."""
-        jobs, hopeless, drain = self.admission.admit(may_evict=self.flight is None)
-        for job in hopeless:
-            self._fail(job, job.error or kv_full(job, self.tree))
+        """Admit what fits; return how many jobs were, one that waits for the flight included."""
+        jobs, drain = self.admission.admit(may_evict=self.flight is None)
         for job in jobs:
             self._start(job)
-        return len(jobs) + len(hopeless) + drain
+        return len(jobs) + drain
+
+    def _refuse(self, job: Job) -> None:
+        self._fail(job, kv_full(job, self.tree))
 
     def _start(self, job: Job) -> None:
         """Let an admitted job's tasks wait for what they need."""
@@ -300,9 +302,9 @@ class Scheduler:
         assert launched.error is not None
         error = as_forward_error(launched.error)
         after, self.flight = self.flight, None
-        steps = [launched] + ([after] if after is not None and after is not launched else [])
-        if len(steps) > 1:
-            self._settle_quietly(steps[1])
+        steps = [launched] if after is None else [launched, after]
+        for step in steps:
+            self._settle_quietly(step)
         jobs: dict[Job, None] = {}
         for step in steps:
             for group in step.groups:
@@ -315,15 +317,11 @@ class Scheduler:
             self._fail(job, error)
 
     def _settle_quietly(self, launched: Launched) -> None:
-        """Wait for what a failed step, or one launched from its draws, has running; it failed
-        anyway.
-        """
+        """Wait for what a failed step, or one launched from it, has on the device."""
         for group in launched.groups:
-            try:
-                if group.output is not None:
+            if group.output is not None:
+                with suppress(Exception):
                     group.output.wait()
-            except Exception as error:
-                launched.error = launched.error or error
 
     def _fail(self, job: Job, error: BaseException) -> None:
         if job.done:
@@ -331,7 +329,8 @@ class Scheduler:
         for task in list(job.tasks):
             if isinstance(task, RunTask):
                 self.runs.fail(task, error)
-            elif isinstance(task, ExtendTask):
+            else:
+                assert isinstance(task, ExtendTask)
                 task.ticket.value = None
                 task.ticket.resolve(error=error)
         self._ended(job)
@@ -363,8 +362,8 @@ class Scheduler:
             places, self.runs.to_join = self.runs.to_join, []
             for place in places:
                 cursor = place.cursor
-                if cursor is not None:
-                    self.tree.join(cursor)
+                assert cursor is not None
+                self.tree.join(cursor)
 
     def land_flight(self) -> None:
         """Deliver the step that is in flight, if there is one."""
@@ -393,24 +392,3 @@ class Scheduler:
                 self._fail(job, error)
             self.tree.clear()
             self.cache.clear()
-
-
-def new_task(ticket: Ticket) -> Task:
-    """Return the task for a ticket's item."""
-    item = ticket.item
-    task: Task
-    if isinstance(item, Run):
-        task = RunTask(ticket, item)
-    else:
-        task = ExtendTask(ticket, item)
-    ticket.task = task
-    return task
-
-
-def as_forward_error(error: BaseException) -> WeftError:
-    """Return what the tickets of a failed step get."""
-    if isinstance(error, WeftError):
-        return error
-    wrapped = ForwardError(f"the model call failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..engines.base import Fragment, Row, ScoreSpan, Span
+from ..errors import ForwardError, WeftError
 
 if TYPE_CHECKING:
     from ..engines.base import Draws, Output
@@ -91,3 +92,12 @@ class Launched:
     def __init__(self, groups: list[Group]) -> None:
         self.groups = groups
         self.error: BaseException | None = None
+
+
+def as_forward_error(error: BaseException) -> WeftError:
+    """Return what the tickets of a failed step get."""
+    if isinstance(error, WeftError):
+        return error
+    wrapped = ForwardError(f"the model call failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

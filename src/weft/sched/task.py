@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import WeftError
 from ..kv.cursor import Cursor
 from .work import Draw, Extend, Logits, Run, RunState, Scores, Ticket
 
@@ -112,7 +111,7 @@ class RunTask(Task):
     """A Run on its way: waiting for its first draw, then live in a tail, now and then parked.
 
     tokens: drawn and kept so far; settled: how many of them are in the tree (before `cursor`).
-    anchor, anchor_ids: the held place that `cursor` is remade from. pending: drawn, not run yet.
+    anchor, anchor_ids: the held place that `cursor` is remade from.
     late: the draw that is still in flight. ending: ends once that has landed. row: reused every
     step. merge_key: see Waiting.merge.
     """
@@ -127,7 +126,6 @@ class RunTask(Task):
         "merge_key",
         "namespace",
         "path_ids",
-        "pending",
         "row",
         "sampler",
         "settled",
@@ -145,7 +143,6 @@ class RunTask(Task):
         self.tokens: list[int] = []
         self.settled = 0
         self.ending = False
-        self.pending: int | None = None
         self.late: LateTokens | None = None
         self.tail: Tail | None = None
         self.row: Row | None = None
@@ -175,14 +172,13 @@ class Job:
     A job's tickets are resolved together. `age` orders the queue.
     """
 
-    __slots__ = ("admitted", "age", "done", "error", "tasks")
+    __slots__ = ("admitted", "age", "done", "tasks")
 
     def __init__(self, age: int, tasks: Sequence[Task]) -> None:
         self.age = age
         self.tasks = list(tasks)
         self.admitted = False
         self.done = False
-        self.error: WeftError | None = None
         for task in tasks:
             task.job = self
 
@@ -192,6 +188,19 @@ class Job:
         for task in self.tasks:
             if isinstance(task, RunTask):
                 out += [member.ticket for member in task.members]
-            elif isinstance(task, ExtendTask):
+            else:
+                assert isinstance(task, ExtendTask)
                 out.append(task.ticket)
         return out
+
+
+def new_task(ticket: Ticket) -> Task:
+    """Return the task for a ticket's item."""
+    item = ticket.item
+    task: Task
+    if isinstance(item, Run):
+        task = RunTask(ticket, item)
+    else:
+        task = ExtendTask(ticket, item)
+    ticket.task = task
+    return task

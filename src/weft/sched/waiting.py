@@ -166,7 +166,8 @@ class Waiting:
         for task in ready:
             if isinstance(task, ExtendTask):
                 self._finish(task)
-            elif isinstance(task, RunTask):
+            else:
+                assert isinstance(task, RunTask)
                 self._no_longer_merges(task)
                 (self.runs.live if task.started else first).append(task)
         if first:

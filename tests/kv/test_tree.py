@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fakes import BrokenFragments
+from kv.listkv import ListFragments
+from weft.kv.cursor import Cursor, resolve
+from weft.kv.evict import EvictionQueue
+from weft.kv.host import HostTier
+from weft.kv.node import Node
+from weft.kv.parts import common_prefix, split_exported
+from weft.kv.tree import TokenTree
+
+
+def compute(tree: TokenTree, kv: ListFragments, ids: list[int]) -> Cursor:
+    """A pinned, resident path."""
+    end = tree.pin(tree.cut(tree.extend(tree.root(), ids)))
+    for node in reversed(list(tree.up(end))):
+        if not node.resident:
+            assert node.parent is not None
+            assert tree.fragments is not None
+            fragment = tree.fragments.new(node.parent.fragment)
+            kv.write(fragment, node.tokens, node.start)
+            tree.fill(Cursor(node, node.end), node.start, fragment)
+    return end
+
+
+def slots(tree: TokenTree, cursor: Cursor) -> list[tuple[int, int]]:
+    parts: list[Any] = [(span.fragment, span.length) for span in tree.path(cursor)]
+    return [slot for fragment, length in parts for slot in fragment.slots[:length]]
+
+
+@pytest.mark.parametrize(
+    ("known", "ids", "offset", "same"),
+    [
+        ([1, 2, 3], [1, 2, 3], 0, 3),
+        ([1, 2, 3], [0, 1, 2], 1, 2),
+        ([1, 2, 3], [1, 9, 3], 0, 1),
+        ([1, 2, 3], [9], 0, 0),
+        ([1, 2, 3], [], 0, 0),
+        (list(range(1000)), [*range(700), 0, *range(701, 1000)], 0, 700),
+    ],
+)
+def test_the_common_prefix_is_as_long_as_it_is_token_by_token(
+    known: list[int], ids: list[int], offset: int, same: int
+) -> None:
+    assert common_prefix(known, ids, offset) == same
+
+
+def test_match_finds_the_longest_known_prefix_and_changes_nothing() -> None:
+    tree = TokenTree(ListFragments())
+    tree.pin(tree.extend(tree.root(), [1, 2, 3]))
+    tree.pin(tree.extend(tree.root(), [1, 2, 5]))
+    before = tree.n_nodes
+    found = {tuple(ids): tree.match(ids).depth for ids in ([1, 2, 5, 6], [1, 9], [7], [1, 2])}
+    assert found == {(1, 2, 5, 6): 3, (1, 9): 1, (7,): 0, (1, 2): 2}
+    assert tree.match((1, 2, 3)).depth == 3
+    assert tree.n_nodes == before
+
+
+def test_namespaces_share_nothing() -> None:
+    tree = TokenTree(ListFragments())
+    plain = tree.pin(tree.extend(tree.root(), [1, 2]))
+    other = tree.pin(tree.extend(tree.root("law"), [1, 2]))
+    assert plain.node is not other.node
+    assert other.node.namespace == "law"
+    tree.check()
+
+
+def test_what_became_resident_meanwhile_wins_over_a_later_copy() -> None:
+    """Two computed the same six tokens; the second one's first four slots are duplicates."""
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    compute(tree, kv, [1, 2, 3, 4])
+    end = tree.pin(tree.extend(tree.root(), [1, 2, 3, 4, 5, 6]))
+    assert tree.fragments is not None
+    late = tree.fragments.new(None)
+    kv.write(late, [1, 2, 3, 4, 5, 6], 0)
+    tree.fill(end, 0, late)
+    assert kv.usage().slots == 6
+    assert slots(tree, end) == [(token, token - 1) for token in range(1, 7)]
+    tree.check()
+
+
+def failing_tail(tree: TokenTree, kv: ListFragments) -> None:
+    end = compute(tree, kv, [1, 2])
+    tree.extend(end, [3])
+    tree.pin(tree.extend(end, [3, 4]))
+    tail = tree.new_tail(end)
+    tree.reserve(tail, 3)
+    kv.write(tail.fragment, [3, 4, 5], 2)
+    tree.end_tail(tail, [3, 4, 5])
+
+
+def failing_fill(tree: TokenTree, kv: ListFragments) -> None:
+    compute(tree, kv, [1, 2])
+    tree.pin(tree.extend(tree.root(), [1, 2, 3]))
+    end = tree.pin(tree.extend(tree.root(), [1, 2, 3, 4]))
+    assert tree.fragments is not None
+    late = tree.fragments.new(None)
+    kv.write(late, [1, 2, 3, 4], 0)
+    tree.fill(end, 0, late)
+
+
+@pytest.mark.parametrize(
+    ("method", "number", "use"),
+    [
+        ("settle", 0, failing_tail),
+        ("attach", 1, failing_tail),
+        ("split", 0, failing_tail),
+        ("split", 0, failing_fill),
+        ("split", 1, failing_fill),
+        ("attach", 1, failing_fill),
+        ("attach", 2, failing_fill),
+    ],
+)
+def test_no_slot_is_lost_when_the_engine_fails_half_way(
+    method: str, number: int, use: Callable[[TokenTree, ListFragments], None]
+) -> None:
+    kv = ListFragments()
+    broken = BrokenFragments(kv, method, number)
+    tree = TokenTree(broken)
+    with pytest.raises(MemoryError):
+        use(tree, kv)
+    assert kv.usage().slots == sum(len(n.tokens) for n in tree.nodes() if n.fragment is not None)
+    assert not tree.tails
+    tree.check()
+
+
+def test_a_tail_reserves_in_the_engines_measure_and_gives_back_what_it_has_not_used() -> None:
+    kv = ListFragments()
+    kv.growth = 4
+    tree = TokenTree(kv, capacity=20)
+    tail = tree.new_tail(compute(tree, kv, [1, 2]))
+    for wanted, reserved in ((1, 4), (3, 4), (4, 4), (5, 8)):
+        tree.reserve(tail, wanted)
+        assert (tail.reserved, tree.room.tails) == (reserved, reserved)
+    kv.write(tail.fragment, [7, 8, 9], 2)
+    for length, reserved in ((5, 5), (6, 5), (1, 3)):
+        tree.tighten(tail, length)
+        assert (tail.reserved, tree.room.tails) == (reserved, reserved)
+    tree.check()
+    tree.drop_tail(tail)
+    assert (tree.room.tails, kv.usage().slots) == (0, 2)
+
+
+def test_a_tail_that_holds_nothing_ends_where_it_began() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    end = compute(tree, kv, [1, 2])
+    tail = tree.new_tail(end)
+    assert tree.end_tail(tail, []) == end
+    assert not tree.tails
+    tree.check()
+
+
+def test_a_tree_without_fragments_grows_by_single_tokens() -> None:
+    assert TokenTree(None).growth == 1
+
+
+def test_chains_are_joined_from_eight_nodes_on_and_long_nodes_stay_apart() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    ends = [compute(tree, kv, list(range(1, n + 1))) for n in range(1, 9)]
+    for end in ends[:-1]:
+        tree.unpin(end)
+    assert tree.join(ends[6]) == 0
+    assert tree.join(ends[7]) == 7
+    assert tree.n_nodes == 1
+    assert slots(tree, ends[7]) == [(token, token - 1) for token in range(1, 9)]
+    long = compute(tree, kv, [*range(100, 200)])
+    assert tree.join(compute(tree, kv, [*range(100, 201)]), minimum=2) == 0
+    assert resolve(long).node.end == 100
+    tree.check()
+
+
+def test_the_least_recently_used_leaf_goes_first_and_its_parent_after_it() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv, capacity=8)
+    for ids in ([1, 2, 3], [1, 2, 3, 4], [5, 6]):
+        tree.unpin(compute(tree, kv, ids))
+    tree.unpin(compute(tree, kv, [1, 2, 3]))
+    end = tree.pin(tree.extend(tree.root(), [7, 8, 9]))
+    assert tree.make_room()
+    assert tree.n_evicted == 1
+    assert tree.match([1, 2, 3, 4]).depth == 3
+    tree.unpin(end)
+    end = tree.pin(tree.extend(tree.root(), [*range(10, 18)]))
+    assert tree.make_room()
+    assert kv.usage().slots == 0
+    tree.pin(tree.extend(end, [1]))
+    assert not tree.make_room()
+
+
+def test_tokens_that_a_place_holds_are_known_after_their_kv_is_gone() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    held = tree.held(compute(tree, kv, [1, 2]))
+    cursor = held.cursor
+    assert cursor is not None
+    tree.unpin(cursor)
+    tree.clear()
+    assert kv.usage().slots == 0
+    assert held.ids() == [1, 2]
+    assert not cursor.node.resident
+
+
+def test_stale_entries_of_the_eviction_queue_do_not_pile_up() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    end = compute(tree, kv, [1, 2])
+    for _ in range(500):
+        tree.unpin(end)
+        end = tree.pin(end)
+    assert len(tree.queue) <= 4 * tree.n_nodes + 65
+
+
+def test_a_leaf_whose_key_changed_is_offered_again_under_the_new_one() -> None:
+    worth = {}
+    queue = EvictionQueue(order=lambda node: worth[node])
+    one, two = (Node([i], 0, None, None) for i in range(2))
+    worth.update({one: 1, two: 2})
+    queue.offer(one)
+    queue.offer(two)
+    worth[one] = 3
+    assert queue.pop(lambda node: True) is two
+    assert queue.pop(lambda node: node is not one) is None
+    assert len(queue) == 0
+
+
+def test_a_node_shows_where_its_kv_is() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv, capacity=3, host_capacity=9)
+    end = compute(tree, kv, [1, 2, 3])
+    assert repr(end.node) == "<Node 0..3 device pins=1 holds=0>"
+    held = tree.held(end)
+    tree.unpin(end)
+    other = tree.pin(tree.extend(tree.root(), [4]))
+    assert tree.make_room()
+    assert repr(end.node) == "<Node 0..3 host pins=0 holds=1>"
+    assert repr(other.node) == "<Node 0..1 absent pins=1 holds=0>"
+    assert held.depth == 3
+
+
+# The host tier --------------------------------------------------------------------------------
+
+
+def test_the_oldest_host_copy_goes_first_and_too_large_ones_are_not_made() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv, host_capacity=5)
+    ends = [compute(tree, kv, ids) for ids in ([1, 2], [3, 4], [5, 6], [*range(10, 16)])]
+    holds = [tree.held(end) for end in ends]
+    for end in ends:
+        tree.unpin(end)
+    for end in ends:
+        tree.drop(end.node, offload=True)
+    assert [end.node.host is not None for end in ends] == [False, True, True, False]
+    assert tree.host.slots == 4
+    assert len(holds) == 4
+    tree.check()
+
+
+def test_a_node_cut_in_two_has_its_host_copy_in_two() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv, host_capacity=9)
+    end = compute(tree, kv, [1, 2, 3, 4])
+    held = tree.held(end)
+    tree.unpin(end)
+    tree.drop(end.node, offload=True)
+    upper = tree.split(end.node, 3)
+    assert upper.host is not None
+    assert end.node.host is not None
+    tree.check()
+    tree.pin(end)
+    tree.load_host(upper)
+    tree.load_host(end.node)
+    assert tree.host.slots == 0
+    assert slots(tree, end) == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert held.depth == 4
+    tree.check()
+
+
+def test_a_node_that_is_not_resident_has_nothing_to_copy() -> None:
+    tier = HostTier(5)
+    node = Node([1], 0, None, None)
+    assert tier.take(node, ListFragments()) == []
+    tier.free(node)
+    assert (tier.slots, node.host) == (0, None)
+
+
+def test_what_describes_the_whole_is_in_both_halves_of_an_export() -> None:
+    class Slots(list[int]):
+        def __getitem__(self, key: Any) -> Any:
+            _, part = key
+            return list(self)[part]
+
+    upper, lower = split_exported({"k.0": Slots([1, 2, 3]), "dtype": "bfloat16"}, 1)
+    assert (upper, lower) == (
+        {"k.0": [1], "dtype": "bfloat16"},
+        {"k.0": [2, 3], "dtype": "bfloat16"},
+    )

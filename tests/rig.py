@@ -1,0 +1,209 @@
+"""A scheduler with its driver and nothing above: no text, no model.
+
+MemoryEngine: reads the path of every row back from its KV, and its logits are a rule of that path;
+so a slot in a wrong place changes a text, or fails at once.
+Rig: the parts put together, and the rule asked directly for what must come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kv.listkv import ListFragments
+from weft.engines.base import Engine, EngineInfo, LateTokens, Output, Row, Score, ScoreSpan
+from weft.engines.host import HostOutput
+from weft.kv.cursor import Place
+from weft.kv.tree import TokenTree
+from weft.sampling import metrics
+from weft.sampling.chain import Chain, DrawResult, Sampler
+from weft.sampling.params import SamplingParams
+from weft.sampling.rng import stream_of
+from weft.sched.driver import Driver
+from weft.sched.scheduler import Scheduler
+from weft.sched.work import Extend, Run, RunResult, Ticket, Want
+
+N_VOCAB = 16
+
+
+def logits_after(ids: Sequence[int]) -> np.ndarray:
+    """The rule: raw logits after a whole path, float32 [V]."""
+    rng = np.random.default_rng([token + 1 for token in ids])
+    return (rng.standard_normal(N_VOCAB) * 2).astype(np.float32)
+
+
+def score_of(ids: Sequence[int], first: int, last: int, top: int) -> Score:
+    """What `Scores(first, last, top)` of a path must give."""
+    rows = np.stack([logits_after(ids[:depth]) for depth in range(first, last)])
+    return metrics.score(rows, np.array(ids[first:last]), top)
+
+
+def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
+    """One token drawn after a whole path."""
+    at = np.array([len(ids)], dtype=np.uint64)
+    return Chain([sampler]).draw(logits_after(ids)[None], np.zeros(1, dtype=np.int64), at)
+
+
+def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str]:
+    """The tokens and the finish reason of a run after `ids`, one whole path at a time."""
+    path, made = [*ids, *run.tokens], list[int]()
+    sampler = Sampler(run.sampler.params, run.sampler.stream)  # the run's own has counted
+    sampler.prime(path)
+    while len(path) < n_ctx:
+        token = int(draw_after(path, sampler).ids[0])
+        if token in run.stop_ids:
+            return made, "stop"
+        sampler.accept(token)
+        path.append(token)
+        made.append(token)
+        if len(made) == run.max_tokens:
+            return made, "length"
+    return made, "context"
+
+
+class MemoryEngine(Engine):
+    """See the module. `sizes` and `adapters`: the tokens of every forward, and whose they are."""
+
+    def __init__(self, *, hidden: bool = False, owner_thread: bool = False) -> None:
+        self.info = EngineInfo(
+            name="memory",
+            model="memory",
+            n_layers=1,
+            n_vocab=N_VOCAB,
+            n_positions=1 << 20,
+            kv_bytes_per_token=0 if hidden else 1,
+            dtype="float32",
+            fingerprint="memory",
+            kv="hidden" if hidden else "addressable",
+            owner_thread=owner_thread,
+        )
+        self.kv = ListFragments()
+        self.fragments = None if hidden else self.kv
+        self.sizes: list[int] = []
+        self.adapters: list[set[str | None]] = []
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        self.sizes.append(sum(row.n_tokens for row in rows))
+        self.adapters.append({row.adapter for row in rows})
+        dests = [row.dest for row in rows if row.dest is not None]
+        assert len(set(dests)) == len(dests), "two rows write one fragment"
+        logits, scores = [], []
+        for row in rows:
+            path = self._path(row)
+            logits += [logits_after(path[: row.position + at + 1]) for at in row.logits_at]
+            scores.append(
+                [self._score(path[: row.position + span.start + 1], span) for span in row.scores]
+            )
+        for row in rows:
+            if row.dest is not None:
+                self.kv.write(row.dest, list(self._tokens(row)), row.position)
+        return HostOutput(np.array(logits, np.float32).reshape(-1, N_VOCAB), scores)
+
+    def _score(self, before: list[int], span: ScoreSpan) -> Score:
+        path = [*before, *span.targets]
+        return score_of(path, len(before), len(path), span.top)
+
+    def _path(self, row: Row) -> list[int]:
+        fragments = [(span.fragment, span.length) for span in row.path]
+        if row.dest is not None:
+            fragments.append((row.dest, row.dest.length))
+        slots = [slot for part, length in fragments for slot in self.kv._use(part).slots[:length]]
+        assert [at for _, at in slots] == list(range(row.position)), "slots out of place"
+        return [token for token, _ in slots] + list(self._tokens(row))
+
+    def _tokens(self, row: Row) -> Sequence[int]:
+        assert not isinstance(row.tokens, LateTokens)
+        return row.tokens
+
+    def close(self) -> None:
+        """It holds nothing of its own."""
+
+
+class Rig:
+    """A tree, a scheduler and a driver over an engine."""
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        *,
+        capacity: int | None = None,
+        host_capacity: int = 0,
+        n_ctx: int = 64,
+        n_batch: int = 16,
+        row_cache_bytes: int = 1 << 20,
+    ) -> None:
+        self.engine = MemoryEngine() if engine is None else engine
+        self.tree = TokenTree(
+            self.engine.fragments,
+            capacity=capacity,
+            max_paths=self.engine.info.max_paths,
+            host_capacity=host_capacity,
+        )
+        self.scheduler = Scheduler(
+            self.engine, self.tree, n_ctx=n_ctx, n_batch=n_batch, row_cache_bytes=row_cache_bytes
+        )
+        self.driver = Driver(self.scheduler)
+        self.n_ctx = n_ctx
+
+    def place(
+        self, ids: Sequence[int], after: Place | None = None, namespace: str | None = None
+    ) -> Place:
+        name = after.namespace if after is not None else namespace
+        return Place(self.tree.holds, name, after, list(ids))
+
+    def submit(self, *items: Extend | Run, atomic: bool = False) -> list[Ticket]:
+        return self.driver.submit(items, atomic=atomic)
+
+    def drive(self, *items: Extend | Run) -> list[Any]:
+        """The answers of items, submitted together."""
+        tickets = self.submit(*items)
+        self.driver.drive(tickets)
+        return [ticket.result() for ticket in tickets]
+
+    def drive_quietly(self, *items: Extend | Run) -> list[Ticket]:
+        """The tickets of items, done; they may have failed."""
+        tickets = self.submit(*items)
+        self.driver.drive(tickets)
+        return tickets
+
+    def ask(self, ids: Sequence[int], *wants: Want) -> list[Any]:
+        (answers,) = self.drive(Extend(self.place(ids), (), wants))
+        return list(answers)
+
+    def step(self, n: int = 1) -> None:
+        for _ in range(n):
+            self.scheduler.step()
+
+    def finish(self) -> None:
+        """Close, and see that nothing is left."""
+        if self.scheduler.flight is None:
+            self.tree.check()
+        self.driver.close()
+        self.tree.check()
+        assert self.tree.room.must == 0
+        if self.tree.fragments is not None:
+            assert self.tree.fragments.usage().slots == 0
+
+
+MakeRig = Callable[..., Rig]
+
+
+def sampler(index: int = 0, **options: Any) -> Sampler:
+    return Sampler(SamplingParams(**options), stream_of(5, (index,)))
+
+
+def run(place: Place, index: int = 0, **options: Any) -> Run:
+    """A run; what is not its own option says how to draw."""
+    own = {name: options.pop(name) for name in ("tokens", "stop_ids", "sink") if name in options}
+    return Run(place, sampler(index, **options), max_tokens=options.get("max_tokens", 6), **own)
+
+
+def assert_result(rig: Rig, item: Run, result: RunResult) -> None:
+    """A run's result is what the rule says."""
+    ids = item.place.ids()
+    tokens, reason = text_after(ids, item, rig.n_ctx)
+    assert (result.tokens, result.finish_reason) == (tokens, reason)
+    assert result.end.ids() == [*ids, *item.tokens, *tokens]
+    assert len(result.logprobs) == len(result.entropies) == len(tokens)

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
+from weft.errors import Cancelled, ConfigError, StaleHandle
+from weft.sched import driver as driver_module
+from weft.sched.driver import Channel
+from weft.sched.outbox import Outbox, set_all
+from weft.sched.work import Extend, FinishReason, Logits, RunState
+
+SOON = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "IDLE_S", 0.02)
+
+
+async def answer(rig: Rig, item: Any) -> Any:
+    tickets = await rig.driver.asubmit([item])
+    await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+    return tickets[0].result()
+
+
+def logits_item(rig: Rig, ids: list[int]) -> Extend:
+    return Extend(rig.place(ids), (), (Logits(len(ids)),))
+
+
+def test_what_one_pass_of_a_loop_submits_is_one_step(make: MakeRig) -> None:
+    """Some callers are a pass or two behind the first: they are waited for, without a timer."""
+    engine = MemoryEngine()
+    rig = make(engine, n_batch=64)
+
+    async def one(i: int) -> list[float]:
+        if i % 2:
+            await asyncio.sleep(0)
+        logits: list[float] = (await answer(rig, logits_item(rig, [i, i])))[0].tolist()
+        return logits
+
+    async def all_of() -> list[list[float]]:
+        return await asyncio.gather(*(one(i) for i in range(8)))
+
+    assert asyncio.run(all_of()) == [logits_after([i, i]).tolist() for i in range(8)]
+    assert engine.sizes == [16]
+
+
+def test_no_step_comes_between_what_is_gathered(make: MakeRig) -> None:
+    """The thread is there and awake while eight callers enter one by one."""
+    engine = MemoryEngine()
+    rig = make(engine, n_batch=64)
+    submit = rig.driver.submit
+
+    def slow(*args: Any, **options: Any) -> Any:
+        tickets = submit(*args, **options)
+        time.sleep(0.005)
+        return tickets
+
+    rig.driver.submit = slow  # type: ignore[method-assign]
+
+    async def all_of() -> None:
+        await asyncio.gather(*(answer(rig, logits_item(rig, [i, i])) for i in range(8)))
+
+    asyncio.run(all_of())
+    assert engine.sizes == [16]
+
+
+def test_a_refused_submission_is_told_to_its_own_caller(make: MakeRig) -> None:
+    rig = make()
+    place = rig.place([1])
+
+    async def main() -> list[Any]:
+        bad = rig.driver.asubmit([run(place)], atomic=True)
+        good = answer(rig, run(place, max_tokens=2))
+        return await asyncio.gather(bad, good, return_exceptions=True)
+
+    error, result = asyncio.run(main())
+    assert isinstance(error, ConfigError)
+    assert len(result.tokens) == 2
+
+
+def test_who_is_cancelled_while_submitting_leaves_no_work_behind(make: MakeRig) -> None:
+    """Before its work entered, and after that but before it was told."""
+    rig = make()
+    item = run(rig.place([1]), max_tokens=40, stop_ids=frozenset())
+
+    async def main(n_passes: int) -> None:
+        task = asyncio.create_task(rig.driver.asubmit([item]))
+        for _ in range(n_passes):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for n_passes in (1, 2):
+        asyncio.run(main(n_passes))
+    while not rig.scheduler.is_idle:
+        time.sleep(0.001)
+    assert rig.scheduler.counters.decoded < 40
+
+
+def test_two_loops_in_two_threads_get_their_own_answers(make: MakeRig) -> None:
+    rig = make()
+    got: dict[int, list[float]] = {}
+
+    def work(first: int) -> None:
+        async def several() -> None:
+            for i in range(first, first + 4):
+                got[i] = (await answer(rig, logits_item(rig, [1, i])))[0].tolist()
+
+        asyncio.run(several())
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 4, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert got == {i: logits_after([1, i]).tolist() for i in range(12)}
+
+
+def test_loops_may_come_while_results_are_handed_out(make: MakeRig) -> None:
+    """The table of loops is read by one thread and grown by others, switched as often as can be."""
+    rig = make(n_batch=1)
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    failures: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            for j in range(6):
+                asyncio.run(answer(rig, logits_item(rig, [i, j])))
+        except BaseException as error:
+            failures.append(error)
+
+    try:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+    finally:
+        sys.setswitchinterval(switch)
+    assert not failures
+    assert rig.driver._thread is not None
+    assert rig.driver._thread.is_alive()
+
+
+def test_the_table_of_loops_is_read_under_the_lock_it_grows_under(make: MakeRig) -> None:
+    rig = make()
+
+    class Watched(dict[Any, Any]):
+        def items(self) -> Any:
+            assert rig.driver._news._is_owned()  # type: ignore[attr-defined]
+            return super().items()
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            assert rig.driver._news._is_owned()  # type: ignore[attr-defined]
+            super().__setitem__(key, value)
+
+    rig.driver._loops = Watched()  # type: ignore[assignment]
+    asyncio.run(answer(rig, logits_item(rig, [1])))
+    assert len(rig.driver._loops) == 1
+
+
+def test_cancelling_a_task_cancels_its_tickets(make: MakeRig) -> None:
+    rig = make()
+    go = threading.Event()
+
+    def sink(state: RunState) -> FinishReason | None:
+        go.wait(SOON)
+        return None
+
+    async def main() -> Any:
+        tickets = await rig.driver.asubmit([run(rig.place([1]), sink=sink, max_tokens=50)])
+        task = asyncio.create_task(rig.driver.adrive(tickets))
+        for _ in range(3):  # it waits by then
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await rig.driver.adrive(tickets)
+        return tickets[0].result()
+
+    result = asyncio.run(main())
+    assert result.finish_reason == "cancelled"
+    assert result.end.ids() == [1, *result.tokens]
+
+
+def test_apump_yields_what_pump_yields(make: MakeRig) -> None:
+    rig = make()
+    channel = Channel()
+
+    def sink(state: RunState) -> FinishReason | None:
+        channel.put(state.tokens[-1])
+        return None
+
+    async def main() -> tuple[list[int], Any]:
+        tickets = await rig.driver.asubmit([item])
+        heard = [token async for part in rig.driver.apump(channel, tickets) for token in part]
+        return heard, tickets[0].result()
+
+    item = run(rig.place([1]), sink=sink)
+    heard, result = asyncio.run(main())
+    assert heard == result.tokens
+    assert_result(rig, item, result)
+
+
+def test_waiting_for_what_is_done_returns_at_once(make: MakeRig) -> None:
+    rig = make()
+
+    async def main() -> None:
+        tickets = await rig.driver.asubmit([logits_item(rig, [1])])
+        await rig.driver.adrive(tickets)
+        await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+
+    asyncio.run(main())
+
+
+def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -> None:
+    rig = make()
+    inside, go = threading.Event(), threading.Event()
+
+    def sink(state: RunState) -> FinishReason | None:
+        inside.set()
+        go.wait(SOON)
+        return None
+
+    async def main() -> None:
+        tickets = await rig.driver.asubmit([run(rig.place([1]), sink=sink, max_tokens=50)])
+        waiting = asyncio.create_task(rig.driver.adrive(tickets))
+        await asyncio.to_thread(inside.wait, SOON)
+        closing = asyncio.create_task(asyncio.to_thread(rig.driver.close))
+        while not rig.driver.closed:
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait_for(waiting, SOON)
+        await closing
+        with pytest.raises(Cancelled):
+            tickets[0].result()
+        with pytest.raises(StaleHandle):
+            await rig.driver.asubmit([logits_item(rig, [2])])
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_was_closed_is_not_told() -> None:
+    loop = asyncio.new_event_loop()
+    outbox = Outbox()
+    done = False
+    future = outbox.wait(loop, lambda: done)
+    loop.close()
+    done = True
+    outbox.deliver(loop)
+    outbox.deliver(loop)
+    assert not future.done()
+
+
+def test_only_futures_that_still_wait_are_set() -> None:
+    loop = asyncio.new_event_loop()
+    gone, waiting = loop.create_future(), loop.create_future()
+    gone.cancel()
+    set_all([gone, waiting])
+    assert gone.cancelled()
+    assert waiting.done()
+    loop.close()

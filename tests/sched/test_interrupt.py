@@ -1,0 +1,98 @@
+"""Ctrl-C is seen between steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rig import MakeRig, run
+from weft.sched.driver import deferred_interrupt
+from weft.sched.work import FinishReason, RunState
+
+
+@pytest.fixture
+def handler() -> Iterator[list[int]]:
+    """Ctrl-C's handler, replaced by one that notes and raises."""
+    before = signal.getsignal(signal.SIGINT)
+    heard: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    yield heard
+    assert signal.getsignal(signal.SIGINT) is note
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_before(heard: list[int], then: Callable[[Callable[[], None]], None]) -> None:
+    with deferred_interrupt() as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        assert heard == []
+        then(check)
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step(handler: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_before(handler, lambda check: check())
+    assert handler == [signal.SIGINT]
+
+
+def test_ctrl_c_in_the_last_step_is_raised_after_it(handler: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_before(handler, lambda check: None)
+    assert handler == [signal.SIGINT]
+
+
+@pytest.mark.parametrize("ignored", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_handler_that_is_none_of_pythons_is_left_alone(ignored: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGINT, ignored)
+    try:
+        with deferred_interrupt() as check:
+            assert signal.getsignal(signal.SIGINT) is ignored
+            check()
+        assert signal.getsignal(signal.SIGINT) is ignored
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_do_not_touch_the_handler(handler: list[int]) -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with deferred_interrupt() as check:
+            check()
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+    assert seen == [signal.getsignal(signal.SIGINT)]
+
+
+def test_ctrl_c_while_the_thread_steps_keeps_what_the_run_made(
+    make: MakeRig, handler: list[int]
+) -> None:
+    rig = make()
+    rig.driver.start()
+
+    def sink(state: RunState) -> FinishReason | None:
+        if len(state.tokens) == 4:
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.002)
+        return None
+
+    item = run(rig.place([1]), sink=sink, max_tokens=60, stop_ids=frozenset())
+    tickets = rig.submit(item)
+    with pytest.raises(KeyboardInterrupt):
+        rig.driver.drive(tickets)
+    result = tickets[0].result()
+    assert result.finish_reason == "interrupted"
+    assert 4 <= len(result.tokens) < 60
+    assert handler == [signal.SIGINT]
