@@ -90,7 +90,7 @@ def failing_tail(tree: TokenTree, kv: ListFragments) -> None:
     tree.extend(end, [3])
     tree.pin(tree.extend(end, [3, 4]))
     tail = tree.new_tail(end)
-    tree.reserve(tail, 3)
+    tree.room.reserve(tail, 3)
     kv.write(tail.fragment, [3, 4, 5], 2)
     tree.end_tail(tail, [3, 4, 5])
 
@@ -136,11 +136,11 @@ def test_a_tail_reserves_in_the_engines_measure_and_gives_back_what_it_has_not_u
     tree = TokenTree(kv, capacity=20)
     tail = tree.new_tail(compute(tree, kv, [1, 2]))
     for wanted, reserved in ((1, 4), (3, 4), (4, 4), (5, 8)):
-        tree.reserve(tail, wanted)
+        tree.room.reserve(tail, wanted)
         assert (tail.reserved, tree.room.tails) == (reserved, reserved)
     kv.write(tail.fragment, [7, 8, 9], 2)
     for length, reserved in ((5, 5), (6, 5), (1, 3)):
-        tree.tighten(tail, length)
+        tree.room.tighten(tail, length)
         assert (tail.reserved, tree.room.tails) == (reserved, reserved)
     tree.check()
     tree.drop_tail(tail)
@@ -158,7 +158,7 @@ def test_a_tail_that_holds_nothing_ends_where_it_began() -> None:
 
 
 def test_a_tree_without_fragments_grows_by_single_tokens() -> None:
-    assert TokenTree(None).growth == 1
+    assert TokenTree(None).room.growth == 1
 
 
 def test_chains_are_joined_from_eight_nodes_on_and_long_nodes_stay_apart() -> None:

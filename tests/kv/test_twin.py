@@ -102,13 +102,13 @@ class Twin:
         if not self.tails:
             return
         tail, _, ids, own = self.random.choice(self.tails)
-        self.tree.reserve(tail, len(own) + 1)
+        self.tree.room.reserve(tail, len(own) + 1)
         if self.tree.make_room():
             token = self.random.randrange(3)
             self.kv.write(tail.fragment, [token], len(ids) + len(own))
             own.append(token)
         else:
-            self.tree.tighten(tail, len(own))
+            self.tree.room.tighten(tail, len(own))
 
     def op_end_tail(self) -> None:
         if not self.tails:

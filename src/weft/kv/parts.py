@@ -27,6 +27,15 @@ def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
     return low
 
 
+def grow_leaf(node: Node, ids: list[int]) -> Node:
+    """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
+    if not (node.resident or node.children or node.pins or node.launched or node.host is not None):
+        node.tokens = node.tokens + ids
+        return node
+    child = node.children[ids[0]] = Node(ids, node.end, node, node.namespace)
+    return child
+
+
 def join_chain(lower: Node) -> list[Node]:
     """Return the nodes that may become one with `lower`, itself first, then upwards."""
     chain, length = [lower], len(lower.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .node import Node
+from .tail import Tail
 
 
 class Room:
@@ -19,6 +20,7 @@ class Room:
 
     __slots__ = (
         "capacity",
+        "growth",
         "max_paths",
         "paths",
         "pinned",
@@ -27,8 +29,10 @@ class Room:
         "tails",
     )
 
-    def __init__(self, capacity: int | None, max_paths: int | None) -> None:
+    def __init__(self, capacity: int | None, max_paths: int | None, growth: int = 1) -> None:
+        """growth: slots that a tail reserves at a time."""
         self.capacity = capacity
+        self.growth = growth
         self.max_paths = max_paths
         self.resident = 0
         self.pinned = 0
@@ -88,6 +92,20 @@ class Room:
         node.live -= 1
         if not (node.counted and node.live == 0):
             self.paths -= 1
+
+    def reserve(self, tail: Tail, length: int) -> None:
+        """Let a tail grow to `length` slots, in the engine's measure; may leave the room over."""
+        if length > tail.reserved:
+            self.set_reserved(tail, -(-length // self.growth) * self.growth)
+
+    def tighten(self, tail: Tail, length: int) -> None:
+        """Give back what a tail reserved beyond `length`: the last resort when it is alone."""
+        self.set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
+
+    def set_reserved(self, tail: Tail, reserved: int) -> None:
+        """Say how many slots a tail may write."""
+        self.tails += reserved - tail.reserved
+        tail.reserved = reserved
 
     def pin(self, node: Node) -> bool:
         """Add a pin; return whether it was the first, so that the parent gets one too."""

@@ -26,6 +26,7 @@ from .node import Node
 from .parts import (
     JOIN_LENGTH,
     common_prefix,
+    grow_leaf,
     is_evictable,
     is_forgettable,
     join_chain,
@@ -49,7 +50,8 @@ class TokenTree:
     ) -> None:
         """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit."""
         self.fragments = fragments
-        self.room = Room(capacity, max_paths)
+        growth = fragments.growth if fragments is not None else 1
+        self.room = Room(capacity, max_paths, growth)
         self.host = HostTier(host_capacity)
         self.holds = Holds()
         self.queue = EvictionQueue()
@@ -60,11 +62,6 @@ class TokenTree:
         self.tails: set[Tail] = set()
         self.roots: dict[str | None, Node] = {}
         self._spans: dict[Cursor, tuple[Span, ...]] = {}
-
-    @property
-    def growth(self) -> int:
-        """Slots that a tail reserves at a time."""
-        return self.fragments.growth if self.fragments is not None else 1
 
     def root(self, namespace: str | None = None) -> Cursor:
         """Return the place before all tokens of a namespace (one a model adapter). Always valid."""
@@ -105,8 +102,9 @@ class TokenTree:
                 continue
             child = node.children.get(ids[done])
             if child is None:
-                node = self._grow_leaf(node, ids[done:])
-                return Cursor(node, node.end)
+                leaf = grow_leaf(node, ids[done:])
+                self.n_nodes += leaf is not node
+                return Cursor(leaf, leaf.end)
             node = child
         return Cursor(node, depth)
 
@@ -328,19 +326,6 @@ class TokenTree:
         self.tails.add(tail)
         return tail
 
-    def reserve(self, tail: Tail, length: int) -> None:
-        """Let a tail grow to `length` slots, in the engine's measure; may leave the room over."""
-        if length > tail.reserved:
-            self._set_reserved(tail, -(-length // self.growth) * self.growth)
-
-    def tighten(self, tail: Tail, length: int) -> None:
-        """Give back what a tail reserved beyond `length`: the last resort when it is alone."""
-        self._set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
-
-    def _set_reserved(self, tail: Tail, reserved: int) -> None:
-        self.room.tails += reserved - tail.reserved
-        tail.reserved = reserved
-
     def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
         """Put a tail's tokens and KV into the tree; return the place after them. The tail is used
         up.
@@ -372,18 +357,6 @@ class TokenTree:
         """Verify every invariant; AssertionError says which one broke. Cost: O(tree)."""
         check_tree(self)
 
-    def _grow_leaf(self, node: Node, ids: list[int]) -> Node:
-        """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
-        if not (
-            node.resident or node.children or node.pins or node.launched or node.host is not None
-        ):
-            node.tokens = node.tokens + ids
-            return node
-        child = Node(ids, node.end, node, node.namespace)
-        node.children[ids[0]] = child
-        self.n_nodes += 1
-        return child
-
     def _attach(self, node: Node, fragment: Fragment) -> None:
         assert self.fragments is not None and node.parent is not None
         self.host.free(node)
@@ -396,7 +369,7 @@ class TokenTree:
     def _close_tail(self, tail: Tail) -> Cursor:
         cursor = resolve(tail.cursor)
         self.room.remove_tail(cursor.node)
-        self._set_reserved(tail, 0)
+        self.room.set_reserved(tail, 0)
         self.tails.discard(tail)
         return cursor
 

@@ -83,7 +83,7 @@ class Admission:
         room = self.tree.room
         counts = [self._enter(task) for task in job.tasks]
         # Others grow meanwhile, and a run will want its first slots.
-        reserve = self.tree.growth if self.admitted else 0
+        reserve = self.tree.room.growth if self.admitted else 0
         if room.is_over or self._is_short(reserve):
             if not may_evict:
                 self._undo(job)

@@ -72,7 +72,7 @@ class Runs:
                 tail = run.tail = self.tree.new_tail(self.tree.cut(run.cursor))
                 run.row = None
             if tail.fragment.length >= tail.reserved:
-                self.tree.reserve(tail, tail.fragment.length + 1)
+                self.tree.room.reserve(tail, tail.fragment.length + 1)
 
     def group(self, runs: list[RunTask]) -> Group:
         """Return the runs' rows and draws as one group of a step."""

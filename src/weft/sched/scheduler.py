@@ -233,7 +233,7 @@ class Scheduler:
         room = self.tree.room
         for run in runs:
             assert run.tail is not None
-            self.tree.tighten(run.tail, run.tail.fragment.length + 1)
+            self.tree.room.tighten(run.tail, run.tail.fragment.length + 1)
         if room.capacity is not None and room.must <= room.capacity:
             return None
         self._fail(job, kv_full(job, self.tree))
