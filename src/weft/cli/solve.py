@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -12,13 +11,14 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from .. import samples
 from ..errors import ConfigError
-from . import options
+from . import advice, objects, options
 from .failures import INTERRUPTED, guarded
+from .kept import Kept
 from .model import TINY, load_model
 from .out import Out
 from .picture import Picture
-from .run import LONG, next_line, of_model, stats_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -60,11 +60,7 @@ def solve(
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option(
-            "-n",
-            help="Proposals of each kind a node (tot), or answers (best-of-n).",
-            show_default="what suits the prompt, or 16",
-        ),
+        typer.Option("-n", help="Proposals of each kind a node, or answers.", show_default="8"),
     ] = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
@@ -78,6 +74,7 @@ def solve(
     ] = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
+    verbose: options.Verbose = 0,
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
     text = options.read_prompt(prompt)
@@ -94,11 +91,14 @@ def solve(
         from ..loom import Loom
 
         loom, out = Loom(lm, text), Out.of(sys.stdout)
+        kept = Kept.new(loom, model, engine)
         result = _search_to_end(out, lm, loom, strategy, chosen, as_json)
+        kept.at = result.best
+        is_kept = kept.try_save()
         if as_json:
-            print(json.dumps(as_object(lm, model, strategy, result), ensure_ascii=False))
+            objects.write(as_object(lm, model, strategy, result, kept.name if is_kept else None))
         else:
-            _report(out, lm, model, strategy, result)
+            _report(out, lm, model, strategy, result, kept.name if is_kept else "")
 
 
 def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
@@ -133,14 +133,12 @@ def search(
 
     if strategy is Strategy.GREEDY:
         return greedy(lm, loom, **chosen)
+    n = chosen.pop("n", 8)
     if strategy is Strategy.BEST_OF_N:
-        return best_of_n(lm, loom, **chosen)
-    # NOTE: not given is not a number: a task knows how many proposals each level needs.
-    if (n := chosen.pop("n", None)) is not None:
-        if n < 1:
-            raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
-        chosen |= {"n_continue": n, "n_suggest": n}
-    return tot(lm, loom, progress=progress, **chosen)
+        return best_of_n(lm, loom, n=n, **chosen)
+    if n < 1:
+        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+    return tot(lm, loom, n_continue=n, n_suggest=n, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
@@ -160,11 +158,14 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
         )
 
 
-def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> dict[str, Any]:
-    """Return the result for --json."""
+def as_object(
+    lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str | None = None
+) -> dict[str, Any]:
+    """Return the result for --json. name: of the loom that was kept."""
     from dataclasses import asdict
 
     return {
+        "loom": name,
         "strategy": strategy.value,
         "model": model,
         "engine": lm.info.name,
@@ -176,19 +177,17 @@ def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> d
         "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
         "nodes": result.loom.count_children(),
         "cost": asdict(result.cost),
-        "stats": stats_object(lm),
+        "stats": objects.stats_object(lm),
     }
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the line that answers: the last one, empty where a budget ended before it."""
+    """Return the line that answers: the last one."""
     return result.text.strip().rpartition("\n")[2]
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
     """Return what the task's checker says, with a style; empty where there is no checker."""
-    if not answer_of(result):
-        return ("", "")
     return {
         None: ("", ""),
         True: ("  ✓ checked: right", "green"),
@@ -229,7 +228,9 @@ def _search_to_end(
     return result
 
 
-def _report(out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult) -> None:
+def _report(
+    out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str
+) -> None:
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
@@ -237,22 +238,17 @@ def _report(out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResu
         out.line()
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
     out.facts(f"{NAMES[strategy]} · {result.cost}", "")
-    out.facts(str(lm.stats()))
-    _suggest(model, strategy, result)
+    out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
+    kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
+    advice.suggest(*_again(model, strategy, result), *kept)
 
 
-def _suggest(model: str, strategy: Strategy, result: SearchResult) -> None:
-    from .. import samples
-
-    advice, asked = Out.of(sys.stderr), result.loom.user_prompt
-    same = of_model(model)
-    again = len(asked) <= LONG and advice.is_as_typed(asked)
-    if result.solved is False and again:
-        next_line(advice, ["weft", "solve", asked, "-b", "8", "-n", "16", *same])
-        return
-    others = [each for each in Strategy if each is not strategy]
-    next_line(
-        advice,
-        *(["weft", "solve", asked, "--strategy", each.value, *same] for each in others if again),
-        ["weft", "run", asked if again else samples.greeting, "-n", "4", *same],
-    )
+def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
+    """Return a command that searches for the same in another way."""
+    asked, same = result.loom.user_prompt, advice.of_model(model)
+    if not advice.can_repeat(asked):
+        return [["weft", "run", samples.greeting, "-n", "4", *same]]
+    if result.solved is False:
+        return [["weft", "solve", asked, "-b", "8", "-n", "16", *same]]
+    other = next(each for each in Strategy if each is not strategy)
+    return [["weft", "solve", asked, "--strategy", other.value, *same]]
