@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ConfigError, StoreError, Unsupported
+from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
 from . import advice, complete, objects, options, shelf
 from .failures import guarded
-from .kept import Kept, opened
+from .heat import Tint
+from .kept import Kept, opened, with_model
 from .out import Out, counted
 from .picture import label_of
 from .turns import written
@@ -71,6 +73,10 @@ def export(
             show_default="the node last read or grown",
         ),
     ] = None,
+    color: options.Color = None,
+    top: Annotated[
+        int, typer.Option("--top", help="In .html, so many alternatives a token; asks the model.")
+    ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
@@ -85,17 +91,20 @@ def export(
     chosen = scope or DEFAULTS[suffix]
     if node is not None and chosen is Scope.TREE:
         raise ConfigError("--node has no meaning for the whole tree", hint="add --scope subtree")
-    kept = opened()
-    at = kept.node(node) if chosen is not Scope.TREE else kept.loom
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a file in it")
-    if path.exists() and not force:
-        raise StoreError(f"{path} is there already", hint="--force writes over it")
-    number = kept.number(at)
-    cut(at, chosen)
-    WRITERS[suffix](kept, at, chosen, path)
-    told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
+    if (top or color) and suffix != ".html":
+        raise ConfigError(f"--top and --color are for .html, not {suffix}")
+    refuse_place(path, force=force)
+    with ExitStack() as stack:
+        kept = opened_for(suffix, stack)
+        at = kept.node(node) if chosen is not Scope.TREE else kept.loom
+        number = kept.number(at)
+        cut(at, chosen)
+        if suffix == ".html":
+            write_page(kept, at, chosen, path, tint=color or Tint.PROB, top=top)
+        else:
+            WRITERS[suffix](kept, at, chosen, path)
     if as_json:
+        told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
         objects.write(told)
         return
     what = {
@@ -105,6 +114,27 @@ def export(
     }[chosen]
     Out.of(sys.stdout).line(f"wrote {path}: {what}")
     advice.suggest(["weft", "tree"], ["weft", "ls"])
+
+
+def refuse_place(path: Path, *, force: bool) -> None:
+    """Refuse a place that cannot be written, or that holds a file already."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}; make it first")
+    if path.exists() and not force:
+        raise StoreError(f"{path} is there already", hint="--force writes over it")
+
+
+def opened_for(suffix: str, stack: ExitStack) -> Kept:
+    """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
+    if suffix == ".html" and can_draw(suffix):
+        try:
+            return stack.enter_context(with_model(None, "auto", "auto"))[1]
+        except (EngineError, ModelMismatch) as error:
+            note = f"without its model the page shows no tokens apart: {error}"
+            Out.of(sys.stderr).line((note, "yellow"))
+    return opened()
 
 
 def cut(node: Heddle, scope: Scope) -> None:
@@ -181,16 +211,30 @@ def can_draw(suffix: str) -> bool:
 
 
 def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
-    """Write what `weft.viz` draws."""
-    module, function = _PICTURES[path.suffix.lower()]
+    """Write a graph that other programs draw."""
+    draw = drawer(path.suffix.lower())
+    _save(path, draw(node if scope is Scope.SUBTREE else kept.loom))
+
+
+def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint, top: int) -> None:
+    """Write a page that needs nothing else; the path to where the reader stands is marked."""
+    draw = drawer(".html")
+    root = node if scope is Scope.SUBTREE else kept.loom
+    named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
+    _save(path, draw(root, tint=named, top=top, mark=kept.at))
+
+
+def drawer(suffix: str) -> Callable[..., str]:
+    """Return the function of `weft.viz` that draws such files."""
+    module, function = _PICTURES[suffix]
     try:
-        draw: Callable[[Heddle], str] = getattr(import_module(f"weft.viz.{module}"), function)
+        draw: Callable[..., str] = getattr(import_module(f"weft.viz.{module}"), function)
     except (ImportError, AttributeError):
         raise Unsupported(
-            f"this version does not write {path.suffix} files",
+            f"this version does not write {suffix} files",
             hint=".txt, .md and .json are always there",
         ) from None
-    _save(path, draw(node if scope is Scope.SUBTREE else kept.loom))
+    return draw
 
 
 Writer = Callable[[Kept, "Heddle", Scope, Path], None]
@@ -198,7 +242,8 @@ WRITERS: dict[str, Writer] = {
     ".txt": write_text,
     ".md": write_markdown,
     ".json": write_json,
-    **dict.fromkeys(_PICTURES, write_picture),
+    ".dot": write_picture,
+    ".mmd": write_picture,
 }
 
 

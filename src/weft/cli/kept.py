@@ -49,9 +49,10 @@ class Kept:
     def open(cls, shelf: Shelf, name: str, lm: LM | None = None) -> Self:
         """Open a loom of the shelf; without an LM it can be read only. Raises: as `Loom.open`."""
         from ..loom import Loom
+        from .spoken import Spoken
 
         stamp, index = _stamp(shelf.path(name)), shelf.index()
-        kept = cls(shelf, Loom.open(shelf.path(name), lm), name)
+        kept = cls(shelf, Loom.open(shelf.path(name), lm, heddle_class=Spoken), name)
         kept._stamp = stamp
         if index.loom == name:
             kept.numbering = Numbering(index.numbers)

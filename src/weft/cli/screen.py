@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import __version__, samples
 from .out import Out
 
-_WIDTH = 47
+_WIDTH = 46  # with the longest explanation 80 columns
 
 
 def show(out: Out) -> None:

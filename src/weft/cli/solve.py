@@ -60,7 +60,11 @@ def solve(
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option("-n", help="Proposals of each kind a node, or answers.", show_default="8"),
+        typer.Option(
+            "-n",
+            help="Proposals of each kind a node (tot), or answers (best-of-n).",
+            show_default="what suits the prompt, or 16",
+        ),
     ] = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
@@ -92,7 +96,7 @@ def solve(
 
         loom, out = Loom(lm, text), Out.of(sys.stdout)
         kept = Kept.new(loom, model, engine)
-        result = _search_to_end(out, lm, loom, strategy, chosen, as_json)
+        result = _search_to_end(out, lm, kept, strategy, chosen, as_json)
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
@@ -133,12 +137,14 @@ def search(
 
     if strategy is Strategy.GREEDY:
         return greedy(lm, loom, **chosen)
-    n = chosen.pop("n", 8)
     if strategy is Strategy.BEST_OF_N:
-        return best_of_n(lm, loom, n=n, **chosen)
-    if n < 1:
-        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
-    return tot(lm, loom, n_continue=n, n_suggest=n, progress=progress, **chosen)
+        return best_of_n(lm, loom, **chosen)
+    # NOTE: not given is not a number: a task knows how many proposals each level needs.
+    if (n := chosen.pop("n", None)) is not None:
+        if n < 1:
+            raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+        chosen |= {"n_continue": n, "n_suggest": n}
+    return tot(lm, loom, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
@@ -182,12 +188,14 @@ def as_object(
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the line that answers: the last one."""
+    """Return the line that answers: the last one, empty where a budget ended before it."""
     return result.text.strip().rpartition("\n")[2]
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
     """Return what the task's checker says, with a style; empty where there is no checker."""
+    if not answer_of(result):
+        return ("", "")
     return {
         None: ("", ""),
         True: ("  ✓ checked: right", "green"),
@@ -212,17 +220,19 @@ def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
 
 
 def _search_to_end(
-    out: Out, lm: LM, loom: Loom, strategy: Strategy, chosen: dict[str, Any], as_json: bool
+    out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], as_json: bool
 ) -> SearchResult:
+    loom = kept.loom
     quiet = Out(out.console, False, out.is_ascii) if as_json else out
     try:
         result: SearchResult = watched(
             quiet, loom, lambda progress: search(lm, loom, strategy, chosen, progress)
         )
     except KeyboardInterrupt:
+        is_kept = kept.try_save()
         if not as_json:
             out.console.print(picture_of(out, loom))
-            out.facts(str(lm.stats()))
+            out.facts(str(lm.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
         Out.of(sys.stderr).line("interrupted; the tree so far is above")
         raise typer.Exit(INTERRUPTED) from None
     return result
