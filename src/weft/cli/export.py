@@ -106,12 +106,17 @@ def export(
     if as_json:
         told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
         objects.write(told)
-        return
+    else:
+        tell_written(kept, chosen, path, number)
+
+
+def tell_written(kept: Kept, scope: Scope, path: Path, number: int) -> None:
+    """Say what was written."""
     what = {
         Scope.PATH: f"the path to node {number}",
         Scope.SUBTREE: f"node {number}, the path to it and all below it",
         Scope.TREE: f"the whole tree, {counted(kept.loom.count_children() - 1, 'node')}",
-    }[chosen]
+    }[scope]
     Out.of(sys.stdout).line(f"wrote {path}: {what}")
     advice.suggest(["weft", "tree"], ["weft", "ls"])
 
@@ -164,7 +169,7 @@ def path_text(kept: Kept, node: Heddle) -> str:
     """Return prompt and path as one text; a chat's prompt stands apart."""
     loom = kept.loom
     if not loom.chat_template_used:
-        return loom.text + written(node.path[1:])
+        return (loom.user_prompt or loom.text) + written(node.path[1:])
     return f"> {loom.user_prompt}\n\n{written(node.path[1:]).lstrip()}"
 
 

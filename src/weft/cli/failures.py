@@ -52,7 +52,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.TreeError: Outcome(FAILURE),
     errors.StaleHandle: Outcome(FAILURE),
     errors.HasChildren: Outcome(FAILURE),
-    errors.Terminal: Outcome(FAILURE, "--force grows it anyway", True),
+    errors.Terminal: Outcome(FAILURE),
     errors.ConstraintError: Outcome(FAILURE),
     errors.GrammarError: Outcome(USAGE),
     errors.DeadEnd: Outcome(FAILURE),

@@ -204,9 +204,9 @@ def name_of(prompt: str) -> str:
     text = unicodedata.normalize("NFKC", prompt).lower()[:500]
     words = [word for word in re.findall(r"[^\W_]+", text) if word not in _SMALL]
     name = "-".join(words[:_WORDS])
-    while len(name.encode()) > _LENGTH and "-" in name:
+    while len(name) > _LENGTH and "-" in name:
         name = name.rpartition("-")[0]
-    name = name[:_LENGTH] if name.isascii() else name[: _LENGTH // 4]
+    name = name[:_LENGTH]
     # Digits alone are a node's number.
     return (
         f"loom-{name}".rstrip("-")

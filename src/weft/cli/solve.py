@@ -257,7 +257,7 @@ def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[st
     """Return a command that searches for the same in another way."""
     asked, same = result.loom.user_prompt, advice.of_model(model)
     if not advice.can_repeat(asked):
-        return [["weft", "run", samples.greeting, "-n", "4", *same]]
+        return [["weft", "run", samples.story, "-n", "4", *same]]
     if result.solved is False:
         return [["weft", "solve", asked, "-b", "8", "-n", "16", *same]]
     other = next(each for each in Strategy if each is not strategy)
