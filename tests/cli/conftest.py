@@ -18,6 +18,16 @@ Done = subprocess.CompletedProcess[str]
 Command = Callable[..., Done]
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A WEFT_HOME of the test's own; no other wishes about the command."""
+    for name in ("WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "weft-home"
+    monkeypatch.setenv("WEFT_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture
 def weft() -> Weft:
     """`weft("run", "Hello", stdin="…")` in this process."""
@@ -110,7 +120,7 @@ def command_environment() -> Callable[..., dict[str, str]]:
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This environment with the sources found, UTF-8 spoken, and no wish about colours."""
-    dropped = ("NO_COLOR", "FORCE_COLOR", "WEFT_MODEL", "WEFT_ENGINE", "COLUMNS")
+    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {
         **kept,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 
 import pytest
 
-from weft import errors
+from weft import errors, samples
 from weft.cli.failures import OUTCOMES, outcome_of
 
 MISTAKES = [
@@ -38,6 +40,24 @@ MISTAKES = [
     (["solve", "hi", "--budget-s", "-1"], 2, "budget_s is -1"),
     (["solve", ""], 2, "the prompt is empty"),
     (["frobnicate"], 2, "No such command"),
+    (["run", "hi", "-i", "--json"], 2, "exclude each other"),
+    (["run", "-c", "hi"], 1, "there is no loom yet"),
+    (["run", "hi", "--color", "red"], 2, "'prob', 'entropy'"),
+    (["grow"], 2, "Missing argument"),
+    (["grow", "1"], 1, "there is no loom yet"),
+    (["tree"], 1, "there is no loom yet"),
+    (["tree", "nosuch"], 2, "there is no loom 'nosuch'"),
+    (["tree", "../../etc/passwd"], 2, "there is no loom"),
+    (["read"], 1, "there is no loom yet"),
+    (["next"], 1, "there is no loom yet"),
+    (["export", "a.md"], 1, "there is no loom yet"),
+    (["rm"], 2, "give what to remove"),
+    (["rm", "nosuch"], 2, "there is no loom 'nosuch'"),
+    (["rm", "1"], 1, "there is no loom yet"),
+    (["rm", "1", "--undo"], 2, "or --undo alone"),
+    (["rm", "--undo"], 1, "nothing to bring back"),
+    (["chat", "-c"], 1, "there is no loom yet"),
+    (["chat", "-m", "nosuch/model"], 3, "nosuch/model"),
     (["run", "hi", "--max-new-tokens", "3"], 2, "No such option"),
 ]
 
@@ -120,3 +140,141 @@ def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
         pass
 
     assert outcome_of(Special("x")).code == 4
+
+
+@pytest.fixture
+def kept(weft, home: Path) -> Path:
+    """The file of a small loom that was drawn last."""
+    result = weft("run", samples.story, "-n", "2", "--max-tokens", "4", "--seed", "1")
+    assert result.exit_code == 0
+    return home / "looms" / "tell-story-about-fox.loom.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["grow", "9"], "there is no node 9; allowed is a number of the last tree drawn: 0"),
+        (["grow", "x"], "NODE is 'x'"),
+        (["grow", "--", "-1"], "NODE is '-1'"),
+        (["grow", "9" * 400], "NODE is '999"),
+        (["grow", "1", ""], "there is nothing to say"),
+        (["grow", "1", "a\udcffb"], "text; convert it"),
+        (["grow", "1", "-n", "0"], "n is 0"),
+        (["read", "9"], "there is no node 9"),
+        (["next", "9"], "there is no node 9"),
+        (["next", "1", "--top", "0"], "top is 0"),
+        (["rm", "9"], "there is no node 9"),
+        (["rm", "0"], "node 0 is the prompt"),
+        (["rm", "1", "tell-story-about-fox"], "cannot be removed in one call"),
+        (["run", "-c", "-s", "be kind"], "-s has no meaning with -c"),
+        (["chat", "-c", "-s", "be kind"], "-s has no meaning with -c"),
+    ],
+)
+def test_a_mistake_on_a_kept_loom_leaves_it_as_it_was(weft, kept, arguments, said: str) -> None:
+    before = kept.read_bytes()
+    result = weft(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert kept.read_bytes() == before
+
+
+def test_a_node_that_was_removed_is_not_there_any_more(weft, kept) -> None:
+    weft("rm", "2")
+    result = weft("grow", "2")
+    assert result.exit_code == 2
+    assert "node 2 is not in the loom any more" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"format": "other"}', b"{}"])
+@pytest.mark.parametrize("verb", [("tree",), ("grow", "1"), ("read",), ("export", "a.md")])
+def test_a_broken_file_is_told_by_its_path(weft, kept, content: bytes, verb) -> None:
+    kept.write_bytes(content)
+    result = weft(*verb)
+    assert result.exit_code == 1, result.output
+    assert str(kept) in result.stderr or "this is no saved loom" in result.stderr
+    assert "Traceback" not in result.output
+    listed = weft("ls")
+    assert listed.exit_code == 0
+    assert "broken" in listed.stdout
+    assert weft("rm", "tell-story-about-fox").exit_code == 0
+
+
+def test_a_newer_format_is_not_read(weft, kept) -> None:
+    kept.write_text(kept.read_text().replace('"version": 1', '"version": 99'))
+    result = weft("tree")
+    assert result.exit_code == 1
+    assert "format version 99" in result.stderr
+
+
+@pytest.mark.parametrize("verb", [("grow", "1"), ("next",), ("run", "-c"), ("chat", "-c")])
+def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> None:
+    data = json.loads(kept.read_text())
+    data["model"]["fingerprint"] = "another"
+    kept.write_text(json.dumps(data))
+    result = weft(*verb)
+    assert result.exit_code == 1
+    assert "was made with another model than tiny" in result.stderr
+    result = weft(*verb, "-m", "tiny")
+    assert result.exit_code == 1
+    assert "hint: -m tiny" in result.stderr
+    assert "force=True" not in result.stderr
+
+
+def test_a_model_that_is_gone_is_told_with_what_to_do(weft, kept) -> None:
+    kept.write_text(kept.read_text().replace('"model": "tiny"', '"model": "./gone"'))
+    result = weft("grow", "1")
+    assert result.exit_code == 3
+    assert "was made with ./gone: there is no folder ./gone" in result.stderr
+    assert "-m says where that model is now" in result.stderr
+    assert weft("grow", "1", "-m", "tiny", "-n", "1", "--max-tokens", "2").exit_code == 0
+    assert weft("grow", "1", "-n", "1", "--max-tokens", "2").exit_code == 0
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch) -> Path:
+    """A WEFT_HOME that cannot be: even root cannot make a folder below a file."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "file" / "home"))
+    return tmp_path / "file" / "home"
+
+
+@pytest.mark.parametrize(
+    "verb", [("run", samples.sum, "-n", "1"), ("solve", samples.sum, "--strategy", "greedy")]
+)
+def test_a_result_that_cannot_be_kept_is_shown_all_the_same(weft, nowhere, verb) -> None:
+    result = weft(*verb)
+    assert result.exit_code == 0
+    assert "95." in result.stdout
+    assert "kept as" not in result.stdout
+    assert "not kept: cannot keep looms in" in result.stderr
+    assert "set WEFT_HOME to a folder that you can write" in result.stderr
+    made = json.loads(weft(*verb, "--json").stdout)
+    assert made["loom"] is None
+
+
+@pytest.mark.parametrize("verb", [("tree",), ("ls",), ("grow", "1"), ("rm", "x")])
+def test_a_home_that_cannot_be_read_is_a_failure(weft, nowhere, verb) -> None:
+    result = weft(*verb)
+    assert result.exit_code == 1
+    assert "set WEFT_HOME to a folder that you can write" in result.stderr
+
+
+def test_doctor_says_that_nothing_can_be_kept(weft, nowhere) -> None:
+    result = weft("doctor")
+    assert result.exit_code == 0
+    assert "set WEFT_HOME" in result.stdout
+
+
+def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch) -> None:
+    before = kept.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    result = weft("grow", "1", "-n", "1", "--max-tokens", "2")
+    assert "not kept: cannot write" in result.stderr
+    assert kept.read_bytes() == before
+    assert [file.name for file in kept.parent.iterdir()] == [kept.name]
+    weft("run", samples.sum, "-n", "1")
+    assert [file.name for file in kept.parent.iterdir()] == [kept.name]

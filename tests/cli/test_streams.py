@@ -16,9 +16,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from weft import samples
+from weft.cli.advice import quoted
 from weft.cli.lanes import Lanes, Printer
 from weft.cli.out import Out, printable
-from weft.cli.run import quoted
 from weft.results import Delta
 
 SHORT = ("run", samples.game24, "-n", "3", "--max-tokens", "12", "--seed", "1")
@@ -44,7 +44,7 @@ def test_results_go_to_stdout_and_advice_to_stderr(command) -> None:
     assert "├── 1 " in done.stdout
     assert "prefilled" in done.stdout
     assert "next:" not in done.stdout
-    assert done.stderr.startswith("next: weft run ")
+    assert done.stderr.startswith("next: weft grow ")
 
 
 def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
@@ -112,8 +112,8 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
     output = in_terminal(*SHORT, **({"NO_COLOR": "1"} if no_color else {}))
     assert "\x1b[2J" not in output
     assert "\x1b[?1049h" not in output
-    assert "reading the prompt" in output
-    assert " 1  " in output
+    assert "reading 21 tokens" in output
+    assert " 1" in output
     tree = output[output.rindex("├── ") :]
     assert "prefilled" in tree
     assert ("\x1b[2m" in output) is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -11,7 +12,8 @@ def main() -> None:
 
     soften(sys.stdout, sys.stderr)
     try:
-        if len(sys.argv) < 2:
+        # A shell that completes says so by a variable and gives no arguments.
+        if len(sys.argv) < 2 and "_WEFT_COMPLETE" not in os.environ:
             from .screen import show
 
             show(Out.of(sys.stdout))

@@ -8,12 +8,21 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .chat import chat
 from .demo import demo
 from .doctor import doctor
+from .export import export
+from .grow import grow
+from .ls import ls
+from .models import models
+from .next import next_
 from .out import Out
+from .read import read
+from .rm import rm
 from .run import run
 from .screen import show
 from .solve import solve
+from .tree import tree
 
 app = typer.Typer(
     help="Grow, read and search trees of continuations of language models.",
@@ -23,8 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, run, solve, doctor):
-    app.command()(verb)
+for verb in (demo, run, grow, tree, read, next_, chat, solve, ls, rm, export, models, doctor):
+    app.command(verb.__name__.rstrip("_"))(verb)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from . import solve
+from . import advice, objects, options, solve
 from .failures import guarded
 from .lanes import Lanes, Silent, Watcher, watch
 from .model import TINY, load_model
 from .out import Out
 from .picture import Picture
-from .run import next_line
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -31,31 +31,35 @@ TEMPERATURE, SEED = 1.2, 1
 
 
 @guarded
-def demo() -> None:
+def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """Show what it does, on the embedded model: no download, no GPU."""
-    out = Out.of(sys.stdout)
+    from .. import samples
+
+    out = Out.of(io.StringIO() if as_json else sys.stdout)
     began = time.perf_counter()
     with load_model(TINY) as lm:
         out.line(
             ("weft demo", "bold"),
             " · the embedded model of 6.8 million parameters, on this CPU",
         )
-        word_problem(out, lm)
-        game_of_24(out, lm)
+        problem, game = word_problem(out, lm), game_of_24(out, lm)
+        seconds = time.perf_counter() - began
+        if as_json:
+            stats = objects.stats_object(lm)
+            told = {"model": TINY, "word_problem": problem, "game_of_24": game}
+            objects.write({**told, "seconds": seconds, "stats": stats})
+            return
         out.line()
         out.facts(str(lm.stats()), "bold")
-        out.line((f"all of it in {time.perf_counter() - began:.1f} s", "dim"))
-    from .. import samples
-
-    next_line(
-        Out.of(sys.stderr),
+        out.line((f"all of it in {seconds:.1f} s", "dim"))
+    advice.suggest(
         ["weft", "run", samples.story, "-n", "4"],
-        ["weft", "solve", "Use 3 5 7 11 to make 24."],
+        ["weft", "solve", samples.game24],
         ["weft", "doctor"],
     )
 
 
-def word_problem(out: Out, lm: LM) -> None:
+def word_problem(out: Out, lm: LM) -> dict[str, Any]:
     """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
     from .. import samples
     from ..loom import Loom
@@ -81,12 +85,21 @@ def word_problem(out: Out, lm: LM) -> None:
                 f"  Branch {numbers[node.id]} said {said[0]}, looked again, and said {said[1]}."
             )
     out.line()
-    vote(out, tried + checked)
+    votes = vote(out, tried + checked)
     n_tokens = sum(len(node.tokens) for node in tried + checked)
     out.line(
         (f"{n_tokens:,} tokens".replace(",", " "), "dim"),
         (f" in {seconds:.1f} s; the problem was read once", "dim"),
     )
+    counts = [{"answer": answer, "count": count} for answer, count in votes]
+    return {
+        "prompt": samples.word_problem,
+        "solutions": [node.text for node in tried],
+        "second_looks": [node.text for node in checked],
+        "votes": counts,
+        "tokens": n_tokens,
+        "seconds": seconds,
+    }
 
 
 def grown(out: Out, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
@@ -104,8 +117,8 @@ def second_thoughts(text: str) -> tuple[str, str] | None:
     return (said[0], said[-1]) if said and said[0] != said[-1] else None
 
 
-def vote(out: Out, solutions: list[Heddle]) -> None:
-    """Count the answers and write them as bars."""
+def vote(out: Out, solutions: list[Heddle]) -> list[tuple[str, int]]:
+    """Count the answers, write them as bars and return them."""
     from ..search import answer_number
 
     counts = Counter(answer_number(node.text) or "none" for node in solutions)
@@ -115,9 +128,10 @@ def vote(out: Out, solutions: list[Heddle]) -> None:
         out.line(f"  {answer:>4}  ", (bar, style), f" {count} of {len(solutions)}")
     out.line()
     out.line(("The majority says: ", ""), (counts.most_common(1)[0][0], "bold green"))
+    return counts.most_common()
 
 
-def game_of_24(out: Out, lm: LM) -> None:
+def game_of_24(out: Out, lm: LM) -> dict[str, Any]:
     """Search a puzzle by tree of thoughts, redrawing the tree after each level."""
     from .. import samples
     from ..loom import Loom
@@ -137,3 +151,9 @@ def game_of_24(out: Out, lm: LM) -> None:
     out.line()
     out.line((solve.answer_of(result), "bold green"), solve.verdict(result))
     out.line((str(result.cost), "dim"))
+    return {
+        "prompt": samples.game24,
+        "solved": result.solved,
+        "path": [{"text": node.text, "score": node.score} for node in result.best.path[1:]],
+        "tokens": result.cost.tokens,
+    }

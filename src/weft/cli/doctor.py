@@ -6,29 +6,108 @@ import os
 import platform
 import sys
 import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from .. import __version__
 from ..errors import WeftError
-from . import screen
+from . import objects, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
 from .out import Out
+from .shelf import Shelf, home
 
+if TYPE_CHECKING:
+    from ..lm import LM
+
+VARIABLES = ("WEFT_HOME", "WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG", "HF_HOME")
 _PLANNED = "mlx, llama.cpp, vLLM and remote servers: planned, not in this version"
 
 
 @guarded
-def doctor() -> None:
-    """Show versions, engines, memory and models, and try the embedded model."""
+def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
+    """Show what is here, and try the embedded model."""
     out = Out.of(sys.stdout)
-    _system(out)
-    _engines(out)
-    works = _embedded(out)
-    _on_disk(out)
-    if not works:
+    if as_json:
+        tried = try_embedded()
+        objects.write(as_object(out, tried))
+    else:
+        _system(out)
+        _engines(out)
+        tried = try_embedded()
+        _embedded(out, tried)
+        _kept(out)
+        _on_disk(out)
+    if not tried.works:
         raise typer.Exit(UNAVAILABLE)
+
+
+class Tried(NamedTuple):
+    """How the embedded model did."""
+
+    works: bool
+    load_s: float = 0.0
+    run_s: float = 0.0
+    token: str = ""
+    error: str = ""
+
+
+def try_embedded() -> Tried:
+    """Load the embedded model and run it for one token."""
+    try:
+        began = time.perf_counter()
+        with load_model(TINY) as lm:
+            loaded = time.perf_counter()
+            token = _one_token(lm)
+            ran = time.perf_counter()
+    except (WeftError, OSError) as error:
+        return Tried(False, error=str(error))
+    return Tried(True, loaded - began, ran - loaded, token)
+
+
+def as_object(out: Out, tried: Tried) -> dict[str, Any]:
+    """Return the report for --json."""
+    total, available = memory()
+    looms, problem = kept_looms()
+    return {
+        "weft": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "memory_bytes": total or None,
+        "memory_available_bytes": available or None,
+        "encoding": out.console.encoding,
+        "engines": {
+            "numpy": screen.installed("numpy"),
+            "torch": screen.installed("torch") if screen.has_torch() else None,
+            "transformers": screen.installed("transformers") if screen.has_torch() else None,
+        },
+        "tiny": tried._asdict(),
+        "home": str(home()),
+        "home_problem": problem or None,
+        "looms": looms,
+        "cache": _cache(),
+        "models": ["tiny", *screen.cached_models()],
+        "environment": environment(),
+    }
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that are set and matter to the command."""
+    return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+
+
+def kept_looms() -> tuple[int, str]:
+    """Return how many looms are kept, and why none can be kept; "" for nothing wrong."""
+    folder = home()
+    try:
+        n_looms = len(Shelf(folder).names())
+    except WeftError as error:
+        return 0, str(error)
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    can_write = there.is_dir() and os.access(there, os.W_OK)
+    return n_looms, "" if can_write else f"{there} cannot be written"
 
 
 def _system(out: Out) -> None:
@@ -57,46 +136,43 @@ def _engines(out: Out) -> None:
     row(out, "", ("- " + _PLANNED, "dim"))
 
 
-def _embedded(out: Out) -> bool:
-    """Load the embedded model and run it for one token."""
-    try:
-        began = time.perf_counter()
-        with load_model(TINY) as lm:
-            loaded = time.perf_counter()
-            token = _one_token(lm)
-            ran = time.perf_counter()
-    except (WeftError, OSError) as error:
-        row(out, "model", ("x ", "red"), f"tiny does not work: {error}")
+def _embedded(out: Out, tried: Tried) -> None:
+    if not tried.works:
+        row(out, "model", ("x ", "red"), f"tiny does not work: {tried.error}")
         row(out, "", "  install weft again; its embedded model is part of the package")
-        return False
-    load_s, run_ms = loaded - began, 1000 * (ran - loaded)
-    row(
-        out,
-        "model",
-        ("✓ ", "green"),
-        f"tiny loads in {load_s:.2f} s, prompt and 1 token ({token!r}) in {run_ms:.0f} ms",
-    )
-    return True
+        return
+    times = f"{tried.load_s:.2f} s, prompt and 1 token ({tried.token!r}) in"
+    row(out, "model", ("✓ ", "green"), f"tiny loads in {times} {1000 * tried.run_s:.0f} ms")
 
 
-def _one_token(lm: object) -> str:
+def _one_token(lm: LM) -> str:
     from .. import samples
-    from ..lm import LM
     from ..loom import Loom
 
-    assert isinstance(lm, LM)
     return Loom(lm, samples.greeting).grow(max_tokens=1, temperature=0.0)[0].text
 
 
-def _on_disk(out: Out) -> None:
-    from huggingface_hub import constants
+def _kept(out: Out) -> None:
+    looms, problem = kept_looms()
+    row(out, "looms", f"{looms} in {home()}")
+    if problem:
+        row(out, "", ("x ", "red"), f"{problem}: set WEFT_HOME to a folder that you can write")
+    for name, value in environment().items():
+        row(out, "", ("  ", ""), f"{name}={value}")
 
-    names = screen.cached_models()
-    where = constants.HF_HUB_CACHE
+
+def _on_disk(out: Out) -> None:
+    names, where = screen.cached_models(), _cache()
     row(out, "cache", f"{where}: {len(names)} models" if names else f"{where}: no models yet")
     for name in names:
         row(out, "", f"  weft run -m {name} …")
     row(out, "get one", "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")
+
+
+def _cache() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.HF_HUB_CACHE)
 
 
 def row(out: Out, title: str, *parts: str | tuple[str, str]) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, ParamSpec
 import typer
 
 from .. import errors
+from .logs import configure
 from .out import Out
 
 Args = ParamSpec("Args")
@@ -57,7 +58,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.DeadEnd: Outcome(FAILURE),
     errors.StoreError: Outcome(FAILURE),
     errors.FormatError: Outcome(FAILURE),
-    errors.ModelMismatch: Outcome(FAILURE, "take the model that the loom was saved with"),
+    errors.ModelMismatch: Outcome(FAILURE, "take the model that the loom was made with"),
     errors.Conflict: Outcome(FAILURE, "try again"),
     errors.QueueFull: Outcome(FAILURE, "try again later"),
     errors.Cancelled: Outcome(INTERRUPTED),
@@ -82,10 +83,11 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
     @functools.wraps(verb)
     def run(*args: Args.args, **kwargs: Args.kwargs) -> None:
         try:
+            configure(verbose if isinstance(verbose := kwargs.get("verbose"), int) else 0)
             verb(*args, **kwargs)
             sys.stdout.flush()
         except (errors.WeftError, MemoryError) as error:
-            raise typer.Exit(tell(error, verb.__name__)) from None
+            raise typer.Exit(tell(error, verb.__name__.rstrip("_"))) from None
         except KeyboardInterrupt:
             Out.of(sys.stderr).line("interrupted")
             raise typer.Exit(INTERRUPTED) from None

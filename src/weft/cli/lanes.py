@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ from .out import Out
 if TYPE_CHECKING:
     from ..results import Delta
 
-_REDRAW_S = 0.08
+_REDRAWS_PER_S = 10
 _MAX_LINES = 6  # of one lane
 
 
@@ -63,16 +63,26 @@ class Lane:
 
 
 class Lanes:
-    """All branches of a call, drawn over and over in place; gone when it is left."""
+    """All branches of a call, drawn over and over in place; gone when it is left.
 
-    def __init__(self, out: Out, n: int, waiting: str = "") -> None:
+    first: the number of the first branch. waiting: what to say until something comes.
+    """
+
+    def __init__(
+        self, out: Out, n: int, waiting: Callable[[], str] | None = None, *, first: int = 1
+    ) -> None:
         self.out = out
-        self.lanes = [Lane(number) for number in range(1, n + 1)]
+        self.lanes = [Lane(number) for number in range(first, first + n)]
         self.waiting = waiting
+        self.n_tokens = 0
+        self._began: float | None = None
+        # Drawn from a thread of its own: a long prompt is read without anything coming in.
         self._live = Live(
-            console=out.console, auto_refresh=False, transient=True, get_renderable=self._drawn
+            console=out.console,
+            refresh_per_second=_REDRAWS_PER_S,
+            transient=True,
+            get_renderable=self._drawn,
         )
-        self._drawn_at = 0.0
 
     def __enter__(self) -> Lanes:
         self._live.start(refresh=True)
@@ -82,16 +92,24 @@ class Lanes:
         self._live.stop()
 
     def push(self, delta: Delta) -> None:
-        """Take a delta; draw, but not too often."""
+        """Take a delta."""
+        if self._began is None:
+            self._began = time.monotonic()
+        self.n_tokens += len(delta.token_ids)
         self.lanes[delta.branch].push(delta)
-        if (now := time.monotonic()) - self._drawn_at > _REDRAW_S:
-            self._drawn_at = now
-            self._live.refresh()
 
     def _drawn(self) -> Group:
-        if self.waiting and not any(lane.text or lane.ended for lane in self.lanes):
-            return Group(self.out.text((self.waiting, "dim")))
-        return Group(*self._lines(self.out.console.height - 1))
+        if self._began is None:
+            return Group(self.out.text((self.waiting() if self.waiting else "", "dim")))
+        return Group(*self._lines(self.out.console.height - 2), self._progress(self._began))
+
+    def _progress(self, began: float) -> Text:
+        ended = sum(lane.ended is not None for lane in self.lanes)
+        rate = self.n_tokens / max(time.monotonic() - began, 0.1)
+        facts = [f"{self.n_tokens} tokens", f"{rate:.0f} tok/s"]
+        if len(self.lanes) > 1:
+            facts.append(f"{ended} of {len(self.lanes)} ended")
+        return self.out.text(("    " + " · ".join(facts) + " · Ctrl-C stops", "dim"))
 
     def _lines(self, height: int) -> Iterator[Text]:
         each = min(max(height // len(self.lanes), 1), _MAX_LINES)
@@ -107,9 +125,9 @@ class Lanes:
 class Printer:
     """Plain lines: the branches one after the other, each as soon as it is its turn."""
 
-    def __init__(self, out: Out, n: int) -> None:
+    def __init__(self, out: Out, n: int, *, first: int = 1) -> None:
         self.out = out
-        self.lanes = [Lane(number) for number in range(1, n + 1)]
+        self.lanes = [Lane(number) for number in range(first, first + n)]
         self._at = 0
         self._begun = False
 
@@ -129,7 +147,9 @@ class Printer:
                 self._next()
 
     def _next(self) -> None:
-        self._write("\n")
+        # A text that was stopped at a line's end has ended its line.
+        if not self.lanes[self._at].text.endswith("\n"):
+            self._write("\n")
         self._at, self._begun = self._at + 1, False
         if self._at < len(self.lanes) and self.lanes[self._at].text:
             self._show(self.lanes[self._at].text)
@@ -137,7 +157,7 @@ class Printer:
     def _show(self, text: str) -> None:
         if not self._begun:
             self._begun = True
-            self._write(f"[{self._at + 1}] ")
+            self._write(f"[{self.lanes[self._at].number}] ")
         self._write(text)
 
     def _write(self, text: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..errors import ConfigError, EngineUnavailable, ModelLoadError
 from .out import Out
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 _QUIET_S = 10.0  # between two plain lines of progress
+_SLOW_S = 0.3  # a load that takes longer gets a bar
+_log = logging.getLogger(__name__)
 
 
 def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
@@ -32,8 +35,12 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
     if engine not in (known := ("auto", *engine_names())):
         raise EngineUnavailable(f"there is no engine {engine!r}; allowed are {', '.join(known)}")
     with LoadProgress(Out.of(sys.stderr)) as progress:
+        began = time.perf_counter()
         try:
-            return load(model, engine=engine, kv_budget=kv_budget, progress=progress)
+            lm = load(model, engine=engine, kv_budget=kv_budget, progress=progress)
+            seconds = time.perf_counter() - began
+            _log.info("loaded %s on the %s engine in %.2f s", model, lm.info.name, seconds)
+            return lm
         except ConfigError as error:
             # What is left to be wrong is the model's name: there is no such model here.
             raise ModelLoadError(str(error), hint=error.hint) from error
@@ -44,12 +51,13 @@ class LoadProgress:
 
     def __init__(self, out: Out) -> None:
         self.out = out
+        self._began = time.monotonic()
         self._told = 0.0
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
+            TextColumn("{task.fields[size]}"),
             console=out.console,
             transient=True,
             disable=not out.is_live,
@@ -62,16 +70,25 @@ class LoadProgress:
         self._bars.stop()
 
     def __call__(self, phase: str, done: int, total: int, note: str) -> None:
-        if phase != "download":
-            return
+        if phase == "download":
+            self._downloaded(done, total, note)
+        elif self.out.is_live and (total == 1 or time.monotonic() - self._began > _SLOW_S):
+            # Of one part there is nothing to count: the bar only shows that something goes on.
+            self._bar("loading", done, total if total > 1 or done else None, "")
+
+    def _downloaded(self, done: int, total: int, note: str) -> None:
         if not self.out.is_live:
             self._tell(done, total, note)
             return
-        if phase not in self._tasks:
+        if "downloading" not in self._tasks:
             self.out.line(f"downloading {note}")
+        self._bar("downloading", done, total, f"{done / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    def _bar(self, phase: str, done: int, total: int | None, size: str) -> None:
+        if phase not in self._tasks:
             self._bars.start()
-            self._tasks[phase] = self._bars.add_task(phase, total=total)
-        self._bars.update(self._tasks[phase], completed=done, total=total)
+            self._tasks[phase] = self._bars.add_task(phase, total=total, size=size)
+        self._bars.update(self._tasks[phase], completed=done, total=total, size=size)
 
     def _tell(self, done: int, total: int, note: str) -> None:
         now = time.monotonic()

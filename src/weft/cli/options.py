@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Any
 
 import typer
 
+from .. import samples
 from ..errors import ConfigError
+from . import complete
+from .heat import Tint
+
+# Nothing but escapes: "\\neq" is LaTeX.
+_ESCAPES = re.compile(r"(\\[nt])+")
 
 Prompt = Annotated[
     str | None,
@@ -20,46 +27,177 @@ Model = Annotated[
         "-m",
         envvar="WEFT_MODEL",
         help='"tiny" (embedded), a folder, or a Hub id org/name[@revision].',
+        autocompletion=complete.models,
+    ),
+]
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Where the loom's model is now.",
+        show_default="the loom's",
+        autocompletion=complete.models,
     ),
 ]
 Engine = Annotated[
     str, typer.Option("--engine", envvar="WEFT_ENGINE", help="auto, numpy or torch.")
 ]
 KvBudget = Annotated[
-    str, typer.Option("--kv-budget", help='Memory for KV, as "4GiB"; auto: what is sensible.')
+    str,
+    typer.Option(
+        "--kv-budget",
+        envvar="WEFT_KV_BUDGET",
+        help='Memory for KV, as "4GiB"; auto: what is sensible.',
+    ),
 ]
-Seed = Annotated[
+Branches = Annotated[int, typer.Option("-n", help="How many branches.")]
+MaxTokens = Annotated[
     int | None,
-    typer.Option("--seed", help="The same seed gives the same tree.", show_default=False),
+    typer.Option("--max-tokens", help="New tokens a branch, at most.", show_default="256"),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option("--temperature", "--temp", help="0 is greedy.", show_default="the model's"),
 ]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", help="Keep this much probability.", show_default="the model's"),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", help="Keep the k likeliest; 0: all.", show_default="the model's"),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        "--min-p",
+        help="Drop what is this much less likely than the best.",
+        show_default="the model's",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="The same seed gives the same tree.", show_default=False),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        help=r"Text that ends a branch; may be given again. \n is a line end.",
+        show_default=False,
+    ),
+]
+Color = Annotated[
+    Tint | None,
+    typer.Option(
+        "--color",
+        "--colour",
+        help="Colour the texts by their tokens' probability or entropy.",
+        show_default=False,
+    ),
+]
+Node = Annotated[
+    str,
+    typer.Argument(
+        help="A number of the last tree drawn; 0 is the prompt.",
+        autocompletion=complete.nodes,
+        show_default=False,
+    ),
+]
+OptionalNode = Annotated[
+    str | None,
+    typer.Argument(
+        help="A number of the last tree drawn; 0 is the prompt.",
+        autocompletion=complete.nodes,
+        show_default="the node last read or grown",
+    ),
+]
+OptionalLoom = Annotated[
+    str | None,
+    typer.Argument(
+        help="A loom's name (weft ls), or a .loom.json file to keep.",
+        autocompletion=complete.looms,
+        show_default="the one drawn last",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object and nothing else.")]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Show what happens; -vv: all of it. Or WEFT_LOG=info.",
+        show_default=False,
+    ),
+]
 
 
-def read_prompt(argument: str | None) -> str:
+def read_prompt(argument: str | None, *, is_optional: bool = False) -> str:
     """Return the prompt: the argument, and below it what is piped in."""
     piped = _piped()
     if argument is None and not piped:
+        if is_optional:
+            return ""
         raise ConfigError(
             "there is no prompt: give one as the argument, or pipe one in",
-            hint='for example: weft run "Tell me a story about a fox." -n 4',
+            hint=f'for example: weft run "{samples.story}" -n 4',
         )
     prompt = "\n\n".join(part for part in (argument, piped) if part)
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        # What Python makes of bytes that the locale's encoding does not know.
+    check_text(prompt, "the prompt")
+    return prompt
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse what Python makes of bytes that the locale's encoding does not know."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(
-            f"the prompt is not {sys.getfilesystemencoding()} text; convert it",
+            f"{what} is not {sys.getfilesystemencoding()} text; convert it",
             hint="iconv -f latin1 -t utf-8 FILE | weft run …",
         )
-    return prompt
 
 
 def given(**options: Any) -> dict[str, Any]:
     """Return the options that were given; for the others the library's defaults hold."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def sampling(
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    seed: int | None,
+    stop: list[str] | None,
+) -> dict[str, Any]:
+    """Return the sampling options that were given."""
+    return given(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stops(stop),
+    )
+
+
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was given as a flag, not by the environment or by default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def stops(texts: list[str] | None) -> list[str] | None:
+    """Return stop strings: shells make it hard to type a line end, so its escape is one too."""
+    if not texts:
+        return None
+    return [
+        text.replace("\\n", "\n").replace("\\t", "\t") if _ESCAPES.fullmatch(text) else text
+        for text in texts
+    ]
 
 
 def _piped() -> str:

@@ -67,13 +67,15 @@ class Out:
             line = f"{line} · {fact}" if line else fact
         self.line((line, style))
 
-    def block(self, head: str, text: str) -> None:
+    def block(self, head: str, text: str | Text) -> None:
         """Write a text of several lines beside a head, wrapped to the width."""
-        indent = cell_len(head) + 2
-        rows = Text(self.shown(text)).wrap(self.console, max(self.width - indent, 8))
+        indent = cell_len(head) + 2 if head else 0
+        whole = Text(self.shown(text)) if isinstance(text, str) else text
+        rows = whole.wrap(self.console, max(self.width - indent, 8))
         for number, row in enumerate(rows):
-            start = "" if number else head
-            self.line((f"{start:<{indent}}", "bold cyan"), row.plain.rstrip())
+            row.rstrip()
+            line = Text(no_wrap=True).append(f"{'' if number else head:<{indent}}", "bold cyan")
+            self.console.print(line.append_text(row))
 
     def lines(self, lines: Iterable[Text]) -> None:
         """Write made lines."""
@@ -98,6 +100,11 @@ class Out:
         last = f" … {last}" if head and len(last) < room // 2 else "…"
         flat = (head or text)[: 2 * max(room, 1)].replace("\n", "⏎")
         return set_cell_size(flat, max(room - cell_len(last), 0)).rstrip() + last
+
+
+def counted(n: int, one: str) -> str:
+    """Return "1 node", "2 nodes"."""
+    return f"{n} {one}" if n == 1 else f"{n} {one}s"
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from .out import Out
+from .turns import said_at
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -32,13 +33,15 @@ class Picture:
     """What to draw of a tree, and how.
 
     numbers: written before a node. path: nodes drawn bold, and always drawn. top: children of a
-    node that are drawn at most, best scores first; 0: all of them, in their order.
+    node that are drawn at most, best scores first; 0: all of them, in their order. focus: beside
+    its path only what is below it is drawn.
     """
 
     out: Out
     numbers: dict[str, int] = field(default_factory=dict)
     path: frozenset[str] = frozenset()
     top: int = 0
+    focus: frozenset[str] = frozenset()
 
     def lines(self, root: Heddle) -> Iterator[Text]:
         """Yield the drawing, from `root` down. Cost: O(nodes), however deep."""
@@ -60,11 +63,16 @@ class Picture:
 
     def _below(self, node: Heddle) -> list[Shown]:
         groups: dict[str, list[Heddle]] = {}
+        last = len(self.numbers)
         # Streamed children are attached as they end; numbers have the order of the branches.
-        for child in sorted(node.children, key=lambda child: self.numbers.get(child.id, 0)):
+        for child in sorted(node.children, key=lambda child: self.numbers.get(child.id, last)):
             # What goes on is drawn on its own; only leaves stand for each other.
             groups.setdefault(child.id if child.children else child.text, []).append(child)
         below = [Shown(tuple(group)) for group in groups.values()]
+        chosen = [each for each in below if any(n.id in self.focus for n in each.nodes)]
+        if chosen:
+            left_out = len(node.children) - sum(len(each.nodes) for each in chosen)
+            return [*chosen, Shown((), left_out)] if left_out else chosen
         if not self.top:
             return below
         below.sort(key=lambda shown: _rank(shown.nodes[0].score))
@@ -83,7 +91,7 @@ class Picture:
         facts = "" if node.parent is None else " · ".join(_facts(shown.nodes))
         number, facts = number and f"{number}  ", facts and f"  {facts}"
         room = self.out.width - cell_len(rails) - len(number) - cell_len(facts)
-        label = self.out.fit(_label(node).strip(), max(room, _MIN_LABEL))
+        label = self.out.fit(label_of(node).strip(), max(room, _MIN_LABEL))
         style = "bold" if node.parent is None or self._on_path(shown) else _style(node)
         return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (facts, "dim"))
 
@@ -93,7 +101,11 @@ def _rank(score: float | None) -> float:
     return math.inf if score is None else -score
 
 
-def _label(node: Heddle) -> str:
+def label_of(node: Heddle) -> str:
+    """Return what a node is called in a picture."""
+    said = said_at(node)
+    if said is not None:
+        return f"> {said}"
     asked: str = getattr(node, "user_prompt", "")
     return asked or node.text or "(ended at once)"
 

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import __version__
+from .. import __version__, samples
 from .out import Out
 
 _WIDTH = 46  # with the longest explanation 80 columns
@@ -18,8 +18,8 @@ def show(out: Out) -> None:
     out.line()
     for command, what in (
         ("weft demo", "see it work, with no download"),
-        ('weft run "Tell me a story about a fox." -n 4', "four branches of one prompt"),
-        ('weft solve "Use 4 9 10 13 to make 24."', "a tree of thoughts"),
+        (f'weft run "{samples.story}" -n 4', "four branches of one prompt"),
+        (f'weft solve "{samples.game24}"', "a tree of thoughts"),
         ("weft doctor", "what is here and what is missing"),
     ):
         out.line("  ", (f"{command:<{_WIDTH}}", "cyan"), what)

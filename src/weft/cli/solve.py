@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -12,13 +11,14 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from .. import samples
 from ..errors import ConfigError
-from . import options
+from . import advice, objects, options
 from .failures import INTERRUPTED, guarded
+from .kept import Kept
 from .model import TINY, load_model
 from .out import Out
 from .picture import Picture
-from .run import LONG, next_line, of_model, stats_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -78,6 +78,7 @@ def solve(
     ] = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
+    verbose: options.Verbose = 0,
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
     text = options.read_prompt(prompt)
@@ -94,11 +95,14 @@ def solve(
         from ..loom import Loom
 
         loom, out = Loom(lm, text), Out.of(sys.stdout)
-        result = _search_to_end(out, lm, loom, strategy, chosen, as_json)
+        kept = Kept.new(loom, model, engine)
+        result = _search_to_end(out, lm, kept, strategy, chosen, as_json)
+        kept.at = result.best
+        is_kept = kept.try_save()
         if as_json:
-            print(json.dumps(as_object(lm, model, strategy, result), ensure_ascii=False))
+            objects.write(as_object(lm, model, strategy, result, kept.name if is_kept else None))
         else:
-            _report(out, lm, model, strategy, result)
+            _report(out, lm, model, strategy, result, kept.name if is_kept else "")
 
 
 def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
@@ -160,11 +164,14 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
         )
 
 
-def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> dict[str, Any]:
-    """Return the result for --json."""
+def as_object(
+    lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str | None = None
+) -> dict[str, Any]:
+    """Return the result for --json. name: of the loom that was kept."""
     from dataclasses import asdict
 
     return {
+        "loom": name,
         "strategy": strategy.value,
         "model": model,
         "engine": lm.info.name,
@@ -176,7 +183,7 @@ def as_object(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> d
         "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
         "nodes": result.loom.count_children(),
         "cost": asdict(result.cost),
-        "stats": stats_object(lm),
+        "stats": objects.stats_object(lm),
     }
 
 
@@ -213,23 +220,27 @@ def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
 
 
 def _search_to_end(
-    out: Out, lm: LM, loom: Loom, strategy: Strategy, chosen: dict[str, Any], as_json: bool
+    out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], as_json: bool
 ) -> SearchResult:
+    loom = kept.loom
     quiet = Out(out.console, False, out.is_ascii) if as_json else out
     try:
         result: SearchResult = watched(
             quiet, loom, lambda progress: search(lm, loom, strategy, chosen, progress)
         )
     except KeyboardInterrupt:
+        is_kept = kept.try_save()
         if not as_json:
             out.console.print(picture_of(out, loom))
-            out.facts(str(lm.stats()))
+            out.facts(str(lm.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
         Out.of(sys.stderr).line("interrupted; the tree so far is above")
         raise typer.Exit(INTERRUPTED) from None
     return result
 
 
-def _report(out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult) -> None:
+def _report(
+    out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str
+) -> None:
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
@@ -237,22 +248,17 @@ def _report(out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResu
         out.line()
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
     out.facts(f"{NAMES[strategy]} · {result.cost}", "")
-    out.facts(str(lm.stats()))
-    _suggest(model, strategy, result)
+    out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
+    kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
+    advice.suggest(*_again(model, strategy, result), *kept)
 
 
-def _suggest(model: str, strategy: Strategy, result: SearchResult) -> None:
-    from .. import samples
-
-    advice, asked = Out.of(sys.stderr), result.loom.user_prompt
-    same = of_model(model)
-    again = len(asked) <= LONG and advice.is_as_typed(asked)
-    if result.solved is False and again:
-        next_line(advice, ["weft", "solve", asked, "-b", "8", "-n", "16", *same])
-        return
-    others = [each for each in Strategy if each is not strategy]
-    next_line(
-        advice,
-        *(["weft", "solve", asked, "--strategy", each.value, *same] for each in others if again),
-        ["weft", "run", asked if again else samples.greeting, "-n", "4", *same],
-    )
+def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
+    """Return a command that searches for the same in another way."""
+    asked, same = result.loom.user_prompt, advice.of_model(model)
+    if not advice.can_repeat(asked):
+        return [["weft", "run", samples.story, "-n", "4", *same]]
+    if result.solved is False:
+        return [["weft", "solve", asked, "-b", "8", "-n", "16", *same]]
+    other = next(each for each in Strategy if each is not strategy)
+    return [["weft", "solve", asked, "--strategy", other.value, *same]]

@@ -1,0 +1,93 @@
+"""What to type next: commands that exist, for what is there."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import samples
+from .model import TINY
+from .out import Out
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle, Loom
+    from .kept import Kept
+
+_LONG = 60  # a prompt above this is not repeated
+
+
+def next_line(out: Out, *commands: Sequence[str]) -> None:
+    """Write commands to try next."""
+    for number, command in enumerate(commands):
+        typed = " ".join(map(quoted, command))
+        out.line(("      " if number else "next: ", "bold"), (typed, "cyan"))
+
+
+def suggest(*commands: Sequence[str]) -> None:
+    """Write commands to try next where messages go."""
+    next_line(Out.of(sys.stderr), *commands)
+
+
+def quoted(argument: str) -> str:
+    """Return an argument as one types it: in double quotes where every shell takes them."""
+    safe = shlex.quote(argument)
+    return safe if safe == argument or set(argument) & set('"$`\\!%') else f'"{argument}"'
+
+
+def after_growth(kept: Kept, made: Sequence[Heddle]) -> None:
+    """Suggest how to go on from new branches of a kept loom."""
+    numbers = kept.numbers()
+    if not made:
+        suggest(["weft", "tree"])
+        return
+    at = kept.at if any(node is kept.at for node in made) else made[0]
+    number = str(numbers[at.id])
+    going = next((node for node in made if not node.terminal), None)
+    if going is not None:
+        grow = ["weft", "grow", str(numbers[going.id]), "-n", "4"]
+    else:
+        # All have ended: from where they began, others can be had.
+        begin = at.parent or kept.loom
+        grow = ["weft", "grow", str(numbers[begin.id]), "-n", "4"]
+    suggest(grow, ["weft", "read", number], ["weft", "next", number])
+
+
+def after_unkept(lm: LM, loom: Loom) -> None:
+    """Suggest how to go on where nothing is kept: the same model, asked in the same way."""
+    from ..search import Game24
+
+    asked = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
+    same = of_model(str(loom.meta.get("model", TINY)))
+    if not loom.chat_template_used and lm.text.chat_template is not None:
+        same.append("--raw")
+    puzzle = asked if Game24.read(asked) is not None else samples.game24
+    suggest(
+        ["weft", "run", asked, "-n", "8", "--temperature", "1.2", *same],
+        ["weft", "solve", puzzle],
+    )
+
+
+def can_repeat(prompt: str) -> bool:
+    """Whether a prompt can be written in a command to copy."""
+    return len(prompt) <= _LONG and Out.of(sys.stderr).is_as_typed(prompt)
+
+
+def of_model(model: str) -> list[str]:
+    """Return what makes a command ask this model again."""
+    return [] if model == TINY else ["-m", model]
+
+
+def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
+    """Say what to try when the branches are all empty or all equal."""
+    texts = {node.text for node in branches}
+    if len(texts) > 1 or (len(branches) == 1 and texts != {""}):
+        return
+    what = "all branches are equal" if texts and texts != {""} else "nothing came"
+    todo = "try --temperature 1.5, or another prompt"
+    if model == TINY:
+        what += "; tiny is a small demo model"
+        todo = f'try --temperature 1.5, or what it was made for: weft run "{samples.story}" -n 4'
+    Out.of(sys.stderr).line((f"{what}: {todo}", "yellow"))

@@ -1,0 +1,252 @@
+"""`weft chat`: turn by turn, each answer a node; back, apart and over again by commands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.cells import cell_len
+
+from ..errors import ConfigError, WeftError
+from . import advice, options, report
+from .failures import guarded, tell
+from .growing import settings_of
+from .interactive import ask
+from .kept import Kept, with_model
+from .lanes import Silent, Watcher, watch
+from .model import TINY, load_model
+from .numbering import in_order
+from .out import Out
+from .turns import said_at, say
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle
+    from ..results import Delta
+
+_HELP = """\
+  /fork [N]   N other answers to what you said last (4), and choose
+  /undo       back to before what you said last; it stays in the tree
+  /clear      a new chat; this one stays among your looms
+  /tree       the tree of this chat
+  /help       this
+  /quit       leave; Ctrl-D too. Ctrl-C stops an answer."""
+
+_HINT = "/help lists the commands"
+
+
+@guarded
+def chat(
+    context: typer.Context,
+    model: options.Model = TINY,
+    engine: options.Engine = "auto",
+    system: Annotated[
+        str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("-c", "--continue", help="Go on at the branch last read or grown.")
+    ] = False,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    kv_budget: options.KvBudget = "auto",
+    verbose: options.Verbose = 0,
+) -> None:
+    """Talk to a model. Every answer is a node of a loom that is kept."""
+    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, None)
+    out = Out.of(sys.stdout)
+    if go_on:
+        if system is not None:
+            raise ConfigError("-s has no meaning with -c: the loom has its system message")
+        own = model if options.was_typed(context, "model") else None
+        with with_model(own, engine, kv_budget) as (lm, kept):
+            source = str(kept.loom.meta.get("model", kept.loom.saved_by.name))
+            talk = Chat(out, lm, source, engine, sampling, kept=kept)
+            talk.show_so_far()
+            talk.run()
+        return
+    with load_model(model, engine, kv_budget) as lm:
+        Chat(out, lm, model, engine, sampling, system=system).run()
+
+
+class Chat:
+    """One chat. kept: its loom, None until something is said; `kept.at` is the last answer."""
+
+    def __init__(
+        self,
+        out: Out,
+        lm: LM,
+        model: str,
+        engine: str,
+        sampling: dict[str, Any],
+        *,
+        system: str | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        if lm.text.chat_template is None:
+            raise ConfigError(
+                f"{model} has no chat template: it continues text and does not answer",
+                hint='weft run "…" --raw continues a text',
+            )
+        self.out = out
+        self.lm = lm
+        self.source = (model, engine)
+        self.sampling = sampling
+        self.system = system
+        self.kept = kept
+
+    def run(self) -> None:
+        """Read lines until the end of input; a mistake is told and the next line read."""
+        self.out.line((f"{self.source[0]} · /help lists the commands, Ctrl-D leaves", "dim"))
+        while (line := ask(self.out, "> ")) is not None:
+            if line in ("/quit", "/exit", "/q"):
+                break
+            try:
+                self.obey(line)
+            except WeftError as error:
+                tell(error, "chat")
+        self.out.facts(str(self.lm.stats()))
+        if self.kept is not None and self.kept.name:
+            advice.suggest(["weft", "chat", "-c"], ["weft", "tree"], ["weft", "read"])
+
+    def obey(self, line: str) -> None:
+        """Do what one line says."""
+        word, _, rest = line.partition(" ")
+        if not line:
+            return
+        if word == "/fork":
+            self.fork(rest.strip())
+        elif word == "/undo":
+            self.undo()
+        elif word == "/clear":
+            self.kept = None
+            self.out.line(("a new chat", "dim"))
+        elif word == "/tree":
+            if self.kept is None:
+                raise ConfigError("nothing has been said yet", hint=_HINT)
+            report.show_tree(self.out, self.kept)
+        elif word.startswith("/") and word != "/":
+            if word not in ("/help", "/?"):
+                raise ConfigError(f"there is no command {word}", hint=_HINT)
+            self.out.lines([self.out.text(row) for row in _HELP.splitlines()])
+        else:
+            options.check_text(line, "what you say")
+            self.answer(line)
+
+    def answer(self, text: str) -> None:
+        """Say a text, and let the model answer once."""
+        if self.kept is None:
+            from ..loom import Loom
+
+            loom = Loom(self.lm, [{"role": "user", "content": text}], system=self.system)
+            self.kept = Kept.new(loom, *self.source)
+            node: Heddle = loom
+        else:
+            node = say(self.lm, self.kept.at, text, chat=True)
+        made = self._grow(node, 1, Plain(self.out))
+        self.kept.at = made[0] if made else node
+        if not made or not made[0].text:
+            advice.warn_if_poor(self.source[0], made)
+        self.kept.try_save()
+
+    def fork(self, number: str) -> None:
+        """Grow other answers to what was said last, and go on from the one that is chosen."""
+        kept, node = self.kept, self.said()
+        if kept is None or node is None:
+            raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
+        if number and not number.isdecimal():
+            raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
+        made, _ = report.grow(self.out, self.lm, kept, node, int(number or 4), self._sampling())
+        numbers = kept.numbers()
+        if self.out.is_live:
+            for each in made:
+                self.out.block(str(numbers[each.id]), each.text.strip("\n"))
+        advice.warn_if_poor(self.source[0], made)
+        kept.try_save()
+        allowed = [str(numbers[each.id]) for each in made]
+        chosen = ask(self.out, f"which one? {allowed[0]}-{allowed[-1]} > ") if made else None
+        if chosen in allowed:
+            kept.at = kept.node(chosen)
+        self.out.line((f"going on from {kept.number(kept.at)}", "dim"))
+        if kept.name:
+            kept.try_note()
+
+    def undo(self) -> None:
+        """Go back to the answer before what was said last."""
+        kept, node = self.kept, self.said()
+        if kept is None or node is None:
+            raise ConfigError("there is nothing to undo", hint=_HINT)
+        if node.parent is None:
+            self.kept = None
+            self.out.line(("back at the beginning", "dim"))
+            return
+        kept.at = node.parent
+        if kept.name:
+            kept.try_note()
+        self.out.line((f"back before: {said_at(node) or node.text}", "dim"))
+
+    def said(self) -> Heddle | None:
+        """Return the node with what the user said last."""
+        if self.kept is None:
+            return None
+        path = self.kept.at.path
+        return next((node for node in reversed(path) if said_at(node) is not None), path[0])
+
+    def show_so_far(self) -> None:
+        """Write the end of a chat that goes on."""
+        if self.kept is not None:
+            from .read import show_path
+
+            show_path(self.out, self.kept, self.kept.at)
+
+    def _sampling(self) -> dict[str, Any]:
+        earlier = settings_of(self.kept.at) if self.kept is not None else {}
+        # A chat has no stop strings and lengths of its own.
+        kept = {name: value for name, value in earlier.items() if name not in ("stop",)}
+        return {**kept, **self.sampling}
+
+    def _grow(self, node: Heddle, n: int, watcher: Watcher) -> list[Heddle]:
+        before = {child.id for child in node.children}
+        stream = node.stream(n=n, **self._sampling())
+        if not watch(watcher, stream):
+            self.out.line(("stopped", "dim"))
+        return in_order(child for child in node.children if child.id not in before)
+
+
+class Plain(Silent):
+    """Writes one branch's text as it comes; on a terminal it breaks lines between words."""
+
+    def __init__(self, out: Out) -> None:
+        self.out = out
+        self._word = ""
+        self._column = 0
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta. On a terminal the last word waits until it is whole."""
+        if not self.out.is_live:
+            self._write(delta.text)
+            return
+        *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
+        for word in whole:
+            self._put(word)
+
+    def _put(self, word: str) -> None:
+        width = cell_len(word.rstrip())
+        if self._column and self._column + width > self.out.width:
+            self._write("\n")
+            self._column = 0
+        self._write(word)
+        self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
+
+    def _write(self, text: str) -> None:
+        self.out.console.file.write(self.out.shown(text))
+        self.out.console.file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        self._put(self._word)
+        self._write("\n")

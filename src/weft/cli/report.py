@@ -1,0 +1,116 @@
+"""What is shown while branches grow and when they have: lanes, texts, the tree, the savings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from .heat import Tint, legend, tinted
+from .lanes import Lanes, Printer, Silent, Watcher, watch
+from .numbering import in_order
+from .out import Out
+from .picture import Picture
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle
+    from .kept import Kept
+
+_WHOLE = 40  # nodes up to which a tree is drawn whole after each growth
+
+
+def grow(
+    out: Out,
+    lm: LM,
+    kept: Kept,
+    node: Heddle,
+    n: int,
+    sampling: dict[str, Any],
+    *,
+    force: bool = False,
+    quiet: bool = False,
+) -> tuple[list[Heddle], bool]:
+    """Grow n branches at a node while they are watched; return them in order, and whether all came.
+
+    On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
+    """
+    from .kept import best_of
+
+    kept.numbers()
+    before = {child.id for child in node.children}
+    deltas = node.stream(n=n, force=force, **sampling)
+    done = watch(_watcher(out, lm, node, n, kept.numbering.next, quiet), deltas)
+    made = in_order(child for child in node.children if child.id not in before)
+    kept.numbers()
+    kept.at = best_of(made) or node
+    return made, done
+
+
+def show(
+    out: Out, lm: LM, kept: Kept, made: Sequence[Heddle], tint: Tint | None, *, is_kept: bool
+) -> None:
+    """Show the texts where the tree has no room for them, the tree, and what was saved."""
+    numbers = kept.numbers()
+    if out.is_live or tint is not None:
+        show_texts(out, lm, [(numbers[node.id], node) for node in made], tint)
+    elif made:
+        out.line()
+    show_tree(out, kept, made)
+    out.line()
+    told = f" · kept as {kept.name}" if is_kept else ""
+    out.facts(str(lm.stats()) + told)
+
+
+def show_tree(out: Out, kept: Kept, made: Sequence[Heddle] = ()) -> None:
+    """Draw the loom; of a large one the path to the new branches, and these."""
+    focus: frozenset[str] = frozenset()
+    if made and made[0].parent is not None and kept.loom.count_children() > _WHOLE:
+        focus = frozenset(node.id for node in made[0].parent.path[1:])
+    out.lines(Picture(out, below_root(kept), focus=focus).lines(kept.loom))
+
+
+def below_root(kept: Kept) -> dict[str, int]:
+    """Return the numbers to draw: the root's is always 0 and is not written."""
+    numbers = dict(kept.numbers())
+    numbers.pop(kept.loom.id, None)
+    return numbers
+
+
+def show_texts(out: Out, lm: LM, branches: Sequence[tuple[int, Heddle]], tint: Tint | None) -> None:
+    """Write out what does not fit into the tree's lines; equal texts once."""
+    same: dict[str, list[tuple[int, Heddle]]] = {}
+    for number, node in branches:
+        same.setdefault(node.text.strip("\n"), []).append((number, node))
+    if tint is None and all("\n" not in text and len(text) < out.width - 40 for text in same):
+        return
+    if tint is not None:
+        out.lines([legend(out, tint)])
+        out.line()
+    for text, group in same.items():
+        head = " ".join(str(number) for number, _ in group)
+        out.block(head, text if tint is None else _stripped(out, lm, group[0][1], tint))
+        out.line()
+
+
+def _stripped(out: Out, lm: LM, node: Heddle, tint: Tint) -> Text:
+    made = tinted(out, lm.text, node, tint)
+    start = len(made.plain) - len(made.plain.lstrip("\n"))
+    return made[start:]
+
+
+def _watcher(out: Out, lm: LM, node: Heddle, n: int, first: int, quiet: bool) -> Watcher:
+    if quiet:
+        return Silent()
+    if not out.is_live:
+        return Printer(out, n, first=first)
+    counters = lm.scheduler.counters
+    before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
+
+    def waiting() -> str:
+        done = min(counters.prefilled - before, length)
+        of = f", {100 * done // length} %" if done and length else ""
+        return f"reading {length} tokens{of} …"
+
+    return Lanes(out, n, waiting, first=first)

@@ -1,0 +1,90 @@
+"""`weft rm`: looms or nodes taken away; the last time can be undone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from . import advice, complete, objects, options
+from .failures import guarded
+from .kept import opened
+from .out import Out
+from .shelf import Shelf
+
+
+@guarded
+def rm(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Looms by name, or nodes of the last tree drawn by number, with all below them.",
+            autocompletion=complete.looms_and_nodes,
+            show_default=False,
+        ),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Bring back what was removed last.")] = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Remove looms or nodes; --undo brings them back.
+
+    What was removed last is kept until the next time.
+    """
+    shelf = Shelf()
+    if undo == bool(what):
+        raise ConfigError("give what to remove, or --undo alone", hint="weft ls, weft tree")
+    if undo:
+        names = shelf.restore()
+        _told(as_json, "restored", names)
+        if not as_json:
+            advice.suggest(*(["weft", "tree", name] for name in names[:3]))
+        return
+    wanted = list(dict.fromkeys(what or ()))
+    nodes = [each for each in wanted if each.isdecimal()]
+    if nodes and len(nodes) < len(wanted):
+        raise ConfigError("looms and nodes cannot be removed in one call; call twice")
+    if nodes:
+        _told(as_json, "removed", remove_nodes(shelf, nodes))
+    else:
+        for name in wanted:
+            if name not in shelf.names():
+                raise shelf.unknown(name)
+        shelf.forget_removed()
+        for name in wanted:
+            shelf.remove(name)
+        _told(as_json, "removed", wanted)
+    if not as_json:
+        advice.suggest(["weft", "rm", "--undo"], ["weft", "tree"] if nodes else ["weft", "ls"])
+
+
+def remove_nodes(shelf: Shelf, numbers: list[str]) -> list[str]:
+    """Remove nodes of the loom drawn last; return what was removed, in words."""
+    kept = opened()
+    nodes = [kept.node(number) for number in numbers]
+    if kept.loom in nodes:
+        raise ConfigError(
+            "node 0 is the prompt", hint=f"weft rm {kept.name} removes the whole loom"
+        )
+    shelf.forget_removed()
+    shelf.remember(kept.name)
+    told = []
+    for number, node in zip(numbers, nodes, strict=True):
+        if node.path[0] is not kept.loom:
+            continue  # went with a node above it
+        rest = node.count_children() - 1
+        told.append(f"node {number}" + (f" and {rest} below it" if rest else ""))
+        if kept.at in list(node.walk()):
+            kept.at = node.parent or kept.loom
+        node.remove()
+    kept.save()
+    return told
+
+
+def _told(as_json: bool, verb: str, names: list[str]) -> None:
+    if as_json:
+        objects.write({verb: names})
+    else:
+        Out.of(sys.stdout).line(f"{verb} {', '.join(names)}")

@@ -1,0 +1,109 @@
+"""A chat: answers stream, turns are nodes, commands go back and apart; -i grows by keys."""
+
+from __future__ import annotations
+
+import json
+
+from weft import samples
+from weft.cli.chat import Plain
+from weft.cli.shelf import Shelf
+
+
+def lines(*typed: str) -> str:
+    return "".join(f"{line}\n" for line in typed)
+
+
+def nodes(weft) -> list[dict]:
+    return json.loads(weft("tree", "--json").stdout)["nodes"]
+
+
+def test_each_answer_is_a_node_and_the_chat_is_kept(weft) -> None:
+    result = weft("chat", "--seed", "1", stdin=lines(samples.greeting, samples.sum))
+    assert result.exit_code == 0
+    assert "The answer is 95." in result.stdout
+    assert "prefilled" in result.stdout
+    assert "next: weft chat -c" in result.stderr
+    made = nodes(weft)
+    assert [each["parent"] for each in made] == [None, 0, 1, 2]
+    assert made[2]["said"] == samples.sum
+
+
+def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
+    typed = lines(samples.greeting, samples.sum, "/undo", samples.game24, "/undo", "/undo", "/undo")
+    result = weft("chat", stdin=typed)
+    assert f"back before: {samples.sum}" in result.stdout
+    assert "back at the beginning" in result.stdout
+    assert "there is nothing to undo" in result.stderr
+    assert [each["parent"] for each in nodes(weft)] == [None, 0, 1, 2, 1, 4]
+
+
+def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
+    result = weft("chat", stdin=lines(samples.story, "/fork 2", "3", samples.sum))
+    assert "which one? 2-3" in result.stdout
+    made = nodes(weft)
+    assert [each["parent"] for each in made[1:4]] == [0, 0, 3] or made[3]["node"] == 3
+    assert next(each for each in made if each["said"] == samples.sum)["parent"] == 3
+
+
+def test_clear_begins_another_loom(weft) -> None:
+    weft("chat", stdin=lines(samples.sum, "/clear", samples.greeting))
+    assert sorted(Shelf().names()) == ["hello-who-you", "what-37-58"]
+
+
+def test_a_chat_goes_on_later_with_what_was_said(weft) -> None:
+    weft("chat", stdin=lines(samples.greeting))
+    result = weft("chat", "-c", stdin=lines(samples.sum))
+    assert samples.greeting in result.stdout
+    assert len(nodes(weft)) == 4
+
+
+def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
+    typed = lines("/help", "/frobnicate", "/fork", "/fork x", "/undo", "/tree", "", "/quit", "no")
+    result = weft("chat", stdin=typed)
+    assert result.exit_code == 0
+    assert "/clear" in result.stdout
+    assert "there is no command /frobnicate" in result.stderr
+    assert "there is no answer to fork yet" in result.stderr
+    assert Shelf().names() == []
+
+
+def test_a_message_that_is_too_long_keeps_the_chat_going(weft) -> None:
+    result = weft("chat", stdin=lines(samples.sum, "word " * 3000, samples.sum))
+    assert "the context is 2048" in result.stderr
+    assert len(nodes(weft)) == 4
+
+
+def test_words_are_broken_between_and_not_within() -> None:
+    import io
+
+    from rich.console import Console
+
+    from weft.cli.out import Out
+    from weft.results import Delta
+
+    file = io.StringIO()
+    with Plain(Out(Console(file=file, width=12), True, False)) as watcher:
+        for piece in ("one tw", "o th", "ree four", "teen\nfi", "ve"):
+            watcher.push(Delta(0, None, (1,), piece, (0.0,), None))  # type: ignore[arg-type]
+    assert file.getvalue() == "one two \nthree \nfourteen\nfive\n"
+
+
+def test_keys_grow_read_ask_and_quit_in_one_process(weft) -> None:
+    keys = lines("2", "r 1", "n", "t", "what?", "99", f"1 {samples.sum}", "q", "3")
+    step = ("--stop", r"\n", "-n", "2", "--seed", "3")
+    result = weft("run", samples.game24, "-i", *step, stdin=keys)
+    assert result.exit_code == 0
+    assert "1-2 grow · r read · n next · q quit > " in result.stdout
+    assert "1-4 grow" in result.stdout
+    assert "raw probabilities" in result.stdout
+    assert "there is no node 99" in result.stderr
+    made = nodes(weft)
+    assert [each["parent"] for each in made if each["node"] in (3, 4, 5, 6, 7)].count(2) == 2
+    assert next(each for each in made if each["said"])["parent"] == 1
+
+
+def test_a_branch_that_has_ended_is_told_and_the_keys_go_on(weft) -> None:
+    result = weft("run", samples.sum, "-n", "1", "-i", stdin=lines("1", "r", "q"))
+    assert "node 1 has ended" in result.stderr
+    assert 'weft grow 1 "…" says something to it' in result.stderr
+    assert "The answer is 95." in result.stdout

@@ -1,0 +1,119 @@
+"""A loom leaves the command as text, page, graph or a file of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from weft import Loom, samples
+
+SHORT = ("--max-tokens", "8", "--seed", "1")
+
+
+@pytest.fixture(autouse=True)
+def grown(weft) -> None:
+    """prompt → 1 2; 1 → 3 4; the reader stands at 3."""
+    weft("run", samples.story, "-n", "2", *SHORT)
+    weft("grow", "1", "-n", "2", *SHORT)
+    weft("read", "3")
+
+
+def text_of(weft, node: int) -> str:
+    return str(json.loads(weft("read", str(node), "--json").stdout)["text"])
+
+
+def test_a_text_is_the_path_to_where_one_reads(weft, tmp_path: Path) -> None:
+    file = tmp_path / "story.txt"
+    result = weft("export", str(file))
+    assert result.stdout == f"wrote {file}: the path to node 3\n"
+    assert file.read_text("utf-8") == f"> {samples.story}\n\n{text_of(weft, 3)}\n"
+
+
+def test_a_raw_text_is_prompt_and_continuation_without_a_seam(weft, tmp_path: Path) -> None:
+    weft("run", "Once upon", "--raw", "-n", "1", *SHORT)
+    weft("export", str(tmp_path / "a.txt"))
+    assert (tmp_path / "a.txt").read_text("utf-8") == f"Once upon{text_of(weft, 1)}\n"
+
+
+def test_markdown_has_front_matter_and_one_path_or_the_whole_list(weft, tmp_path: Path) -> None:
+    file = tmp_path / "story.md"
+    weft("export", str(file), "--node", "2")
+    lines = file.read_text("utf-8").splitlines()
+    assert lines[:3] == ["---", "loom: tell-story-about-fox", "model: tiny"]
+    assert f"> {samples.story}" in lines
+    assert text_of(weft, 2).strip() in lines
+    weft("export", str(file), "--scope", "tree", "--force")
+    items = [line for line in file.read_text("utf-8").splitlines() if line.lstrip()[:2] == "- "]
+    assert [len(line) - len(line.lstrip()) for line in items] == [0, 2, 4, 4, 2]
+
+
+def test_markdown_shows_marks_as_they_are() -> None:
+    from weft.cli.export import escaped
+
+    assert escaped("- *a* <b>\n# c") == "\\- \\*a\\* \\<b\\>\n\\# c"
+
+
+@pytest.mark.parametrize(
+    ("scope", "node", "n_nodes"), [("tree", None, 5), ("subtree", "1", 4), ("path", "3", 3)]
+)
+def test_json_is_a_loom_again(weft, tmp_path: Path, scope: str, node: str | None, n_nodes) -> None:
+    file = tmp_path / "a.json"
+    at = () if node is None else ("--node", node)
+    assert weft("export", str(file), "--scope", scope, *at).exit_code == 0
+    loom = Loom.open(file)
+    assert loom.count_children() == n_nodes
+    assert loom.user_prompt == samples.story
+
+
+def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
+    weft("export", str(tmp_path / "a.txt"), "--scope", "tree")
+    assert (tmp_path / "a.txt").read_text("utf-8").count("── ") == 4
+
+
+def test_exporting_changes_nothing_that_is_kept(weft, tmp_path: Path) -> None:
+    before = weft("tree", "--json").stdout
+    for suffix in ("txt", "md", "json"):
+        weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "path", "--node", "2")
+    assert weft("tree", "--json").stdout == before
+
+
+@pytest.mark.parametrize(
+    ("suffix", "module", "start"),
+    [("dot", "dot", "digraph"), ("mmd", "mermaid", ""), ("html", "html", "<!doctype html>")],
+)
+def test_pictures_are_drawn_where_this_version_can(
+    weft, tmp_path: Path, suffix: str, module: str, start: str
+) -> None:
+    result = weft("export", str(tmp_path / f"a.{suffix}"))
+    if importlib.util.find_spec(f"weft.viz.{module}") is None:
+        assert result.exit_code == 3
+        assert f"does not write .{suffix}" in result.stderr
+        return
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / f"a.{suffix}").read_text("utf-8").startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["a.pdf"], 2, "ends in none of"),
+        (["nosuch/a.md"], 2, "there is no folder nosuch"),
+        (["folder.md"], 2, "is a folder"),
+        (["there.md"], 1, "is there already"),
+        (["a.json", "--node", "1"], 2, "no meaning for the whole tree"),
+        (["a.md", "--node", "9"], 2, "there is no node 9"),
+        (["a.md", "--top", "2"], 2, "are for .html"),
+        (["a.md", "--scope", "all"], 2, "'path', 'subtree', 'tree'"),
+    ],
+)
+def test_mistakes(weft, tmp_path, monkeypatch, arguments: list[str], code: int, said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "there.md").write_text("mine")
+    result = weft("export", *arguments)
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert (tmp_path / "there.md").read_text() == "mine"

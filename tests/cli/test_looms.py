@@ -1,0 +1,271 @@
+"""Looms are kept from one command to the next, and node numbers are those of the last tree."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from weft import Loom, samples
+from weft.cli.shelf import Shelf, name_of
+
+SHORT = ("--max-tokens", "8", "--seed", "1")
+NAME = "tell-story-about-fox"
+
+
+@pytest.fixture
+def grown(weft) -> None:
+    """A loom of three short branches of a story."""
+    assert weft("run", samples.story, "-n", "3", *SHORT).exit_code == 0
+
+
+def told(result) -> dict:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def numbers(weft) -> dict[int, int | None]:
+    """Parent by node, as the tree has them."""
+    return {each["node"]: each["parent"] for each in told(weft("tree", "--json"))["nodes"]}
+
+
+def test_run_keeps_its_loom_as_a_file_that_the_library_opens(weft, grown, home: Path) -> None:
+    loom = Loom.open(home / "looms" / f"{NAME}.loom.json")
+    assert loom.user_prompt == samples.story
+    assert len(loom.children) == 3
+    assert loom.meta["model"] == "tiny"
+
+
+def test_run_without_keeping_leaves_nothing(weft, home: Path) -> None:
+    made = told(weft("run", samples.sum, "-n", "1", "--no-keep", "--json"))
+    assert made["loom"] is None
+    assert not home.exists()
+
+
+def test_grow_means_the_node_of_the_last_tree(weft, grown) -> None:
+    third = told(weft("tree", "--json"))["nodes"][3]
+    made = told(weft("grow", "3", "-n", "2", "--json", *SHORT))
+    assert [each["node"] for each in made["branches"]] == [4, 5]
+    after = told(weft("tree", "--json"))["nodes"]
+    assert [each["parent"] for each in after if each["node"] in (4, 5)] == [3, 3]
+    assert next(each for each in after if each["node"] == 3)["id"] == third["id"]
+
+
+def test_numbers_once_told_stay(weft, grown) -> None:
+    weft("grow", "1", "-n", "2", *SHORT)
+    weft("grow", "0", "-n", "1", *SHORT)
+    expected = {0: None, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0}
+    assert numbers(weft) == expected
+    weft("rm", "4")
+    del expected[4]
+    assert numbers(weft) == expected
+    weft("grow", "5", "-n", "1", *SHORT)
+    assert numbers(weft) == {**expected, 7: 5}
+
+
+def test_another_tree_has_numbers_of_its_own(weft, grown) -> None:
+    weft("run", samples.sum, "-n", "1")
+    assert numbers(weft) == {0: None, 1: 0}
+    weft("tree", NAME)
+    assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0}
+
+
+def test_grow_goes_on_with_the_nodes_own_settings_but_another_seed(weft) -> None:
+    step = ("--stop", r"\n", "--temp", "0.7", "--max-tokens", "30", "--seed", "1")
+    weft("run", samples.game24, "-n", "1", *step)
+    params = told(weft("grow", "1", "-n", "1", "--json"))["params"]
+    assert (params["stop"], params["temperature"], params["max_tokens"]) == (["\n"], 0.7, 30)
+    assert params["seed"] != 1
+    params = told(weft("grow", "1", "-n", "1", "--temp", "0.2", "--json"))["params"]
+    assert params["temperature"] == 0.2
+
+
+def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
+    weft("run", samples.sum, "-n", "1", "--temp", "0")
+    assert weft("grow", "1").exit_code == 1
+    drawn = weft("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1").stdout
+    assert "2 3 4  " in drawn
+    assert "×3" in drawn
+
+
+def test_grow_says_a_text_as_the_next_turn_of_a_chat(weft) -> None:
+    weft("run", samples.greeting, "-n", "1", "--seed", "1")
+    made = told(weft("grow", "1", samples.sum, "-n", "1", "--seed", "1", "--json"))
+    assert "95" in made["branches"][0]["text"]
+    turn = told(weft("tree", "--json"))["nodes"][2]
+    assert turn["said"] == samples.sum
+    assert turn["text"] == f"<|end|><|user|>{samples.sum}<|end|><|assistant|>"
+    assert f"> {samples.sum}" in weft("tree").stdout
+
+
+def test_grow_raw_adds_a_text_as_it_is(weft, grown) -> None:
+    weft("grow", "2", " And", "--raw", "-n", "1", *SHORT)
+    added = told(weft("tree", "--json"))["nodes"]
+    assert [each["text"] for each in added if each["parent"] == 2] == [" And"]
+
+
+def test_run_c_continues_what_was_read_last(weft, grown) -> None:
+    weft("read", "2")
+    result = weft("run", "-c", "-n", "2", *SHORT)
+    assert "continuing node 2" in result.stderr
+    assert {node for node, parent in numbers(weft).items() if parent == 2} == {4, 5}
+
+
+def test_run_c_with_a_prompt_answers_it(weft, grown) -> None:
+    weft("read", "1")
+    made = told(weft("run", "-c", samples.sum, "-n", "1", "--max-tokens", "30", "--json"))
+    assert "95" in made["branches"][0]["text"]
+
+
+def test_tree_shows_numbers_and_what_is_shared(weft, grown) -> None:
+    result = weft("tree")
+    assert result.exit_code == 0
+    assert samples.story in result.stdout.splitlines()[0]
+    assert "└── 3  " in result.stdout
+    assert "3 nodes, 3 paths · 36 tokens (60 unshared) · tiny" in result.stdout
+    assert "next: weft grow" in result.stderr
+
+
+def test_read_writes_the_path_as_one_text(weft) -> None:
+    weft("run", "Once upon", "--raw", "-n", "1", *SHORT)
+    weft("grow", "1", "-n", "1", *SHORT)
+    made = told(weft("read", "2", "--json"))
+    assert len(made["path"]) == 3
+    assert f"Once upon{made['text']}\n" in weft("read", "2").stdout
+
+
+def test_read_and_run_show_figures_where_there_are_no_colours(weft) -> None:
+    result = weft("run", samples.story, "-n", "1", "--color", "prob", *SHORT)
+    assert "in braces: p below 0.5" in result.stdout
+    assert "{0." in result.stdout
+    assert "{" in weft("read", "1", "--color", "entropy").stdout
+
+
+def test_next_is_the_models_own_distribution(weft, grown) -> None:
+    made = told(weft("next", "0", "--json"))["next"]
+    assert len(made) == 10
+    assert [each["rank"] for each in made] == list(range(10))
+    assert made == sorted(made, key=lambda each: -each["p"])
+    shown = weft("next", "0", "--top", "3").stdout
+    assert shown.count("█ \n") + shown.count("█\n") >= 1
+    assert "raw probabilities" in shown
+    assert repr(made[0]["text"]) in shown
+
+
+def test_ls_lists_the_last_changed_first_and_marks_the_last_drawn(weft, grown) -> None:
+    weft("run", samples.sum, "-n", "1")
+    weft("tree", NAME)
+    lines = weft("ls").stdout.splitlines()
+    assert lines[0].startswith("  what-37-58 ")
+    assert lines[1].startswith(f"* {NAME} ")
+    listed = told(weft("ls", "--json"))
+    assert [each["nodes"] for each in listed["looms"]] == [2, 4]
+    assert listed["last"] == NAME
+
+
+def test_ls_of_nothing_says_how_to_begin(weft) -> None:
+    assert "no loom yet" in weft("ls").stdout
+
+
+def test_rm_of_a_loom_can_be_undone_once(weft, grown) -> None:
+    assert weft("rm", NAME).stdout == f"removed {NAME}\n"
+    assert Shelf().names() == []
+    assert weft("rm", "--undo").stdout == f"restored {NAME}\n"
+    assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0}
+    assert weft("rm", "--undo").exit_code == 1
+
+
+def test_rm_of_nodes_takes_what_is_below_and_undo_brings_the_loom_back(weft, grown) -> None:
+    weft("grow", "1", "-n", "2", *SHORT)
+    assert weft("rm", "1", "4", "3").stdout == "removed node 1 and 2 below it, node 3\n"
+    assert numbers(weft) == {0: None, 2: 0}
+    assert weft("rm", "--undo").stdout == f"restored {NAME}.2\n"
+    weft("tree", f"{NAME}.2")
+    assert len(numbers(weft)) == 6
+    assert len(Shelf().names()) == 2
+
+
+def test_a_file_from_elsewhere_is_kept_when_it_is_drawn(weft, lm_file: Path, home: Path) -> None:
+    assert weft("tree", str(lm_file)).exit_code == 0
+    assert Shelf().names() == ["mine"]
+    assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
+
+
+@pytest.fixture
+def lm_file(tmp_path: Path) -> Path:
+    """A loom that was saved by the library."""
+    import weft as package
+
+    file = tmp_path / "mine.loom.json"
+    with package.load("tiny") as lm, Loom(lm, samples.game24) as loom:
+        loom.grow(2, max_tokens=4, seed=1)
+        loom.save(file)
+    return file
+
+
+def test_what_another_command_wrote_meanwhile_is_not_lost(weft, grown, home: Path) -> None:
+    from weft.cli.kept import Kept
+
+    shelf = Shelf()
+    mine = Kept.open(shelf, NAME)
+    weft("grow", "1", "-n", "1", *SHORT)
+    mine.loom.children[1].remove()
+    mine.save()
+    assert mine.name == f"{NAME}.2"
+    assert shelf.summary(NAME).n_nodes == 5
+    assert shelf.summary(mine.name).n_nodes == 3
+
+
+def test_a_solved_puzzle_is_kept_with_its_scores(weft) -> None:
+    made = told(weft("solve", samples.game24, "-b", "2", "-n", "3", "--seed", "1", "--json"))
+    tree = told(weft("tree", "--json"))
+    assert tree["loom"] == made["loom"]
+    assert len(tree["nodes"]) == made["nodes"]
+    assert any(each["score"] is not None for each in tree["nodes"])
+    assert told(weft("read", "--json"))["path"][-1]["text"] == made["path"][-1]["text"]
+
+
+def test_the_index_is_small_and_can_be_lost(weft, grown, home: Path) -> None:
+    index = home / "index.json"
+    assert index.stat().st_size < 200
+    for content in (b"", b"{}", b"[1]", b'{"loom": 1}', b"\xff"):
+        index.write_bytes(content)
+        assert weft("read", "1").exit_code == 2
+        assert weft("tree").exit_code == 0
+        assert weft("read", "1").exit_code == 0
+    os.unlink(index)
+    assert "no tree of this loom has been drawn yet" in weft("grow", "1").stderr
+
+
+def test_no_half_written_files_are_left(weft, grown, home: Path) -> None:
+    weft("grow", "1", "-n", "1", *SHORT)
+    assert sorted(file.name for file in home.rglob("*") if file.is_file()) == [
+        "index.json",
+        f"{NAME}.loom.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        (samples.story, NAME),
+        (samples.game24, "use-4-9-10-13"),
+        ("", "loom"),
+        ("...", "loom"),
+        ("24", "loom-24"),
+        ("con", "loom-con"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("x" * 500, "x" * 40),
+        ("Erzähl mir vom Füchslein", "erzähl-mir-vom-füchslein"),
+    ],
+)
+def test_names_come_from_prompts_and_suit_any_file_system(prompt: str, name: str) -> None:
+    assert name_of(prompt) == name
+
+
+def test_a_name_that_is_taken_is_counted(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    assert [shelf.fresh_name("a 7") for _ in range(3)] == ["loom-7", "loom-7.2", "loom-7.3"]
+    assert shelf.fresh_name("loom-7.2") == "loom-7-2"

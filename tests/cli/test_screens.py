@@ -1,0 +1,146 @@
+"""What screens tell people to type exists and works; what is offered on Tab is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+import typer.main
+
+from weft import samples
+from weft.cli.app import app
+
+VERBS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Return the commands of `next:` lines, hints and the first screen."""
+    found = re.findall(r'\bweft (?:[a-z]+)(?: (?:"[^"]*"|\'[^\']*\'|[\w./-]+))*', text)
+    return [shlex.split(each)[1:] for each in found]
+
+
+def screens(weft) -> str:
+    """Return all that is told along a first walk through the verbs."""
+    walk = [
+        (),
+        ("ls",),
+        ("run", samples.sum, "-n", "2", "--temp", "0"),
+        ("run", samples.sum, "-n", "1", "--no-keep"),
+        ("run", samples.story, "-n", "2", "--max-tokens", "8", "--seed", "1"),
+        ("grow", "1", "-n", "1", "--max-tokens", "8"),
+        ("tree",),
+        ("read", "1"),
+        ("next", "0"),
+        ("ls",),
+        ("solve", samples.game24, "--strategy", "greedy"),
+        ("solve", samples.sum, "--strategy", "best-of-n", "-n", "2"),
+        ("models",),
+        ("doctor",),
+        ("rm", "1"),
+        ("rm", "--undo"),
+    ]
+    results = [weft(*arguments) for arguments in walk]
+    assert [result.exit_code for result in results] == [0] * len(walk)
+    return "\n".join(f"{result.stdout}\n{result.stderr}" for result in results)
+
+
+def test_every_command_told_exists_and_every_prompt_is_a_sample(weft) -> None:
+    told = [each for each in commands_in(screens(weft)) if each[0] in VERBS or each[0].isalpha()]
+    assert {each[0] for each in told} <= VERBS | {"help"}
+    assert {"run", "grow", "read", "next", "tree", "solve", "export", "rm"} <= {
+        each[0] for each in told
+    }
+    prompts = {each[1] for each in told if each[0] in ("run", "solve") and len(each) > 1}
+    prompts = {prompt for prompt in prompts if " " in prompt}
+    assert prompts <= set(samples.ALL.values())
+    assert samples.story in prompts
+
+
+def test_what_next_lines_say_can_be_typed(weft, tmp_path, monkeypatch) -> None:
+    """Each `next:` command of each verb ends well when it is typed."""
+    monkeypatch.chdir(tmp_path)
+    walk = [
+        ("run", samples.story, "-n", "2", "--max-tokens", "8", "--seed", "1"),
+        ("grow", "1", "-n", "2", "--max-tokens", "8"),
+        ("next", "0"),
+        ("tree",),
+        ("read", "1"),
+        ("run", samples.sum, "-n", "2", "--temp", "0"),
+        ("tree",),
+        ("ls",),
+    ]
+    for arguments in walk:
+        told = weft(*arguments).stderr
+        for line in told[told.index("next: ") :].splitlines():
+            command = shlex.split(line.removeprefix("next:"))
+            assert command[0] == "weft"
+            result = weft(*command[1:], *(["--max-tokens", "8"] if command[1] == "grow" else []))
+            assert result.exit_code == 0, (command, result.output)
+
+
+@pytest.mark.parametrize("name", sorted(samples.ALL))
+def test_the_embedded_model_answers_every_sample(weft, name: str) -> None:
+    made = json.loads(
+        weft("run", samples.ALL[name], "-n", "4", "--seed", "1", "--no-keep", "--json").stdout
+    )
+    texts = [branch["text"].strip() for branch in made["branches"]]
+    assert all(texts)
+    if name in ("story", "game24", "word_problem"):
+        # Shown with branches: they differ.
+        assert len(set(texts)) >= 2
+
+
+def test_help_of_every_verb_fits_on_one_line_of_the_list(command) -> None:
+    listed = command("--help", COLUMNS="80").stdout
+    assert VERBS <= set(re.findall(r"^  (\w+) ", listed, re.MULTILINE))
+    assert "..." not in listed.partition("Commands:")[2]
+
+
+def test_json_everywhere_is_one_object(weft) -> None:
+    weft("run", samples.story, "-n", "1", "--max-tokens", "4")
+    for verb in ("ls", "tree", "read", "next", "models", "doctor"):
+        result = weft(verb, "--json")
+        assert result.exit_code == 0, result.output
+        assert isinstance(json.loads(result.stdout), dict)
+        assert result.stdout.count("\n") == 1
+        assert result.stderr == ""
+
+
+def test_demo_json_has_the_votes_and_the_path(command) -> None:
+    made = json.loads(command("demo", "--json").stdout)
+    assert made["word_problem"]["votes"][0]["answer"] == "5"
+    assert made["game_of_24"]["solved"] is True
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("weft tr", {"tree"}),
+        ("weft run -m ti", {"tiny"}),
+        ("weft tree ", {"what-37-58"}),
+        ("weft rm w", {"what-37-58"}),
+        ("weft grow ", {"0", "1", "2"}),
+        ("weft read 1", {"1"}),
+        ("weft export a.md --node ", {"0", "1", "2"}),
+        ("weft export a.md --scope ", {"path", "subtree", "tree"}),
+    ],
+)
+def test_the_shell_is_offered_verbs_models_looms_and_nodes(
+    weft, command, typed: str, offered: set[str]
+) -> None:
+    weft("run", samples.sum, "-n", "2", "--max-tokens", "4")
+    words = typed.split()
+    at = len(words) if typed.endswith(" ") else len(words) - 1
+    done = command(_WEFT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(at))
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("typed", ["weft grow ", "weft tree ", "weft rm "])
+def test_nothing_is_offered_where_nothing_is_kept(command, home, typed: str) -> None:
+    home.parent.mkdir(exist_ok=True)
+    (home.parent / "weft-home").write_text("no folder")
+    at = len(typed.split())
+    done = command(_WEFT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(at))
+    assert (done.stdout.strip(), done.stderr) == ("", "")

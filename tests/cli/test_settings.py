@@ -1,0 +1,107 @@
+"""Flags beat the environment, which beats the defaults; logs are shown when asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import weft as package
+from weft import samples
+
+FOLDER = str(Path(package.__file__).parent / "data" / "tiny")
+ONE = ("run", samples.sum, "-n", "1", "--max-tokens", "2", "--json")
+
+
+def test_the_model_of_the_environment_is_the_default_and_a_flag_beats_it(weft, monkeypatch) -> None:
+    monkeypatch.setenv("WEFT_MODEL", FOLDER)
+    monkeypatch.setenv("WEFT_ENGINE", "numpy")
+    assert json.loads(weft(*ONE).stdout)["model"] == FOLDER
+    assert json.loads(weft(*ONE, "-m", "tiny").stdout)["model"] == "tiny"
+
+
+def test_a_loom_is_grown_by_its_own_model_whatever_the_environment_says(weft, monkeypatch) -> None:
+    weft(*ONE)
+    monkeypatch.setenv("WEFT_MODEL", "./nowhere")
+    for verb in (("grow", "1", "-n", "1"), ("next",), ("run", "-c", "-n", "1")):
+        assert weft(*verb, "--json").exit_code == 0
+
+
+def test_a_loom_remembers_its_folder_wherever_one_stands(weft, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(Path(FOLDER).parent)
+    weft(*ONE, "-m", "./tiny", "--engine", "numpy")
+    monkeypatch.chdir(tmp_path)
+    made = json.loads(weft("grow", "1", "-n", "1", "--max-tokens", "2", "--json").stdout)
+    assert (made["model"], made["engine"]) == (FOLDER, "numpy")
+    file = tmp_path / "a.json"
+    weft("export", str(file))
+    assert FOLDER not in file.read_text()
+
+
+def test_the_engine_and_the_budget_come_from_the_environment(weft, monkeypatch) -> None:
+    monkeypatch.setenv("WEFT_ENGINE", "steam")
+    assert "there is no engine 'steam'" in weft(*ONE).stderr
+    assert weft(*ONE, "--engine", "auto").exit_code == 0
+    monkeypatch.delenv("WEFT_ENGINE")
+    monkeypatch.setenv("WEFT_KV_BUDGET", "1MiB")
+    assert json.loads(weft(*ONE).stdout)["stats"]["kv_budget_bytes"] <= 2**20
+    flagged = json.loads(weft(*ONE, "--kv-budget", "2MiB").stdout)
+    assert 2**20 < flagged["stats"]["kv_budget_bytes"] <= 2**21
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "shown"),
+    [
+        ((), {}, False),
+        (("-v",), {}, True),
+        (("-vv",), {}, True),
+        ((), {"WEFT_LOG": "info"}, True),
+        ((), {"WEFT_LOG": "ERROR"}, False),
+        (("-v",), {"WEFT_LOG": "error"}, True),
+    ],
+)
+def test_logs_are_shown_on_stderr_when_asked_for(command, flags, environment, shown: bool) -> None:
+    done = command(*ONE, *flags, **environment)
+    assert done.returncode == 0
+    assert ("info: cli.model: loaded tiny on the numpy engine in " in done.stderr) is shown
+    assert json.loads(done.stdout)
+
+
+def test_an_unknown_log_level_is_a_mistake(weft, monkeypatch) -> None:
+    monkeypatch.setenv("WEFT_LOG", "loud")
+    result = weft("ls")
+    assert result.exit_code == 2
+    assert "allowed are debug, info, warning, error" in result.stderr
+
+
+def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_path) -> None:
+    from platformdirs import user_data_path
+
+    from weft.cli.shelf import home
+
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    assert home() == tmp_path
+    monkeypatch.setenv("WEFT_HOME", "")
+    assert home() == user_data_path("weft", appauthor=False)
+
+
+def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name, files in (("whole", ("model.safetensors",)), ("half", ()), ("empty", None)):
+        folder = tmp_path / f"models--org--{name}" / "snapshots" / "abc"
+        folder.mkdir(parents=True)
+        if files is not None:
+            (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        for file in files or ():
+            (folder / file).write_bytes(b"x" * 2000)
+    listed = json.loads(weft("models", "--json").stdout)["models"]
+    assert {each["name"]: each["ready"] for each in listed} == {
+        "tiny": True,
+        "org/whole": True,
+        "org/half": False,
+        "org/empty": False,
+    }
+    shown = weft("models")
+    assert "no safetensors weights" in shown.stdout
+    assert f'next: weft run -m org/whole "{samples.story}" -n 4' in shown.stderr
