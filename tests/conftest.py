@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
 # machine that is doing something else as well. Read when the libraries are first loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

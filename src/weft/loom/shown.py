@@ -61,7 +61,16 @@ class Shown(Node):
         mark: Heddle | None = None,
     ) -> None: ...
 
-    def to_html(self, path: str | os.PathLike[str] | None = None, **options: Any) -> str | None:
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        tint: str = "probability",
+        top: int = 0,
+        limit: int | None = None,
+        node: Label | None = None,
+        mark: Heddle | None = None,
+    ) -> str | None:
         """Return the tree from here down as one HTML page, or write it to a file.
 
         The page folds, loads nothing and runs no script; its tokens are tinted, and the figures of
@@ -80,7 +89,7 @@ class Shown(Node):
         """
         from ..viz.html import to_html, write
 
-        page = to_html(self._heddle, **options)
+        page = to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
         if path is None:
             return page
         write(path, page)
