@@ -183,3 +183,75 @@ def test_the_first_screen_comes_at_once(command) -> None:
         command()
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.5
+
+
+@posix
+def test_the_first_token_streams_soon(started) -> None:
+    """The best of three: other work on the machine must not fail this."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        process = started("run", samples.story, "-n", "4", "--max-tokens", "8")
+        assert process.stdout.read(5)[:4] == b"[1] "
+        seconds.append(time.perf_counter() - began)
+        assert process.wait(60) == 0
+    assert min(seconds) < 1.5
+
+
+@posix
+def test_ctrl_c_keeps_the_loom(started, command) -> None:
+    process = started("run", samples.story, "-n", "4", "--temp", "2", "--max-tokens", "1500")
+    assert process.stdout.read(4) == b"[1] "
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    nodes = json.loads(command("tree", "--json").stdout)["nodes"]
+    assert len(nodes) == 5
+    # What was cut off can be grown on.
+    assert command("grow", "1", "-n", "1", "--max-tokens", "2").returncode == 0
+
+
+def walk(run) -> str:
+    """Run the verbs on a kept loom; return all that they wrote."""
+    verbs = [
+        (*SHORT, "--color", "prob"),
+        ("grow", "1", "-n", "2", "--max-tokens", "12"),
+        ("tree",),
+        ("read", "1", "--color", "entropy"),
+        ("next", "1"),
+        ("ls",),
+        ("models",),
+    ]
+    written = ""
+    for verb in verbs:
+        done = run(*verb)
+        written += done if isinstance(done, str) else done.stdout + done.stderr
+    return written
+
+
+def test_ascii_is_enough_for_every_verb_on_a_loom(command) -> None:
+    written = walk(lambda *verb: command(*verb, PYTHONIOENCODING="ascii"))
+    assert written.isascii()
+    assert "\\u" not in written
+    assert "\\x" not in written
+
+
+@posix
+def test_eighty_columns_are_enough_for_every_verb_on_a_loom(in_terminal) -> None:
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", walk(in_terminal))
+    lines = output.replace("\r", "\n").split("\n")
+    told = [line for line in lines if "weft " not in line]
+    assert max(map(cell_len, told)) <= 80
+
+
+def test_a_long_prompt_is_told_how_far_it_is_read() -> None:
+    read = 0
+    lanes = Lanes(terminal(), 2, lambda: f"reading 2000 tokens, {read // 20} % …")
+    assert "0 %" in str(lanes._drawn().renderables[0])
+    read = 1024
+    assert "51 %" in str(lanes._drawn().renderables[0])
+    lanes.push(told(0, "one"))
+    lanes.push(told(1, "two", "stop"))
+    *_, progress = lanes._drawn().renderables
+    assert "2 tokens" in str(progress)
+    assert "1 of 2 ended" in str(progress)
