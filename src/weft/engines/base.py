@@ -64,9 +64,7 @@ class EngineInfo:
 
 
 class Fragment:
-    """KV slots of consecutive tokens; engines subclass it. `length` counts the slots that hold
-    tokens.
-    """
+    """KV slots of consecutive tokens, `length` of them; engines subclass it."""
 
     __slots__ = ("length",)
 
@@ -203,9 +201,7 @@ class Fragments(ABC):
 
     @abstractmethod
     def split(self, fragment: Fragment, at: int) -> Fragment:
-        """Cut before slot `at` (0 < at < length): return the new upper part; `fragment` becomes the
-        lower.
-        """
+        """Cut before slot `at`, inside: return the new upper part; `fragment` is the lower now."""
 
     @abstractmethod
     def join(self, upper: Fragment, lower: Fragment) -> None:
@@ -232,8 +228,12 @@ class Fragments(ABC):
 
     @abstractmethod
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """Copy the slots to host arrays that `load` of the same model accepts. Waits for launched
-        steps.
+        """Copy the slots to host arrays that `load` of the same model accepts.
+
+        One array a layer and kind, "k.0", "v.0", "k.1", …: [n_kv_heads, length, head_dim], keys as
+        the model's own cache has them. Cutting axis 1 cuts the fragment; arrays of other names
+        describe the whole ("dtype" is "bfloat16" where the bits come as uint16). Waits for
+        launched steps.
         """
 
     @abstractmethod

@@ -138,9 +138,7 @@ class Place:
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where it is in the tree, resolved; None while it is not in the tree. Valid under the
-        lock.
-        """
+        """Where it is in the tree, resolved, or None; valid under the lock."""
         return None if self._hold is None else resolve(Cursor(self._hold.node, self.depth))
 
     def pending(self) -> list[Place]:

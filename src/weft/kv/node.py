@@ -9,8 +9,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """Consecutive tokens of one path; only the tree writes it, nobody outside `kv` and `sched`
-    holds it.
+    """Consecutive tokens of one path; only the tree writes it, only `kv` and `sched` hold it.
 
     tokens: this node's own ids, never empty but in a root. start: depth of the first one.
     children: by first token. fragment: KV on the device; host: exported KV; both None: absent.

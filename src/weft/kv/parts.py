@@ -11,9 +11,7 @@ JOIN_RATIO = 8  # a node this much longer than all below it stays apart, so join
 
 
 def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
-    """Return how many of `known` equal `ids` from `offset` on. Cost: whole slices in C, no token
-    loop.
-    """
+    """Return how many of `known` equal `ids` from `offset` on; compares slices in C."""
     limit = min(len(known), len(ids) - offset)
     if known[:limit] == ids[offset : offset + limit]:
         return limit
@@ -48,9 +46,7 @@ def join_chain(lower: Node) -> list[Node]:
 
 
 def can_join(upper: Node, lower: Node) -> bool:
-    """Whether `lower` may take in `upper`: its only child, nothing else hangs on it, both in one
-    state.
-    """
+    """Whether `lower` may take in `upper`: an only child, in the same state, nothing else there."""
     return (
         upper.parent is not None
         and len(upper.children) == 1
@@ -65,9 +61,7 @@ def can_join(upper: Node, lower: Node) -> bool:
 
 
 def split_exported(host: dict[str, Any], cut: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cut exported KV: arrays named k.* and v.* have their slots on axis 1, others describe the
-    whole.
-    """
+    """Cut exported KV: k.* and v.* have their slots on axis 1, others describe the whole."""
     upper, lower = dict(host), dict(host)
     for name, array in host.items():
         if name.startswith(("k.", "v.")):

@@ -85,8 +85,7 @@ class TokenTree:
         return Cursor(node, done)
 
     def extend(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
-        """Make `ids` known after `cursor`, as absent nodes where they are new; return the place
-        after them.
+        """Make `ids` known after `cursor`, absent where they are new; return the place after them.
 
         Changes the tree: may split a node. The result stays valid while it is held or pinned.
         """
@@ -138,8 +137,7 @@ class TokenTree:
                 self.forget(node)
 
     def path(self, cursor: Cursor) -> tuple[Span, ...]:
-        """Return the fragments of a resident path, root → tip. Valid while `epoch` stays and it is
-        pinned.
+        """Return a resident path's fragments, root → tip; valid while pinned and `epoch` stays.
 
         The same tuple object for the same place, so that engines can group rows by identity.
         """
@@ -171,8 +169,7 @@ class TokenTree:
             stack.extend(node.children.values())
 
     def pin(self, cursor: Cursor) -> Cursor:
-        """Protect a path; its absent nodes count as promised from now on. Cost: O(nodes not pinned
-        yet).
+        """Protect a path; its absent nodes count as promised. Cost: O(nodes not pinned yet).
 
         Returns the cursor to give to `unpin`.
         """
@@ -183,9 +180,7 @@ class TokenTree:
         return cursor
 
     def unpin(self, cursor: Cursor) -> None:
-        """Take one pin back, by the cursor that `pin` returned. What nothing else pins may be
-        evicted.
-        """
+        """Take one pin back, by the cursor that `pin` returned; the path may be evicted then."""
         self.clock += 1
         node = resolve_joined(cursor.node)
         while node.parent is not None:
@@ -198,9 +193,7 @@ class TokenTree:
             node = above
 
     def make_room(self) -> bool:
-        """Evict, leaves first, until nothing is over; return whether that was enough. Changes the
-        tree.
-        """
+        """Evict, leaves first, until nothing is over; return whether that was enough."""
         while self.room.is_over:
             victim = self.queue.pop(is_evictable)
             if victim is None:
@@ -327,8 +320,7 @@ class TokenTree:
         return tail
 
     def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
-        """Put a tail's tokens and KV into the tree; return the place after them. The tail is used
-        up.
+        """Put a tail's tokens and KV into the tree, which uses it up; return the place after them.
 
         tokens: those whose slots the tail holds. What is resident already wins over the tail's
         copy.
@@ -390,9 +382,7 @@ class TokenTree:
             node = above
 
     def _merge(self, upper: Node, lower: Node) -> None:
-        """Hang `lower` where `upper`, its parent, hangs; `upper` forwards to it. Tokens are the
-        caller's.
-        """
+        """Hang `lower` where its parent `upper` hangs, and forward; tokens are the caller's."""
         above = upper.parent
         assert above is not None
         if upper.fragment is not None and lower.fragment is not None and self.fragments is not None:

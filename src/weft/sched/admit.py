@@ -1,6 +1,4 @@
-"""Who may have KV now: pin, check room, evict, check again; park the youngest when that is not
-enough.
-"""
+"""Who may have KV now: pin, check room, evict, check again, and last park the youngest."""
 
 from __future__ import annotations
 
@@ -107,9 +105,7 @@ class Admission:
         return capacity is not None and self.tree.room.must + reserve > capacity
 
     def _enter(self, task: Task) -> tuple[int, int]:
-        """Put a task's path into the tree and pin it; return slots found and slots to compute for
-        it.
-        """
+        """Put a task's path into the tree and pin it; return slots found, and slots to compute."""
         tree, promised = self.tree, self.tree.room.promised
         task.cursor = enter(task, tree)
         task.pin = tree.pin(task.cursor)
@@ -124,8 +120,7 @@ class Admission:
 
 
 def enter(task: Task, tree: TokenTree) -> Cursor:
-    """Return a task's cursor, its tokens in the tree. A run's is the end of a node: a tail starts
-    there.
+    """Return a task's cursor in the tree; a run's is the end of a node, where a tail starts.
 
     An extend may end inside a resident node, which is then pinned whole; but paths that must fit
     together are counted exactly.

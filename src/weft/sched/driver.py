@@ -201,9 +201,7 @@ class Driver:
     # The thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the driver thread, if there is none; it ends with `close` or when the LM is
-        collected.
-        """
+        """Start the driver thread, if there is none; it ends with the LM."""
         with self._news:
             if self._thread is None and not self.closed:
                 name = f"weft-{self.scheduler.engine.info.name}"
@@ -359,9 +357,7 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back on the main thread; the function given raises it, to be called between
-    steps.
-    """
+    """Hold Ctrl-C back on the main thread; the function given raises it, between steps."""
     seen: list[tuple[int, FrameType | None]] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

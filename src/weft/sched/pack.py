@@ -33,9 +33,7 @@ class Packer:
         self.n_reread = 0
 
     def pack(self, tasks: Iterable[Task], budget: int) -> list[Piece]:
-        """Return the pieces of a step for admitted tasks, oldest first. Changes the tree: splits
-        chunks.
-        """
+        """Return a step's pieces for admitted tasks, oldest first; splits nodes into chunks."""
         fills: dict[Node, Piece] = {}
         reads: dict[tuple[Cursor, int], Piece] = {}
         for task in tasks:
@@ -52,9 +50,7 @@ class Packer:
         return [*fills.values(), *reads.values()]
 
     def take_counts(self) -> tuple[int, int]:
-        """Return how many tokens were packed to be computed, and to be read again, since last
-        asked.
-        """
+        """Return how many tokens were packed to compute, and to read again, since last asked."""
         counts = self.n_computed, self.n_reread
         self.n_computed = self.n_reread = 0
         return counts

@@ -41,9 +41,7 @@ class Runs:
     # Planning ---------------------------------------------------------------------------------
 
     def ready(self, most: int) -> list[RunTask]:
-        """Return the runs whose next token can be run now, at most `most`, in turn when there are
-        more.
-        """
+        """Return the runs whose next token can be run now, `most` at most, then in turn."""
         ready = [run for run in self.live if self._can_step(run)]
         if len(ready) <= most:
             return ready
@@ -232,9 +230,7 @@ class Runs:
         self.ended(run.job)
 
     def suspend(self, run: RunTask) -> None:
-        """Move what a run's tail holds into the tree; the run goes on from there when it has room
-        again.
-        """
+        """Move what a run's tail holds into the tree; the run may go on from there later."""
         self._remove(run)
         tail, run.row = run.tail, None
         cursor = run.cursor

@@ -251,9 +251,7 @@ class Scheduler:
         return groups
 
     def _launch(self, launched: Launched) -> None:
-        """Call the model. Nothing else of Weft's runs under this name: time spent here is the
-        engine's.
-        """
+        """Call the model; time spent here is the engine's."""
         began = time.perf_counter()
         try:
             for group in launched.groups:

@@ -16,8 +16,7 @@ MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have i
 
 
 class Need:
-    """Logits or scores at token indices [first, last) of the task's path; index i gives token i +
-    1.
+    """Logits or scores at token indices [first, last) of a path; index i gives token i + 1.
 
     top: None for one logits row, else how many likeliest ids a score lists. `parts` collects the
     answers.

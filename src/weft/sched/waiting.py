@@ -19,8 +19,7 @@ from .work import Draw, Scores
 
 
 class Waiting:
-    """The tasks that `pack` forms pieces for; `deliver` brings the answers, `promote` ends the
-    waiting.
+    """Tasks that `pack` forms pieces for, `deliver` brings answers to, and `promote` lets go.
 
     An extend ends when all its wants are answered and its path is resident. A run draws its first
     token then, and goes on among the live runs.
@@ -58,9 +57,7 @@ class Waiting:
             self._no_longer_merges(task)
 
     def merge(self, task: RunTask) -> bool:
-        """Make an equal greedy run that has not begun carry this one too; return whether there is
-        one. Cost: O(1).
-        """
+        """Let an equal greedy run that has not begun carry this one; return whether it does."""
         task.merge_key = key = merge_key(task)
         if key is None:
             return False
@@ -82,9 +79,7 @@ class Waiting:
         return self.packer.pack(self.tasks, budget)
 
     def waiters_for(self, piece: Piece) -> list[Job]:
-        """Return the jobs whose paths go through a piece's tokens. Cost: O(tasks x nodes of a
-        path).
-        """
+        """Return the jobs whose paths go through a piece. Cost: O(tasks x nodes of a path)."""
         node = piece.pin.node
         return [
             task.job

@@ -67,8 +67,7 @@ Sink = Callable[["RunState"], FinishReason | None]
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Generate after `place` + `tokens`: to a stop id, `max_tokens`, the context's end or the
-    sink's word.
+    """Generate after `place` + `tokens`: to a stop id, a limit, or the sink's word.
 
     stop_ids: end tokens; the one drawn is not part of the result.
     sink: see Sink; exceptions raised by it fail this run only.
