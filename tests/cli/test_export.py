@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_json_is_a_loom_again(weft, tmp_path: Path, scope: str, node: str | None
 def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
     weft("export", str(tmp_path / "a.txt"), "--scope", "tree")
     assert (tmp_path / "a.txt").read_text("utf-8").count("── ") == 4
+
+
+@pytest.mark.parametrize("suffix", ["txt", "md", "dot", "mmd", "html"])
+def test_children_stand_as_they_are_drawn_whichever_ended_first(
+    weft, tmp_path: Path, suffix: str
+) -> None:
+    weft("run", samples.story, "-n", "4", "--seed", "1")
+    starts = [text_of(weft, node).split()[0] for node in (1, 2, 3, 4)]
+    kept = Loom.open(next(Path(os.environ["WEFT_HOME"]).rglob("*.2.loom.json")))
+    assert [child.text.split()[0] for child in kept.children] != starts
+    weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
+    written = (tmp_path / f"a.{suffix}").read_text("utf-8")
+    places = [written.index(start) for start in starts]
+    assert places == sorted(places)
 
 
 def test_exporting_changes_nothing_that_is_kept(weft, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def export(
         kept = opened_for(suffix, stack)
         at = kept.node(node) if chosen is not Scope.TREE else kept.loom
         number = kept.number(at)
+        order(kept)
         cut(at, chosen)
         if suffix == ".html":
             write_page(kept, at, chosen, path, tint=color or Tint.PROB, top=top)
@@ -140,6 +141,14 @@ def opened_for(suffix: str, stack: ExitStack) -> Kept:
             note = f"without its model the page shows no tokens apart: {error}"
             Out.of(sys.stderr).line((note, "yellow"))
     return opened()
+
+
+def order(kept: Kept) -> None:
+    """Put children in the order of their numbers, as drawn. The loom in memory is changed."""
+    numbers = kept.numbers()
+    for node in list(kept.loom.walk()):
+        # Streamed children are attached as they end; this moves none to another node.
+        node.children.sort(key=lambda child: numbers[child.id])
 
 
 def cut(node: Heddle, scope: Scope) -> None:
