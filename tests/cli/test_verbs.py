@@ -154,6 +154,7 @@ def test_doctor_names_engines_and_tries_the_embedded_model(weft) -> None:
     assert "torch" in result.stdout
     assert "✓ tiny loads in" in result.stdout
     assert "memory" in result.stdout
+    assert result.stderr.startswith("next: weft demo\n")
 
 
 def test_doctor_says_what_to_install(weft, monkeypatch) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from .. import __version__
+from .. import __version__, samples
 from ..errors import WeftError
-from . import objects, options, screen
+from . import advice, objects, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
 from .out import Out
@@ -39,6 +39,8 @@ def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         _embedded(out, tried)
         _kept(out)
         _on_disk(out)
+        if tried.works:
+            advice.suggest(["weft", "demo"], ["weft", "run", samples.story, "-n", "4"])
     if not tried.works:
         raise typer.Exit(UNAVAILABLE)
 
@@ -146,7 +148,6 @@ def _embedded(out: Out, tried: Tried) -> None:
 
 
 def _one_token(lm: LM) -> str:
-    from .. import samples
     from ..loom import Loom
 
     return Loom(lm, samples.greeting).grow(max_tokens=1, temperature=0.0)[0].text
