@@ -185,6 +185,15 @@ def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:
     assert done.stderr == ""
 
 
+def test_bare_weft_writes_json_too(command) -> None:
+    told = json.loads(command("--json").stdout)
+    assert told["models"][0] == "tiny (embedded)"
+    assert told["engines"][0].startswith("numpy ")
+    misplaced = command("--json", "ls")
+    assert misplaced.returncode == 2
+    assert "weft ls --json" in misplaced.stderr
+
+
 def test_the_app_imports_no_arrays_and_no_engine() -> None:
 
     code = (

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from . import objects, options, screen
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
@@ -40,9 +41,19 @@ for verb in (demo, run, grow, tree, read, next_, chat, solve, ls, rm, export, mo
 def top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Grow, read and search trees of continuations of language models."""
     if version:
         print(f"weft {__version__}")
     elif context.invoked_subcommand is None:
-        show(Out.of(sys.stdout))
+        if as_json:
+            objects.write(
+                {"weft": __version__, "engines": screen.engines(), "models": screen.models()}
+            )
+        else:
+            show(Out.of(sys.stdout))
+    elif as_json:
+        raise typer.BadParameter(
+            f"give it after the verb: weft {context.invoked_subcommand} --json"
+        )
