@@ -247,3 +247,13 @@ def test_an_abandoned_known_stream_keeps_what_it_delivered(loom: Loom) -> None:
             break
     assert [child.tokens for child in loom.children] == [ids for ids in last["tokens"] if ids]
     assert {child.finish_reason for child in loom.children} == {"cancelled"}
+
+
+def test_streamed_children_stand_in_branch_order_though_they_end_in_another(lm: weft.LM) -> None:
+    with Loom(lm, samples.story) as loom:
+        first = loom.add("Once")
+        deltas = loom.stream(6, max_tokens=150, seed=1)
+        ended = [delta.branch for delta in deltas if delta.finish_reason is not None]
+        assert ended != sorted(ended)
+        assert loom.children[0] is first
+        assert [child.lineage for child in loom.children[1:]] == [(i,) for i in range(6)]

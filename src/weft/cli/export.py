@@ -147,7 +147,7 @@ def order(kept: Kept) -> None:
     """Put children in the order of their numbers, as drawn. The loom in memory is changed."""
     numbers = kept.numbers()
     for node in list(kept.loom.walk()):
-        # Streamed children are attached as they end; this moves none to another node.
+        # Sorting moves none to another node.
         node.children.sort(key=lambda child: numbers[child.id])
 
 

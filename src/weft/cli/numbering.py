@@ -71,7 +71,7 @@ class Numbering:
 
 
 def in_order(children: Iterable[Heddle]) -> list[Heddle]:
-    """Return children as they were asked for: streamed ones are attached as they end."""
+    """Return children as they were asked for, call by call."""
     kept = list(children)
     first: dict[object, int] = {}
     for place, child in enumerate(kept):

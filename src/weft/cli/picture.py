@@ -64,7 +64,7 @@ class Picture:
     def _below(self, node: Heddle) -> list[Shown]:
         groups: dict[str, list[Heddle]] = {}
         last = len(self.numbers)
-        # Streamed children are attached as they end; numbers have the order of the branches.
+        # Numbers once told stay, so they give the order.
         for child in sorted(node.children, key=lambda child: self.numbers.get(child.id, last)):
             # What goes on is drawn on its own; only leaves stand for each other.
             groups.setdefault(child.id if child.children else child.text, []).append(child)

@@ -1,4 +1,7 @@
-"""One growing call: many branches of many nodes, submitted together, attached as they end."""
+"""One growing call: many branches of many nodes, submitted together, attached as they end.
+
+Those of one parent stand in branch order, whatever the order in which they end.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,7 @@ class Shoot:
         self.watch = watch
         self.ticket: Ticket | None = None
         self.text: TextStream | None = None
+        self.beside: list[Shoot] = []  # its call's branches of this parent, when they are streamed
         self.over = False
         self.attached = False
 
@@ -111,6 +115,14 @@ class Shoot:
         self.child.finish_reason = reason
         self._attach(None)
 
+    def _position(self) -> int:
+        """Where among its parent's children: those of one call stand in branch order."""
+        children = self.parent._children
+        later = {id(s.child) for s in self.beside if s.attached and s.index > self.index}
+        if not later:
+            return len(children)
+        return next((i for i, c in enumerate(children) if id(c) in later), len(children))
+
     def _attach(self, end: Place | None) -> None:
         self.over = True
         child = self.child
@@ -118,7 +130,7 @@ class Shoot:
             return
         # The parent may have changed meanwhile: the child's place is then made anew when used.
         child._place = end if self.parent._place is self.origin else None
-        self.parent._children.append(child)
+        self.parent._children.insert(self._position(), child)
         self.attached = True
 
 
@@ -161,6 +173,8 @@ class Growth:
             self._runs.append(self._run(child, shoot))
             self.shoots.append(shoot)
             made.append(shoot)
+            if self._channel is not None:
+                shoot.beside = made
         return made
 
     def _run(self, child: Heddle, shoot: Shoot) -> Run:
