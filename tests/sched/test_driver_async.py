@@ -218,7 +218,10 @@ def test_waiting_for_what_is_done_returns_at_once(make: MakeRig) -> None:
     async def main() -> None:
         tickets = await rig.driver.asubmit([logits_item(rig, [1])])
         await rig.driver.adrive(tickets)
+        n_steps = rig.scheduler.counters.steps
         await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+        assert rig.scheduler.counters.steps == n_steps
+        assert tickets[0].done
 
     asyncio.run(main())
 
