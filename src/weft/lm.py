@@ -11,6 +11,7 @@ from .engines.base import Engine, EngineInfo
 from .errors import ConfigError, ContextOverflow, KVFull, StaleHandle, Unsupported
 from .kv.cursor import Cursor, Place
 from .kv.tree import TokenTree
+from .sampling.chain import Sampler
 from .sampling.params import SamplingParams
 from .sched.driver import Channel, Driver
 from .sched.scheduler import Scheduler
@@ -122,6 +123,10 @@ class LM:
                 f"token id {wrong} is outside the vocabulary;"
                 f" allowed are 0 to {self.info.n_vocab - 1}"
             )
+
+    def sampler(self, params: SamplingParams, stream: int) -> Sampler:
+        """Return a sampler at its beginning. Raises: GrammarError for a constraint that is none."""
+        return Sampler(params, stream)
 
     def _check_biases(self, items: Sequence[Extend | Run]) -> None:
         for item in items:

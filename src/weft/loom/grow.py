@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError, Terminal
 from ..results import Delta
-from ..sampling.chain import Sampler
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import Channel
@@ -181,7 +180,7 @@ class Growth:
         params = child.params
         assert params is not None
         assert params.seed is not None
-        sampler = Sampler(params, stream_of(params.seed, child.lineage))
+        sampler = self.lm.sampler(params, stream_of(params.seed, child.lineage))
         return Run(
             shoot.origin,
             sampler,

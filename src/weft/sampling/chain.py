@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..constraints.base import Matcher
 from .history import History
 from .metrics import Moments, moments, shifted
 from .params import SamplingParams
@@ -47,21 +48,25 @@ class DrawBatch:
 
 
 class Sampler:
-    """How one run draws: its parameters, its random stream, and the tokens its penalties count.
+    """How one run draws: its parameters, its random stream, the tokens its penalties count, and
+    where it stands in its constraint.
 
     needs_host: the next draw depends on tokens that must have reached the host.
+    matcher: of the constraint, this sampler's own; None without one.
     """
 
-    __slots__ = ("_history", "greedy", "needs_host", "params", "stream")
+    __slots__ = ("_history", "greedy", "matcher", "needs_host", "params", "stream")
 
-    def __init__(self, params: SamplingParams, stream: int) -> None:
+    def __init__(self, params: SamplingParams, stream: int, matcher: Matcher | None = None) -> None:
         self.params = params
         self.stream = stream
+        self.matcher = matcher
         self.greedy = params.temperature == 0
-        self.needs_host = bool(
+        penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )
-        self._history = History() if self.needs_host else None
+        self.needs_host = penalised or matcher is not None
+        self._history = History() if penalised else None
 
     @property
     def history(self) -> History | None:
@@ -74,13 +79,19 @@ class Sampler:
             self._history.see(prompt_ids)
 
     def accept(self, token: int) -> None:
-        """Count one generated token."""
+        """Count one generated token, and go on by it in the constraint.
+
+        Raises: ConstraintError if the constraint forbids it; nothing is counted then.
+        """
+        if self.matcher is not None:
+            self.matcher.accept(token)
         if self._history is not None:
             self._history.generate(token)
 
     def clone(self) -> Sampler:
-        """Return a sampler with the same stream and its own copy of the counts."""
-        twin = Sampler(self.params, self.stream)
+        """Return a sampler with the same stream and its own copy of counts and matcher."""
+        matcher = None if self.matcher is None else self.matcher.clone()
+        twin = Sampler(self.params, self.stream, matcher)
         twin._history = None if self._history is None else self._history.copy()
         return twin
 
