@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ def test_embedded_model_answers_every_sample() -> None:
     from recipe.corpus import game24
     from recipe.evaluate import Model, final_answer
 
-    answers = Model.load(EMBEDDED).complete(list(samples.ALL.values()), 260)
-    said = dict(zip(samples.ALL, answers, strict=True))
+    asked = {name: text for name, text in samples.ALL.items() if name != "opening"}
+    answers = Model.load(EMBEDDED).complete(list(asked.values()), 260)
+    said = dict(zip(asked, answers, strict=True))
     assert final_answer(said["word_problem"]) == 5
     assert final_answer(said["large_problem"]) == 1216
     assert final_answer(said["sum"]) == 95
@@ -38,3 +40,22 @@ def test_embedded_model_answers_every_sample() -> None:
     assert json.loads(said["record"])["animal"] == "owl"
     assert said["story"].count(".") >= 5
     assert "tiny demo model" in said["greeting"]
+
+
+# Names of what a page leaves to the reader.
+_PLACEHOLDERS = {"text", "PROMPT", "…", "..."}
+_SHOWN = re.compile(r'(?:weft (?:run|solve) |Loom\(\w+, )\\?"([^"\\]+)\\?"')
+
+
+def test_every_prompt_shown_on_a_page_is_a_sample() -> None:
+    root = Path(__file__).parent.parent
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/**/*.*")]
+    pages = [page for page in pages if page.suffix in (".md", ".ipynb", ".py")]
+    shown = {
+        (page.name, prompt)
+        for page in pages
+        for prompt in _SHOWN.findall(page.read_text("utf-8"))
+        if prompt not in _PLACEHOLDERS
+    }
+    assert len(shown) >= 9
+    assert {prompt for _, prompt in shown} <= set(samples.ALL.values())

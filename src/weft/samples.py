@@ -1,6 +1,7 @@
 """Prompts that the embedded model answers well; examples, tests and the demo use these.
 
-Each is a plain string, meant for the chat template: `weft.Loom(lm, samples.game24)`.
+Each is a plain string, meant for the chat template: `weft.Loom(lm, samples.game24)`; `opening` is
+for text that goes on as it is: `template=False`, or `--raw`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ game24 = "Use 4 9 10 13 to make 24."
 verdict = "Can 4 4 10 make 24?"
 step = "Suggest a step from 4 9 10 13."
 story = "Tell me a story about a fox."
+opening = "Once upon a time"
 record = "Describe Lena the owl as JSON."
 sum = "What is 37 + 58?"
 greeting = "Hello, who are you?"
@@ -37,6 +39,7 @@ ALL: Mapping[str, str] = MappingProxyType(
         "verdict": verdict,
         "step": step,
         "story": story,
+        "opening": opening,
         "record": record,
         "sum": sum,
         "greeting": greeting,

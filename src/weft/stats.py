@@ -54,8 +54,9 @@ class Stats:
             f"reused {self.reused:,}",
             f"decoded {self.decoded:,}",
             f"KV {format_bytes(self.kv_bytes)} ({format_bytes(self.kv_bytes_unshared)} unshared)",
-            f"{self.tokens_per_s:,.0f} tok/s",
         ]
+        if self.decoded:
+            parts.append(f"{self.tokens_per_s:,.0f} tok/s")
         return " · ".join(parts).replace(",", " ")
 
     def __repr__(self) -> str:

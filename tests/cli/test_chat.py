@@ -107,3 +107,18 @@ def test_a_branch_that_has_ended_is_told_and_the_keys_go_on(weft) -> None:
     assert "node 1 has ended" in result.stderr
     assert 'weft grow 1 "…" says something to it' in result.stderr
     assert "The answer is 95." in result.stdout
+
+
+def test_json_is_one_object_an_answer_and_nothing_else(weft) -> None:
+    result = weft("chat", "--json", stdin=lines(samples.sum, "/fork 2", "3", "/nope", samples.sum))
+    told = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [each["said"] for each in told] == [samples.sum] * 3
+    assert [len(each["branches"]) for each in told] == [1, 2, 1]
+    assert told[0]["branches"][0]["text"].endswith("The answer is 95.")
+    assert '"type": "ConfigError"' in result.stderr
+
+
+def test_a_chat_without_a_word_says_what_to_do_and_counts_nothing(weft) -> None:
+    result = weft("chat", stdin="")
+    assert "next: weft chat" in result.stderr
+    assert "prefilled" not in result.stdout

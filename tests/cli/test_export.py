@@ -48,7 +48,7 @@ def test_markdown_has_front_matter_and_one_path_or_the_whole_list(weft, tmp_path
     assert text_of(weft, 2).strip() in lines
     weft("export", str(file), "--scope", "tree", "--force")
     items = [line for line in file.read_text("utf-8").splitlines() if line.lstrip()[:2] == "- "]
-    assert [len(line) - len(line.lstrip()) for line in items] == [0, 2, 4, 4, 2]
+    assert [len(line) - len(line.lstrip()) for line in items] == [0, 2, 4, 2]  # two are equal
 
 
 def test_markdown_shows_marks_as_they_are() -> None:
@@ -71,7 +71,13 @@ def test_json_is_a_loom_again(weft, tmp_path: Path, scope: str, node: str | None
 
 def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
     weft("export", str(tmp_path / "a.txt"), "--scope", "tree")
-    assert (tmp_path / "a.txt").read_text("utf-8").count("── ") == 4
+    drawn = (tmp_path / "a.txt").read_text("utf-8")
+    assert drawn.count("── ") == 3
+    assert drawn.count("×2") == 1  # two that are equal
+    weft("export", str(tmp_path / "a.md"), "--scope", "tree")
+    listed = (tmp_path / "a.md").read_text("utf-8")
+    assert listed.count("\n  - ") + listed.count("\n    - ") == 3
+    assert listed.count("×2") == 1
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md", "dot", "mmd", "html"])

@@ -32,7 +32,7 @@ MISTAKES = [
     (["run", "hi", "-m", "nosuch/model"], 3, "nosuch/model"),
     (["run", "hi", "-m", "./missing"], 3, "there is no folder ./missing"),
     (["run", "hi", "-m", "model.gguf"], 3, "GGUF"),
-    (["run", "hi", "--engine", "steam"], 3, "allowed are auto, numpy, torch"),
+    (["run", "hi", "--engine", "steam"], 2, "allowed are auto, numpy, torch"),
     (["solve", "hi", "--strategy", "luck"], 2, "'tot', 'best-of-n', 'greedy'"),
     (["solve", "hi", "-b", "0"], 2, "breadth is 0"),
     (["solve", "hi", "-n", "0"], 2, "-n is 0"),
@@ -278,3 +278,40 @@ def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch)
     assert [file.name for file in kept.parent.iterdir()] == [kept.name]
     weft("run", samples.sum, "-n", "1")
     assert [file.name for file in kept.parent.iterdir()] == [kept.name]
+
+
+def test_an_error_under_json_is_one_object_on_stderr(weft) -> None:
+    result = weft("run", "hi", "--engine", "steam", "--json")
+    told = json.loads(result.stderr)["error"]
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told["exit_code"] == 2
+    assert told["type"] == "ConfigError"
+    assert "allowed are auto" in told["message"]
+    assert told["hint"].startswith("weft doctor")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "hi", "--color", "red"], ": 'red' is not one of 'prob', 'entropy'"),
+        (["solve", "x", "--strategy", "luck"], ": 'luck' is not one of 'tot'"),
+    ],
+)
+def test_a_wrong_choice_is_told_without_the_words_of_a_library(weft, arguments, said: str) -> None:
+    told = weft(*arguments).stderr
+    assert said in told
+    assert "Value error" not in told
+
+
+def test_an_unknown_loom_names_near_ones_as_near_only(weft) -> None:
+    weft("run", samples.story, "-n", "1", "--max-tokens", "2")
+    assert "near it: tell-story-about-fox" in weft("tree", "tell-story-about-fix").stderr
+    far = weft("tree", "zzz").stderr
+    assert "there are tell-story-about-fox" in far
+    assert "near" not in far
+
+
+def test_equal_branches_at_temperature_0_are_said_to_be_the_likeliest(weft) -> None:
+    told = weft("run", samples.sum, "-n", "2", "--temperature", "0", "--no-keep").stderr
+    assert "--temperature 0 takes the likeliest token" in told
+    assert "1.5" not in told.partition("next:")[0]

@@ -48,6 +48,24 @@ def test_node_and_edge_functions_replace_the_text_and_label_the_lines(loom: Loom
     ]
 
 
+def test_equal_leaves_are_one_line_and_what_goes_on_stands_alone(loom: Loom) -> None:
+    for node in ("n2", "n3", "n4", "n5"):
+        loom.find(node)._text = "same"
+    assert [line.partition("  2 tok")[0].partition("  ×")[0].rstrip() for line in draw(loom)] == [
+        "t0",
+        "├── t1",
+        "│   └── same",
+        "├── same",
+        "└── same",
+        "    └── t6",
+    ]
+    assert "│   └── same  ×2 · 2 tok" in list(draw(loom))
+    assert "|   `-- same  x2 , 2 tok" in list(draw(loom, style=ASCII))
+    assert list(draw(loom, limit=3))[-1] == "… 3 more nodes"  # of seven, one line is two
+    # Words that tell them apart keep them apart.
+    assert len(list(draw(loom, node=lambda node: node.id))) == 7
+
+
 def test_lines_fit_the_width_even_with_wide_characters(loom: Loom) -> None:
     from rich.cells import cell_len
 

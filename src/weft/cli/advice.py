@@ -86,6 +86,10 @@ def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
     if len(texts) > 1 or (len(branches) == 1 and texts != {""}):
         return
     what = "all branches are equal" if texts and texts != {""} else "nothing came"
+    params = branches[0].params if branches else None
+    if params is not None and params.temperature == 0 and texts != {""}:
+        Out.of(sys.stderr).line((f"{what}: --temperature 0 takes the likeliest token", "yellow"))
+        return
     todo = "try --temperature 1.5, or another prompt"
     if model == TINY:
         what += "; tiny is a small demo model"

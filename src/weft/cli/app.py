@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from . import objects, options, screen
@@ -25,7 +26,21 @@ from .screen import show
 from .solve import solve
 from .tree import tree
 
+
+class Verbs(TyperGroup):
+    """The verbs; tells of a wrong option in words of its own, without those of a library."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
+    cls=Verbs,
     help="Grow, read and search trees of continuations of language models.",
     no_args_is_help=False,
     add_completion=True,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.cells import cell_len
 
+from .. import samples
 from ..errors import ConfigError, WeftError
-from . import advice, options, report
+from . import advice, objects, options, report
 from .failures import guarded, tell
-from .growing import settings_of
+from .growing import as_object, settings_of
 from .interactive import ask
 from .kept import Kept, with_model
 from .lanes import Silent, Watcher, watch
@@ -55,27 +56,33 @@ def chat(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     kv_budget: options.KvBudget = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object an answer, and nothing else.")
+    ] = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Talk to a model. Every answer is a node of a loom that is kept."""
     sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, None)
-    out = Out.of(sys.stdout)
+    out = Out.of(sys.stderr if as_json else sys.stdout)
     if go_on:
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
         with with_model(own, engine, kv_budget) as (lm, kept):
             source = str(kept.loom.meta.get("model", kept.loom.saved_by.name))
-            talk = Chat(out, lm, source, engine, sampling, kept=kept)
+            talk = Chat(out, lm, source, engine, sampling, kept=kept, as_json=as_json)
             talk.show_so_far()
             talk.run()
         return
     with load_model(model, engine, kv_budget) as lm:
-        Chat(out, lm, model, engine, sampling, system=system).run()
+        Chat(out, lm, model, engine, sampling, system=system, as_json=as_json).run()
 
 
 class Chat:
-    """One chat. kept: its loom, None until something is said; `kept.at` is the last answer."""
+    """One chat. kept: its loom, None until something is said; `kept.at` is the last answer.
+
+    as_json: answers go to stdout as objects, `out` (stderr) gets only what is to be known.
+    """
 
     def __init__(
         self,
@@ -87,6 +94,7 @@ class Chat:
         *,
         system: str | None = None,
         kept: Kept | None = None,
+        as_json: bool = False,
     ) -> None:
         if lm.text.chat_template is None:
             raise ConfigError(
@@ -99,20 +107,28 @@ class Chat:
         self.sampling = sampling
         self.system = system
         self.kept = kept
+        self.as_json = as_json
 
     def run(self) -> None:
         """Read lines until the end of input; a mistake is told and the next line read."""
-        self.out.line((f"{self.source[0]} · /help lists the commands, Ctrl-D leaves", "dim"))
-        while (line := ask(self.out, "> ")) is not None:
+        if not self.as_json:
+            self.out.line((f"{self.source[0]} · /help lists the commands, Ctrl-D leaves", "dim"))
+        while (line := ask(self.out, "" if self.as_json else "> ")) is not None:
             if line in ("/quit", "/exit", "/q"):
                 break
             try:
                 self.obey(line)
             except WeftError as error:
-                tell(error, "chat")
-        self.out.facts(str(self.lm.stats()))
+                tell(error, "chat", as_json=self.as_json)
+        if self.as_json:
+            return
+        stats = self.lm.stats()
+        if stats.steps:
+            self.out.facts(str(stats))
         if self.kept is not None and self.kept.name:
             advice.suggest(["weft", "chat", "-c"], ["weft", "tree"], ["weft", "read"])
+        else:
+            advice.suggest(["weft", "chat"], ["weft", "run", samples.story, "-n", "4"])
 
     def obey(self, line: str) -> None:
         """Do what one line says."""
@@ -148,11 +164,16 @@ class Chat:
             node: Heddle = loom
         else:
             node = say(self.lm, self.kept.at, text, chat=True)
-        made = self._grow(node, 1, Plain(self.out))
+        made = self._grow(node, 1, Silent() if self.as_json else Plain(self.out))
         self.kept.at = made[0] if made else node
         if not made or not made[0].text:
             advice.warn_if_poor(self.source[0], made)
-        self.kept.try_save()
+        is_kept = self.kept.try_save()
+        if self.as_json:
+            self._write(self.kept, text, made, is_kept=is_kept)
+
+    def _write(self, kept: Kept, said: str, made: list[Heddle], *, is_kept: bool) -> None:
+        objects.write({"said": said, **as_object(self.lm, kept, made, is_kept=is_kept)})
 
     def fork(self, number: str) -> None:
         """Grow other answers to what was said last, and go on from the one that is chosen."""
@@ -161,15 +182,19 @@ class Chat:
             raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
-        made, _ = report.grow(self.out, self.lm, kept, node, int(number or 4), self._sampling())
+        n, quiet = int(number or 4), self.as_json
+        made, _ = report.grow(self.out, self.lm, kept, node, n, self._sampling(), quiet=quiet)
         numbers = kept.numbers()
         if self.out.is_live:
             for each in made:
                 self.out.block(str(numbers[each.id]), each.text.strip("\n"))
         advice.warn_if_poor(self.source[0], made)
-        kept.try_save()
+        is_kept = kept.try_save()
+        if self.as_json:
+            self._write(kept, said_at(node) or kept.loom.user_prompt, made, is_kept=is_kept)
         allowed = [str(numbers[each.id]) for each in made]
-        chosen = ask(self.out, f"which one? {allowed[0]}-{allowed[-1]} > ") if made else None
+        question = "" if self.as_json or not made else f"which one? {allowed[0]}-{allowed[-1]} > "
+        chosen = ask(self.out, question) if made else None
         if chosen in allowed:
             kept.at = kept.node(chosen)
         self.out.line((f"going on from {kept.number(kept.at)}", "dim"))

@@ -195,11 +195,25 @@ def write_markdown(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
         lines += [f"> {row}".rstrip() for row in (kept.loom.user_prompt or "").split("\n")]
         lines += ["", written(node.path[1:]).strip("\n")]
     else:
-        for each in kept.loom.walk():
-            indent = "  " * min(len(each.path) - 1, _INDENT)
-            rows = escaped(label_of(each).strip()).split("\n")
-            lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
+        lines += listed(kept.loom)
     _save(path, "\n".join(lines).rstrip() + "\n")
+
+
+def listed(root: Heddle) -> list[str]:
+    """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
+    from ..viz.text import folded
+
+    lines: list[str] = []
+    stack = [([root], 0)]
+    while stack:
+        equal, depth = stack.pop()
+        indent = "  " * min(depth, _INDENT)
+        rows = escaped(label_of(equal[0]).strip()).split("\n")
+        rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
+        lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
+        below = folded(equal[0].children, label_of, None)
+        stack += [(each, depth + 1) for each in reversed(below)]
+    return lines
 
 
 def escaped(text: str) -> str:

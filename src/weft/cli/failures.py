@@ -14,6 +14,7 @@ from typing import NamedTuple, ParamSpec
 import typer
 
 from .. import errors
+from . import objects
 from .logs import configure
 from .out import Out
 
@@ -87,7 +88,8 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
             verb(*args, **kwargs)
             sys.stdout.flush()
         except (errors.WeftError, MemoryError) as error:
-            raise typer.Exit(tell(error, verb.__name__.rstrip("_"))) from None
+            as_json = kwargs.get("as_json") is True
+            raise typer.Exit(tell(error, verb.__name__.rstrip("_"), as_json=as_json)) from None
         except KeyboardInterrupt:
             Out.of(sys.stderr).line("interrupted")
             raise typer.Exit(INTERRUPTED) from None
@@ -98,15 +100,19 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
     return run
 
 
-def tell(error: BaseException, verb: str) -> int:
-    """Write an error of a verb and its hint to stderr; return the exit code."""
+def tell(error: BaseException, verb: str, *, as_json: bool = False) -> int:
+    """Write an error of a verb and its hint to stderr, or one JSON object; return the exit code."""
     out, outcome = Out.of(sys.stderr), outcome_of(error)
     message = str(error) or type(error).__name__
     if outcome.code == MEMORY and isinstance(error, MemoryError):
         message = "out of memory"
-    out.line(("weft: ", "bold red"), message)
     hints = [getattr(error, "hint", ""), outcome.hint.format(verb=verb)]
     hint = next(filter(None, reversed(hints) if outcome.speaks_first else hints), "")
+    if as_json:
+        told = {"type": type(error).__name__, "message": message, "hint": hint}
+        objects.write({"error": {**told, "exit_code": outcome.code}}, sys.stderr)
+        return outcome.code
+    out.line(("weft: ", "bold red"), message)
     if hint and hint not in message:
         out.line(("hint: ", "bold"), hint)
     return outcome.code

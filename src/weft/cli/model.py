@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..errors import ConfigError, EngineUnavailable, ModelLoadError
+from ..errors import ConfigError, ModelLoadError
 from .out import Out
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
 
     parse_bytes(kv_budget)
     if engine not in (known := ("auto", *engine_names())):
-        raise EngineUnavailable(f"there is no engine {engine!r}; allowed are {', '.join(known)}")
+        raise ConfigError(
+            f"there is no engine {engine!r}; allowed are {', '.join(known)}",
+            hint="weft doctor shows what is installed, and what to install for what",
+        )
     with LoadProgress(Out.of(sys.stderr)) as progress:
         began = time.perf_counter()
         try:

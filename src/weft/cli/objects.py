@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..loom import Heddle, Loom
 
 
-def write(value: dict[str, Any]) -> None:
-    """Write one object on one line."""
+def write(value: dict[str, Any], file: TextIO | None = None) -> None:
+    """Write one object on one line, to standard output if nothing else is said."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # A lone surrogate is written as JSON's own escape.
-    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+    out = sys.stdout if file is None else file
+    out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+    out.flush()
 
 
 def branch_object(node: Heddle, numbers: dict[str, int] | None = None) -> dict[str, Any]:

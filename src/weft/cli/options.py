@@ -145,6 +145,8 @@ def read_prompt(argument: str | None, *, is_optional: bool = False) -> str:
             hint=f'for example: weft run "{samples.story}" -n 4',
         )
     prompt = "\n\n".join(part for part in (argument, piped) if part)
+    if not prompt.strip():
+        raise ConfigError("the prompt is empty: say what to go on from")
     check_text(prompt, "the prompt")
     return prompt
 

@@ -27,6 +27,8 @@ def show(out: Out) -> None:
     out.line(("engines  ", "bold"), " · ".join(engines()))
     out.line(("models   ", "bold"), " · ".join(models()))
     out.line(("help     ", "bold"), "weft --help · weft run --help")
+    out.line()
+    out.line("With a model of your own: ", ("weft models", "cyan"), " shows what is here.")
 
 
 def engines() -> list[str]:

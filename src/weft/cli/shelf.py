@@ -85,8 +85,10 @@ class Shelf:
     def unknown(self, name: str) -> ConfigError:
         """Return the error for a name that no loom has, with the nearest that there are."""
         names = self.names()
-        near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
-        here = f"near it: {', '.join(near)}" if near else "there is none yet"
+        near = difflib.get_close_matches(name, names, 3, 0.4)
+        here = f"near it: {', '.join(near)}" if near else f"there are {', '.join(names[:3])}"
+        if not names:
+            here = "there is none yet"
         return ConfigError(f"there is no loom {name!r}; {here}", hint="weft ls lists them all")
 
     def last(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
@@ -33,21 +33,26 @@ class Style(NamedTuple):
     cut: str
     dot: str
     deep: str
+    times: str
 
 
-UNICODE = Style("├── ", "└── ", "│   ", "    ", "…", "·", "⋯")
-ASCII = Style("|-- ", "`-- ", "|   ", "    ", "...", ",", "~")
+UNICODE = Style("├── ", "└── ", "│   ", "    ", "…", "·", "⋯", "×")
+ASCII = Style("|-- ", "`-- ", "|   ", "    ", "...", ",", "~", "x")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One node's line, in the parts that are coloured apart. `p` is None for given text."""
+    """A node's line, in the parts that are coloured apart. `p` is None for given text.
+
+    n: how many equal siblings it stands for.
+    """
 
     rails: str
     edge: str
     label: str
     figures: str
     p: float | None
+    n: int = 1
 
     def __str__(self) -> str:
         return f"{self.rails}{self.edge}{self.label}{self.figures}".rstrip()
@@ -61,18 +66,32 @@ def lines(
     width: int = _WIDTH,
     style: Style = UNICODE,
 ) -> Iterator[Line]:
-    """Yield the lines of the tree from `root` down. Cost: O(nodes), however deep."""
-    stack: list[tuple[Heddle, str, int, bool]] = [(root, "", 0, True)]
+    """Yield the lines of the tree from `root` down; leaves that look equal are one line, ×n.
+
+    Cost: O(nodes), however deep.
+    """
+    stack: list[tuple[list[Heddle], str, int, bool]] = [([root], "", 0, True)]
     while stack:
-        at, rails, depth, is_last = stack.pop()
+        equal, rails, depth, is_last = stack.pop()
         joint = "" if depth == 0 else style.corner if is_last else style.tee
-        yield _line(at, _shown(rails, depth, width, style) + joint, node, edge, width, style)
+        yield _line(equal, _shown(rails, depth, width, style) + joint, node, edge, width, style)
         if depth:
             # Only the last columns are ever shown: keeping more would make deep trees quadratic.
             rails = (rails + (style.blank if is_last else style.pipe))[-width:]
-        children = at.children
-        for child in reversed(children):
-            stack.append((child, rails, depth + 1, child is children[-1]))
+        below = folded(equal[0].children, node, edge)
+        for each in reversed(below):
+            stack.append((each, rails, depth + 1, each is below[-1]))
+
+
+def folded(
+    children: Sequence[Heddle], node: Label | None, edge: Label | None
+) -> list[list[Heddle]]:
+    """Return children in order; leaves that would be drawn with the same words stand together."""
+    groups: dict[object, list[Heddle]] = {}
+    for child in children:
+        words = (child.text, node and node(child), edge and edge(child))
+        groups.setdefault(child.id if child.children else words, []).append(child)
+    return list(groups.values())
 
 
 def draw(
@@ -86,9 +105,16 @@ def draw(
 ) -> Iterator[str]:
     """Yield the drawing line by line, without colours; after `limit` lines the rest is counted."""
     made = lines(root, node=node, edge=edge, width=width, style=style)
-    yield from map(str, itertools.islice(made, limit))
-    if limit is not None and (rest := root.count_children() - limit) > 0:
-        yield f"{style.cut} {rest} more nodes"
+    rest = root.count_children() if limit is not None else 0
+    for line in itertools.islice(made, limit):
+        rest -= line.n
+        yield str(line)
+    if rest > 0:
+        yield _more(rest, style)
+
+
+def _more(n_nodes: int, style: Style) -> str:
+    return f"{style.cut} {n_nodes} more node{'s' if n_nodes != 1 else ''}"
 
 
 def show(
@@ -109,10 +135,12 @@ def show(
         return
     console = Console(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True)
     made = lines(root, node=node, edge=edge, width=width, style=style)
+    rest = root.count_children() if limit is not None else 0
     for each in itertools.islice(made, limit):
+        rest -= each.n
         console.print(_coloured(each))
-    if limit is not None and (rest := root.count_children() - limit) > 0:
-        console.print(f"{style.cut} {rest} more nodes", style="dim")
+    if rest > 0:
+        console.print(_more(rest, style), style="dim")
 
 
 def _shown(rails: str, depth: int, width: int, style: Style) -> str:
@@ -127,14 +155,21 @@ def _shown(rails: str, depth: int, width: int, style: Style) -> str:
 
 
 def _line(
-    at: Heddle, rails: str, node: Label | None, edge: Label | None, width: int, style: Style
+    equal: Sequence[Heddle],
+    rails: str,
+    node: Label | None,
+    edge: Label | None,
+    width: int,
+    style: Style,
 ) -> Line:
+    at, n = equal[0], len(equal)
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
-    figures = "" if node is not None else "  " + f" {style.dot} ".join(facts(at))
+    told = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
+    figures = "  " + f" {style.dot} ".join(told) if told else ""
     label = _clean(headline(at) if node is None else node(at), style)
     room = max(width - len(rails + figures) - _cells(before), _MIN_LABEL)
     p = at.mean_p if at.logprobs else None
-    return Line(rails, before, _fit(label, room, style), figures, p)
+    return Line(rails, before, _fit(label, room, style), figures, p, n)
 
 
 def _clean(text: str, style: Style) -> str:
