@@ -21,6 +21,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LM",
+    "Branch",
+    "BranchStore",
     "Heddle",
     "Loom",
     "SamplingParams",
@@ -32,6 +34,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import samples, search
+    from .branch import Branch, BranchStore
     from .errors import WeftError
     from .lm import LM
     from .loading import load
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from .sampling.params import SamplingParams
 
 _HOME = {
+    "Branch": "branch",
+    "BranchStore": "branch",
     "LM": "lm",
     "Heddle": "loom",
     "Loom": "loom",

@@ -72,6 +72,7 @@ class LM:
         )
         self.driver = Driver(self.scheduler)
         self._open = True
+        self.of_faces: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
     @classmethod

@@ -28,11 +28,14 @@ class DrawResult:
 
     ids: int64 [B]. logprobs, entropies: float32 [B], nats; from raw logits over the full
     vocabulary, whatever the temperature, the filters and the penalties were.
+    kept: float32 [B] log-probabilities of what was drawn among what was left to draw from; None
+    where whoever drew does not tell.
     """
 
     ids: Ids
     logprobs: Floats
     entropies: Floats
+    kept: Floats | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +91,12 @@ class Sampler:
         if self._history is not None:
             self._history.generate(token)
 
+    def count(self, tokens: Iterable[int]) -> None:
+        """Count generated tokens for the penalties alone."""
+        if self._history is not None:
+            for token in tokens:
+                self._history.generate(token)
+
     def clone(self) -> Sampler:
         """Return a sampler with the same stream and its own copy of counts and matcher."""
         matcher = None if self.matcher is None else self.matcher.clone()
@@ -122,19 +131,19 @@ class Chain:
         no token.
         """
         if not self.samplers:
-            return DrawResult(self._rows, *np.zeros((2, 0), dtype=np.float32))
+            return DrawResult(self._rows, *np.zeros((3, 0), dtype=np.float32))
         raw, lane = self._distinct(logits, rows)
         found = moments(raw, self._scratch)
         if lane is None:
-            ids = self._choose(self._settings, raw, found, None, positions)
-            return DrawResult(ids, _logprobs(raw, self._rows, ids, found), found.entropies)
+            ids, kept = self._choose(self._settings, raw, found, None, positions)
+            return DrawResult(ids, _logprobs(raw, self._rows, ids, found), found.entropies, kept)
         if self._alike:
             settings = Settings([self.samplers[0].params] * len(raw))
-            ids = self._choose(settings, raw, found, lane, positions)
+            ids, kept = self._choose(settings, raw, found, lane, positions)
         else:
             wide = Moments(*(part[lane] for part in found))
-            ids = self._choose(self._settings, raw[lane], wide, None, positions)
-        return DrawResult(ids, _logprobs(raw, lane, ids, found), found.entropies[lane])
+            ids, kept = self._choose(self._settings, raw[lane], wide, None, positions)
+        return DrawResult(ids, _logprobs(raw, lane, ids, found), found.entropies[lane], kept)
 
     def _distinct(self, logits: Floats, rows: Ids) -> tuple[Floats, Ids | None]:
         """Return the logits rows in use, and which of them each sampler draws from (None: own)."""
@@ -154,22 +163,25 @@ class Chain:
         found: Moments,
         lane: Ids | None,
         positions: NDArray[np.uint64],
-    ) -> Ids:
+    ) -> tuple[Ids, Floats]:
         histories = [sampler.history for sampler in self.samplers] if self._stateful else []
         edited = settings.edit(logits, histories)
         if settings.all_greedy:
             largest: Ids = edited.argmax(axis=1)
-            return largest if lane is None else largest[lane]
+            ids = largest if lane is None else largest[lane]
+            return ids, np.zeros(len(ids), dtype=np.float32)
         kept = settings.temper(settings.filter(edited))
         weights = found.weights if kept is logits else _weights(kept)
-        ids = self._pick(weights, self._uniforms.at(positions), lane)
+        ids, chances = self._pick(weights, self._uniforms.at(positions), lane)
         greedy = settings.greedy_rows
         if greedy.size:
-            ids[greedy] = edited[greedy].argmax(axis=1)
-        return ids
+            ids[greedy], chances[greedy] = edited[greedy].argmax(axis=1), 1
+        return ids, np.log(chances, dtype=np.float32)
 
-    def _pick(self, weights: Floats, u: NDArray[np.float64], lane: Ids | None) -> Ids:
-        """Return, for each u, the first id whose cumulative weight exceeds u * total.
+    def _pick(
+        self, weights: Floats, u: NDArray[np.float64], lane: Ids | None
+    ) -> tuple[Ids, Floats]:
+        """Return for each u the first id whose cumulative weight exceeds u * total, and its share.
 
         Sums blocks first, then looks inside one block a row: five times as fast as summing every
         prefix.
@@ -193,7 +205,8 @@ class Chain:
             # Rounding left the block's own sums a hair short of its edge: its last weighty id.
             offset[short] = _BLOCK - 1 - (inside[short, ::-1] > 0).argmax(axis=1)
         ids: Ids = block * _BLOCK + offset
-        return ids
+        chances: Floats = (weights[rows, ids] / edges[rows, -1]).astype(np.float32)
+        return ids, chances
 
 
 def _alike(samplers: Sequence[Sampler]) -> bool:

@@ -29,6 +29,20 @@ class TextStream:
             piece = piece.removeprefix(b" ")
         return self._decoder.decode(piece)
 
+    def peek(self, token_id: int) -> str:
+        """Return what `push` would; changes nothing."""
+        state, strip = self._decoder.getstate(), self._strip
+        text = self.push(token_id)
+        self._decoder.setstate(state)
+        self._strip = strip
+        return text
+
+    def clone(self) -> TextStream:
+        """Return an independent copy."""
+        twin = TextStream(self._vocab, strip_first_space=self._strip)
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
+
     def flush(self) -> str:
         """Return what still waits (U+FFFD for an unfinished character); the stream starts over."""
         return self._decoder.decode(b"", final=True)

@@ -1,0 +1,10 @@
+"""Branches: decode state that can be forked, one token at a time."""
+
+from __future__ import annotations
+
+from .branch import Branch
+from .metrics import Metrics, Produced
+from .store import BranchStore
+from .tenancy import Pressure
+
+__all__ = ["Branch", "BranchStore", "Metrics", "Pressure", "Produced"]

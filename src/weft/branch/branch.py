@@ -1,0 +1,319 @@
+"""`Branch`: forkable decode state over the token tree."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, HasChildren
+from ..sampling.params import SamplingParams
+from ..sampling.rng import fresh_seed, stream_of
+from .calls import Commit, Prefill, Read, arun, checked_pairs, run
+from .draw import draw
+from .metrics import Produced, tokens_of
+from .tenancy import RawRow
+from .tuning import DEFAULTS, NOT_HERE, Tunable, constraint_of, replace_params
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+
+class Branch(Tunable):
+    """A sequence being decoded: tokens, logits at the tip, and a sampler with all its state.
+
+    A branch is cheap: its tokens are a place in the LM's tree, its KV is shared with every branch
+    that has the same prefix. Any number may live; what does not fit in the KV budget sleeps without
+    KV and is computed again when used.
+
+    What `fork` copies:
+
+        ============================================  =================================
+        tokens, KV, logits at the tip                 shared
+        sampling parameters, logit bias, grammar      copied, with the grammar's state
+        penalty counts, perplexities                  copied, they go on
+        random stream                                 its own (`seed=` to say which)
+        steering                                      not copied
+        ============================================  =================================
+
+    Drawing changes nothing: what `produce` draws is a function of the random stream, the position
+    and the logits, so asked twice it gives the same token. Every method that runs the model has
+    an awaitable form with an `a` before its name. Calls on one branch wait for each other.
+    """
+
+    def __init__(self, lm: LM, place: Any, params: SamplingParams, sampler: Any) -> None:
+        """Use `Branch.create`."""
+        super().__init__(lm, place, params, sampler)
+        self._parent: Branch | None = None
+        self._children: list[weakref.ref[Branch]] = []
+        self._fork_head = 0
+        self._forks_at: dict[int, int] = {}
+        self.tenancy.branches.add(self)
+
+    @classmethod
+    def create(
+        cls,
+        lm: LM,
+        position: int = 0,
+        params: SamplingParams | None = None,
+        *,
+        grammar: Any = None,
+        **sampling: Any,
+    ) -> Branch:
+        """Return an empty branch.
+
+        position: 0; a position without tokens has no meaning here. params, sampling: how to draw;
+        temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 unless told. grammar: GBNF text, or
+        anything that `constraint=` takes. Raises: ConfigError, GrammarError.
+        """
+        if position != 0:
+            raise ConfigError(f"position is {position!r}; allowed is 0: prefill the tokens before")
+        for name in set(sampling) & set(NOT_HERE):
+            raise ConfigError(f"{name} has no meaning for a branch: {NOT_HERE[name]}")
+        if grammar is not None:
+            sampling["constraint"] = constraint_of(grammar)
+        resolved = SamplingParams.resolve(sampling, params or DEFAULTS)
+        if resolved.seed is None:
+            resolved = replace_params(resolved, seed=fresh_seed())
+        assert resolved.seed is not None
+        sampler = lm.sampler(resolved, stream_of(resolved.seed, (0,)))
+        return cls(lm, lm.place(()), resolved, sampler)
+
+    # Running ----------------------------------------------------------------------------------
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Run tokens; logits of the last one stay at hand. Grammar, penalties, metrics: untouched.
+
+        Raises: ContextOverflow, ConfigError before anything ran; then nothing has changed.
+        """
+        run(self.lm, checked_pairs(self.lm, [(self, None)], "prefill"), Prefill, [(self, tokens)])
+
+    async def aprefill(self, tokens: Sequence[int]) -> None:
+        """The awaitable form of `prefill`."""
+        branches = checked_pairs(self.lm, [(self, None)], "prefill")
+        await arun(self.lm, branches, Prefill, [(self, tokens)])
+
+    def commit(self, token: int) -> None:
+        """Accept a token and run it. Atomic: on any failure nothing has changed.
+
+        Raises: ConstraintError if the grammar forbids it, ContextOverflow, KVFull, ForwardError.
+        """
+        run(self.lm, checked_pairs(self.lm, [(self, None)], "commit"), Commit, [(self, token)])
+
+    async def acommit(self, token: int) -> None:
+        """The awaitable form of `commit`."""
+        branches = checked_pairs(self.lm, [(self, None)], "commit")
+        await arun(self.lm, branches, Commit, [(self, token)])
+
+    def produce(self) -> Produced:
+        """Draw the next token; changes nothing, and runs the model only if the logits are gone."""
+        self.raw()
+        return draw([self])[0]
+
+    async def aproduce(self) -> Produced:
+        """The awaitable form of `produce`."""
+        row = self.needed_row()
+        while self.tenancy.read(row) is None:
+            await arun(self.lm, [self], Read, [self])
+        return draw([self])[0]
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that is decoded elsewhere: grammar, penalties, metrics. Runs nothing.
+
+        A commit or prefill of the same token after it does not count it again.
+        """
+        self.alive()
+        self.accept_now(self.checked_token(token))
+
+    def __iter__(self) -> Iterator[Produced]:
+        """Draw and commit until an end token, which is neither committed nor yielded."""
+        while not (piece := self.produce()).is_stop:
+            self.commit(piece.token)
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[Produced]:
+        """The same, awaited."""
+        while not (piece := await self.aproduce()).is_stop:
+            await self.acommit(piece.token)
+            yield piece
+
+    # Forks ------------------------------------------------------------------------------------
+
+    def fork(
+        self, at: int | None = None, *, seed: int | None = None, clone_logits: bool = True
+    ) -> Branch:
+        """Return another branch that goes on from here, or from position `at` of this path.
+
+        Runs nothing. seed: of its random stream; None: one of its own. clone_logits=False: it has
+        no logits until it prefills or commits. Cost: O(1); with `at`, O(accepted tokens).
+        """
+        self.alive()
+        self._refuse_ahead("fork")
+        position = self.position if at is None else self._on_path("at", at)
+        is_tip = position == self.position
+        last = self.last if is_tip else self.accepted_by(position)
+        sampler = self.sampler.clone() if is_tip else self.sampler_at(last, self.sampler.stream)
+        place = self.place.fork() if is_tip else self.place.at(position)
+        child = type(self)(self.lm, place, self.params, sampler)
+        child.last, child.grammar_from = last, self.grammar_from
+        if clone_logits and position:
+            child.row = self.row if is_tip else RawRow()
+        child.stream = self.stream.clone() if is_tip else child.stream
+        ordinal = self._forks_at.get(position, 0)
+        self._forks_at[position] = ordinal + 1
+        if seed is None:
+            child.reseed(self._seed, (*self._lineage, position, ordinal))
+        else:
+            child.reseed(SamplingParams(seed=seed).seed or 0, (0,))
+        child._parent, child._fork_head = self, position
+        self._children.append(weakref.ref(child))
+        return child
+
+    def rewind(self, n: int) -> None:
+        """Take the last n tokens back: penalties, grammar and metrics too. Runs nothing.
+
+        Cost: O(accepted tokens).
+        """
+        self._refuse_ahead("rewind")
+        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= self.position:
+            raise ConfigError(f"n is {n!r}; allowed is a whole number from 0 to {self.position}")
+        if n == 0:
+            return
+        position = self.position - n
+        last = self.accepted_by(position)
+        sampler = self.sampler_at(last, self.sampler.stream)
+        self.last, self.sampler = last, sampler
+        self.moved(self.place.at(position), None)
+        self._fork_head = min(self._fork_head, position)
+        self.stream = self.lm.text.stream()
+
+    def prune(self) -> None:
+        """End this branch; its KV goes when room is needed. A second call does nothing.
+
+        Raises: HasChildren, naming them.
+        """
+        if self.disposed:
+            return
+        children = self.children
+        if children:
+            raise HasChildren(
+                f"{self!r} has children: {', '.join(map(repr, children))};"
+                " prune them first, or prune_subtree"
+            )
+        self.end("prune")
+
+    def prune_subtree(self) -> None:
+        """End this branch and all that were forked from it, the last forked ones first."""
+        if self.disposed:
+            return
+        below, stack = [], [self]
+        while stack:
+            branch = stack.pop()
+            below.append(branch)
+            stack += branch.children
+        for branch in reversed(below):
+            branch.end(f"prune_subtree of {self!r}")
+
+    def end(self, call: str) -> None:
+        """Let go of everything; `call` is named to whoever uses the branch later."""
+        parent = self._parent
+        if parent is not None:
+            parent._children = [ref for ref in parent._children if ref() not in (None, self)]
+        self.ended_by = call
+        self._parent = None
+        self.row = self.last = self.drawn = None
+        self.place = self.lm.place(()) if not self.lm.closed else self.place.at(0)
+        self.tenancy.branches.discard(self)
+
+    def become_root(self) -> None:
+        """Stand alone: no parent, no children."""
+        self._parent, self._children, self._fork_head = None, [], 0
+
+    # Topology ---------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> list[int]:
+        """All token ids of the path, a new list. Cost: O(position)."""
+        self.alive()
+        return self.place.ids()
+
+    @property
+    def text(self) -> str:
+        """The text of the accepted tokens. Cost: O(accepted tokens)."""
+        self.alive()
+        return self.lm.detokenize(tokens_of(self.last))
+
+    @property
+    def fork_head(self) -> int:
+        """The position it was forked at; 0 for a root."""
+        self.alive()
+        return self._fork_head
+
+    @property
+    def parent(self) -> Branch | None:
+        """The branch it was forked from."""
+        self.alive()
+        return self._parent
+
+    @property
+    def children(self) -> list[Branch]:
+        """The branches forked from it that still live."""
+        self.alive()
+        found = [ref() for ref in self._children]
+        return [child for child in found if child is not None]
+
+    @property
+    def is_leaf(self) -> bool:
+        """It has no children."""
+        return not self.children
+
+    @property
+    def is_active(self) -> bool:
+        """Its KV is resident. A branch that is not is computed again when used."""
+        self.alive()
+        return self.tenancy.active(self)
+
+    @property
+    def disposed(self) -> bool:
+        """It has ended."""
+        return self.ended_by is not None
+
+    def save(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return tokens, sampler and grammar state and metrics as JSON data; write it to a file."""
+        from .saved import save
+
+        self.alive()
+        return save(self, path)
+
+    @classmethod
+    def load(cls, lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
+        """Return a branch from what `save` made; its KV and logits are computed when used.
+
+        Raises: FormatError, ModelMismatch.
+        """
+        from .saved import load
+
+        return load(cls, lm, source)
+
+    def __enter__(self) -> Branch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.prune_subtree()
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended_by is not None else f"at {self.place.depth} tokens"
+        return f"<Branch {self.number} {state}>"
+
+    def _on_path(self, name: str, position: int) -> int:
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise ConfigError(f"{name} is {position!r}; allowed is a whole number")
+        if not 0 <= position <= self.position:
+            raise ConfigError(f"{name} is {position}; allowed is 0 to {self.position}")
+        return position
+
+    def _refuse_ahead(self, call: str) -> None:
+        self.alive()
+        if self._ahead:
+            raise ConfigError(f"{self!r} has accepted tokens to commit; do that before {call}")

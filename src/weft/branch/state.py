@@ -1,0 +1,216 @@
+"""The state of one branch: where it is, how it draws, and what it has accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DeadEnd, StaleHandle
+from ..kv.cursor import Place
+from ..sampling.chain import Sampler
+from ..sampling.params import SamplingParams
+from ..sampling.rng import stream_of
+from .metrics import Accepted, Produced, chain, tokens_of
+from .tenancy import RawRow, Tenancy
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+Floats = NDArray[np.float32]
+
+
+class State:
+    """What commits and draws work on. Users hold a `Branch`, which is one.
+
+    place: the tip. sampler: with its random stream, counted tokens and matcher. row: raw logits at
+    the tip, None before any. last: the last accepted token. drawn: of `produce`, at this tip.
+    """
+
+    def __init__(self, lm: LM, place: Place, params: SamplingParams, sampler: Sampler) -> None:
+        self.lm = lm
+        self.tenancy = Tenancy.of(lm)
+        self.number = next(self.tenancy.numbers)
+        self.place = place
+        self.params = params
+        self.sampler = sampler
+        self.row: RawRow | None = None
+        self.last: Accepted | None = None
+        self.drawn: Produced | None = None
+        self.steering: dict[int, float] = {}
+        self.grammar_from = 0  # tokens accepted before the grammar began
+        self.stream = lm.text.stream()
+        self.busy: Future[Any] | None = None
+        self.ended_by: str | None = None
+        self._ahead: list[int] = []  # accepted, and not yet committed or prefilled
+        self._seed = params.seed if params.seed is not None else 0
+        self._lineage: tuple[int, ...] = (0,)
+
+    @property
+    def position(self) -> int:
+        """Tokens of the path: the position that the next token will have."""
+        self.alive()
+        return self.place.depth
+
+    def alive(self) -> None:
+        """Raise StaleHandle if the branch has ended."""
+        if self.ended_by is not None:
+            raise StaleHandle(f"{self!r} was ended by {self.ended_by}; fork or create another")
+
+    def checked_token(self, token: int) -> int:
+        """Return a token id of the vocabulary, or refuse it."""
+        n_vocab = self.lm.info.n_vocab
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ConfigError(f"a token is {token!r}; allowed are ids from 0 to {n_vocab - 1}")
+        index = int(token)
+        if not 0 <= index < n_vocab:
+            raise ConfigError(f"token id {index}; allowed are 0 to {n_vocab - 1}")
+        return index
+
+    # Accepting --------------------------------------------------------------------------------
+
+    def accept_now(self, token: int) -> None:
+        """Go on by a token without running it."""
+        known = self.surprisals(token)
+        if known is None and self.position:
+            known = (surprisal(self.raw(), token), None)
+        sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
+        sampler.accept(token)
+        at = self.position + len(self._ahead)
+        self.sampler, self.drawn = sampler, None
+        self.last = Accepted(self.last, at, token, *(known or (None, None)))
+        self._ahead.append(token)
+
+    def accepted_ahead(self, token: int) -> bool:
+        """Whether `accept` was called for this token already. Raises: ConfigError for another."""
+        if not self._ahead:
+            return False
+        self.check_ahead([token])
+        return True
+
+    def check_ahead(self, ids: Sequence[int]) -> None:
+        """Refuse tokens that contradict those accepted ahead."""
+        n = min(len(ids), len(self._ahead))
+        if list(ids[:n]) != self._ahead[:n]:
+            raise ConfigError(
+                f"{self!r} has accepted {self._ahead[:n]}; what is run next must be that,"
+                f" not {list(ids[:n])}"
+            )
+
+    def take_accepted(self, n: int) -> None:
+        """n tokens were run: they are no longer ahead."""
+        del self._ahead[:n]
+
+    def surprisals(self, token: int) -> tuple[float | None, float | None] | None:
+        """Return the token's raw and kept surprisal in nats, as far as known; None: not at all."""
+        drawn = self.drawn
+        if drawn is not None and drawn.token == token:
+            return -drawn.logprob, -drawn.kept_logprob
+        if self._ahead or self.row is None:
+            return None
+        logits = self.tenancy.read(self.row)
+        return None if logits is None else (surprisal(logits, token), None)
+
+    # Logits -----------------------------------------------------------------------------------
+
+    def moved(self, place: Place, logits: Floats | None) -> None:
+        """The tip is another now; logits: its row, None if it is to be read when wanted."""
+        self.place = place
+        self.drawn = None
+        self.row = RawRow() if place.depth else None
+        if logits is not None and self.row is not None:
+            self.tenancy.keep(self.row, logits)
+
+    def raw(self) -> Floats:
+        """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
+        from .calls import Read, run
+
+        row = self.needed_row()
+        logits = self.tenancy.read(row)
+        while logits is None:
+            run(self.lm, [self], Read, [self])  # type: ignore[list-item]
+            logits = self.tenancy.read(row)
+        return logits
+
+    def needed_row(self) -> RawRow:
+        """Return the row at the tip, or say that there is none."""
+        self.alive()
+        if self.row is None:
+            raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
+        return self.row
+
+    def steered(self, logits: Floats) -> Floats:
+        """Return logits with the steering added."""
+        if not self.steering:
+            return logits
+        edited = logits.copy()
+        ids = np.fromiter(self.steering, dtype=np.int64)
+        edited[ids] += np.fromiter(self.steering.values(), dtype=np.float32)
+        if not np.isfinite(edited).any():
+            raise DeadEnd(f"the steering of {self!r} forbids every token")
+        return edited
+
+    def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
+        """Return token biases, checked."""
+        biases = {self.checked_token(token): float(bias) for token, bias in dict(given).items()}
+        for token, bias in biases.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise ConfigError(f"the bias of token {token} is {bias}; allowed are numbers, -inf")
+        return biases
+
+    # Sampler ----------------------------------------------------------------------------------
+
+    def redraw(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
+        """Draw by other parameters from now on; stream, counted tokens and grammar stay."""
+        fresh = self.lm.sampler(params, self.sampler.stream)
+        fresh.count(tokens_of(self.last) if fresh.history is not None else ())
+        if new_grammar:
+            self.grammar_from = 0 if self.last is None else self.last.n
+        else:
+            fresh.matcher = self.sampler.matcher
+        self.params, self.sampler, self.drawn = params, fresh, None
+
+    def sampler_at(self, last: Accepted | None, stream: int) -> Sampler:
+        """Return a sampler as it was after `last`. Cost: O(accepted tokens)."""
+        sampler = self.lm.sampler(self.params, stream)
+        if sampler.needs_host:
+            tokens = tokens_of(last)
+            sampler.count(tokens)
+            if sampler.matcher is not None:
+                for token in tokens[self.grammar_from :]:
+                    sampler.matcher.accept(token)
+        return sampler
+
+    def accepted_by(self, position: int) -> Accepted | None:
+        """Return the last accepted token before a position. Cost: O(tokens after it)."""
+        return next((each for each in chain(self.last) if each.position < position), None)
+
+    def reseed(self, seed: int, lineage: tuple[int, ...]) -> None:
+        """Draw from another random stream."""
+        self._seed, self._lineage = seed, lineage
+        self.sampler = self.sampler.clone()
+        self.sampler.stream = stream_of(seed, lineage)
+        self.drawn = None
+
+
+def surprisal(logits: Floats, token: int) -> float:
+    """Return -log p of a token in nats, by raw logits over all tokens; inf where banned."""
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    total = float(np.log(np.exp(wide - peak).sum()) + peak)
+    value = float(wide[token])
+    return max(0.0, total - value) if math.isfinite(value) else math.inf
+
+
+def entropy(logits: Floats) -> float:
+    """Return the entropy in nats of raw logits over the full vocabulary."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max()
+    weights = np.exp(shifted)
+    total = weights.sum()
+    finite = weights > 0
+    return max(0.0, float(np.log(total) - (weights[finite] * shifted[finite]).sum() / total))

@@ -1,0 +1,109 @@
+"""`BranchStore`: the same calls for many branches, in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import ConfigError
+from .branch import Branch
+from .calls import Commit, Prefill, Read, arun, checked_pairs, run
+from .draw import draw
+from .metrics import Produced
+from .tenancy import Pressure, Tenancy
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+
+class BranchStore:
+    """All branches of one LM, and calls that run many of them together.
+
+    It holds nothing itself: any number of stores over one LM are the same.
+    """
+
+    def __init__(self, lm: LM) -> None:
+        """lm: whose branches."""
+        self.lm = lm
+        self._tenancy = Tenancy.of(lm)
+
+    def commit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
+        """Accept a token and run it, on each branch: one forward for all, whatever their depth.
+
+        More branches than n_batch take more passes. Atomic: on any failure no branch, sampler,
+        grammar, figure or position has changed, and the same call may be made again. Raises, before
+        anything ran: StaleHandle, ConfigError (a branch twice, or of another LM), ConstraintError,
+        ContextOverflow; then KVFull or ForwardError.
+        """
+        run(self.lm, checked_pairs(self.lm, pairs, "commit"), Commit, pairs)
+
+    async def acommit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
+        """The awaitable form of `commit`."""
+        await arun(self.lm, checked_pairs(self.lm, pairs, "commit"), Commit, pairs)
+
+    def prefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
+        """Run tokens on each branch, in ceil(total / n_batch) forwards; atomic as `commit` is.
+
+        Grammar, penalties and metrics do not see them.
+        """
+        run(self.lm, checked_pairs(self.lm, pairs, "prefill"), Prefill, pairs)
+
+    async def aprefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
+        """The awaitable form of `prefill`."""
+        await arun(self.lm, checked_pairs(self.lm, pairs, "prefill"), Prefill, pairs)
+
+    def produce(self, branches: Sequence[Branch]) -> list[Produced]:
+        """Draw the next token of each branch, all at once; changes nothing."""
+        missing = self._without_rows(branches)
+        if missing:
+            run(self.lm, missing, Read, missing)
+        return draw(branches)
+
+    async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
+        """The awaitable form of `produce`."""
+        missing = self._without_rows(branches)
+        if missing:
+            await arun(self.lm, missing, Read, missing)
+        return draw(branches)
+
+    def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
+        checked_pairs(self.lm, [(branch, None) for branch in branches], "produce")
+        rows = ((branch, branch.needed_row()) for branch in branches)
+        return [branch for branch, row in rows if self._tenancy.read(row) is None]
+
+    def retain_only(self, branch: Branch) -> None:
+        """End all other branches of the LM; this one stands alone and goes on."""
+        checked_pairs(self.lm, [(branch, None)], "retain_only")
+        for other in list(self._tenancy.branches):
+            if other is not branch:
+                other.end(f"retain_only of {branch!r}")
+        branch.become_root()
+
+    def merge_logits(self, branch: Branch, experts: Sequence[Branch], alpha: float) -> None:
+        """Add alpha times the logits of each expert to a branch's own, until its next commit.
+
+        Contrastive decoding: experts (branch, -1), say. The experts stay as they are.
+        """
+        pairs = [(each, None) for each in (branch, *experts)]
+        checked_pairs(self.lm, pairs, "merge_logits")
+        if isinstance(alpha, bool) or not np.isfinite(alpha):
+            raise ConfigError(f"alpha is {alpha!r}; allowed is a finite number")
+        if experts:
+            total = np.sum([each.raw() for each in experts], axis=0, dtype=np.float64)
+            branch.set_logits(branch.raw() + alpha * total)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The live branches, in the order they were made."""
+        return sorted(self._tenancy.branches, key=lambda branch: branch.number)
+
+    @property
+    def available(self) -> int | None:
+        """How many more different tips can be resident: exact with `n_seq_max`, else None."""
+        return self._tenancy.available()
+
+    def pressure(self) -> Pressure:
+        """Return how full the LM is. Cost: O(live branches)."""
+        return self._tenancy.pressure()

@@ -1,0 +1,158 @@
+"""What all branches of one LM share: who lives, the logits rows kept, and what room there is."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..kv.cursor import climb, resolve
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..kv.node import Node
+    from ..lm import LM
+    from .branch import Branch
+    from .state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How full an LM is.
+
+    capacity: slots of the KV budget, None without one. resident: slots that hold tokens.
+    pinned: slots that nothing can evict now. n_branches: live ones; n_active: those whose KV is
+    resident.
+    """
+
+    capacity: int | None
+    resident: int
+    pinned: int
+    n_branches: int
+    n_active: int
+
+    @property
+    def remaining(self) -> int | None:
+        """Slots that new tokens can have, what is evicted for them included."""
+        return None if self.capacity is None else self.capacity - self.pinned
+
+
+class RawRow:
+    """Raw logits at one place, shared by forks; `logits` is None once the room was needed."""
+
+    __slots__ = ("logits",)
+
+    def __init__(self, logits: NDArray[np.float32] | None = None) -> None:
+        self.logits = logits
+
+
+class Tenancy:
+    """Per LM: its live branches, and at most as many bytes of logits rows as its row cache has."""
+
+    def __init__(self, lm: LM) -> None:
+        self._lm = weakref.ref(lm)
+        self.budget_bytes = lm.scheduler.cache.budget_bytes
+        self.branches: weakref.WeakSet[Branch] = weakref.WeakSet()
+        self.numbers = itertools.count(1)
+        self.turns = threading.Lock()
+        self._rows: OrderedDict[RawRow, None] = OrderedDict()
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, lm: LM) -> Tenancy:
+        """Return the one of an LM."""
+        found: Tenancy | None = lm.of_faces.get(cls)
+        return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
+
+    def keep(self, row: RawRow, logits: NDArray[np.float32]) -> None:
+        """Give a row its logits; the least recently used ones go when the budget is spent."""
+        with self._lock:
+            if row in self._rows:
+                self._used -= _size(row)
+                del self._rows[row]
+            row.logits = logits
+            self._rows[row] = None
+            self._used += logits.nbytes
+            while self._used > self.budget_bytes and len(self._rows) > 1:
+                oldest, _ = self._rows.popitem(last=False)
+                self._used -= _size(oldest)
+                oldest.logits = None
+
+    def read(self, row: RawRow) -> NDArray[np.float32] | None:
+        """Return a row's logits, if they are still there."""
+        with self._lock:
+            if row in self._rows:
+                self._rows.move_to_end(row)
+            return row.logits
+
+    def active(self, branch: State) -> bool:
+        """Whether a branch's KV is resident. Cost: O(nodes of the path)."""
+        lm = self.lm()
+        with lm.scheduler.lock:
+            node = node_of(branch)
+            return lm.tree.fragments is not None and node is not None and node.resident
+
+    def kv_tokens(self, branch: State) -> int:
+        """Return how many tokens of a branch's path have KV."""
+        lm = self.lm()
+        with lm.scheduler.lock:
+            cursor = branch.place.cursor
+            if cursor is None or lm.tree.fragments is None:
+                return 0
+            depth = resolve(cursor).depth
+            spans = ((node, min(node.end, depth) - node.start) for node in climb(cursor))
+            return sum(length for node, length in spans if node.fragment is not None)
+
+    def available(self) -> int | None:
+        """Return how many more different tips can be resident; None without a limit of paths."""
+        lm = self.lm()
+        limit = lm.tree.room.max_paths
+        if limit is None:
+            return None
+        with lm.scheduler.lock:
+            tips = {node for each in list(self.branches) if (node := node_of(each)) is not None}
+            tips = {node for node in tips if node.resident}
+            above: set[Node] = set()
+            for node in tips:
+                up = node.parent
+                while up is not None and up not in above:
+                    above.add(up)
+                    up = up.parent
+            return limit - len(tips - above)
+
+    def pressure(self) -> Pressure:
+        """Return how full the LM is. Cost: O(live branches)."""
+        lm = self.lm()
+        lm.driver.exclusive(lm.scheduler.take_in)
+        room = lm.tree.room
+        branches = list(self.branches)
+        return Pressure(
+            capacity=room.capacity,
+            resident=room.resident + room.tails,
+            pinned=room.must,
+            n_branches=len(branches),
+            n_active=sum(self.active(branch) for branch in branches),
+        )
+
+    def lm(self) -> LM:
+        """Return the LM; its branches hold it."""
+        lm = self._lm()
+        assert lm is not None
+        return lm
+
+
+def node_of(branch: State) -> Node | None:
+    """Return the node at a branch's tip; None while that is not in the tree. Under the lock."""
+    place: Any = branch.place
+    cursor = place.cursor
+    return None if cursor is None or cursor.node.parent is None else cursor.node
+
+
+def _size(row: RawRow) -> int:
+    return 0 if row.logits is None else row.logits.nbytes

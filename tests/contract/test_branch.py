@@ -1,0 +1,516 @@
+"""Branches on every engine and fake: what they decode agrees with one plain forward pass."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+
+import numpy as np
+import pytest
+
+from contract.helpers import PROMPT, TOLERANCE, prompt_ids
+from fakes import BrokenEngine
+from weft import Branch, BranchStore, Loom
+from weft.errors import ConfigError, ForwardError, HasChildren, KVFull, StaleHandle
+
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def root(lm, text: str = PROMPT, **options) -> Branch:
+    branch = Branch.create(lm, **{**NEUTRAL, "seed": 1, **options})
+    branch.prefill(prompt_ids(lm, text))
+    return branch
+
+
+def same(logits, expected) -> None:
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE["float32"])
+
+
+def test_lockstep_branches_agree_with_the_oracle_and_share_each_forward(make, kind, oracle) -> None:
+    lm = make(kind, wrap=lambda engine: BrokenEngine(engine, set()))
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(4)]
+    for _ in range(6):
+        pieces = store.produce(branches)
+        calls = len(lm.engine.calls)
+        store.commit([(b, p.token) for b, p in zip(branches, pieces, strict=True)])
+        assert len(lm.engine.calls) == calls + 1
+    for branch in branches:
+        same(branch.logits, oracle(branch.tokens)[-1])
+    assert len({branch.text for branch in branches}) > 1
+    best = min(branches, key=lambda branch: branch.perplexity)
+    store.retain_only(best)
+    assert [branch.disposed for branch in branches] == [branch is not best for branch in branches]
+    assert parent.disposed
+    best.commit(best.produce().token)
+    same(best.logits, oracle(best.tokens)[-1])
+
+
+def test_prefill_of_any_mix_takes_as_few_forwards_as_there_are_batches(make, kind, oracle) -> None:
+    lm = make(kind, n_batch=32, wrap=lambda engine: BrokenEngine(engine, set()))
+    store = BranchStore(lm)
+    ids = [7 + i % 90 for i in range(60)]
+    branches = [Branch.create(lm, seed=i) for i in range(4)]
+    mix = [[100 + i, *ids[: (20, 20, 20, 33)[i]]] for i in range(4)]
+    store.prefill(list(zip(branches, mix, strict=True)))
+    if lm.info.kv != "hidden":
+        assert len(lm.engine.calls) == math.ceil(sum(map(len, mix)) / 32)
+    for branch in branches:
+        same(branch.logits, oracle(branch.tokens)[-1])
+
+
+def test_fork_anywhere_and_rewind_run_nothing_where_the_kv_is_there(make, kv_kind, oracle) -> None:
+    lm = make(kv_kind)
+    branch = root(lm)
+    start = branch.position
+    for _ in range(6):
+        branch.commit(branch.produce().token)
+    path, middle = branch.tokens, start + 3
+    fork = branch.fork(at=middle)
+    branch.rewind(3)
+    before = lm.stats()
+    assert fork.tokens == branch.tokens == path[:middle]
+    assert fork.fork_head == middle
+    same(fork.logits, oracle(path[:middle])[-1])
+    same(branch.logits, oracle(path[:middle])[-1])
+    assert lm.stats().prefilled == before.prefilled
+    assert branch.metrics.n_accepted == 3
+    # The same stream at the same place draws the same tokens again.
+    for token in path[middle:]:
+        assert branch.produce().token == token
+        branch.commit(token)
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_failed_commit_changes_nothing_and_may_be_made_again(make, kind, n_before) -> None:
+    lm = make(kind, wrap=lambda engine: BrokenEngine(engine, set()))
+    store, parent = BranchStore(lm), root(lm, repetition_penalty=1.3)
+    branches = [parent.fork() for _ in range(3)]
+    for _ in range(n_before):
+        pieces = store.produce(branches)
+        store.commit([(b, p.token) for b, p in zip(branches, pieces, strict=True)])
+    pieces = store.produce(branches)
+    before = [(b.tokens, b.metrics.perplexity, b.sampling_perplexity, b.text) for b in branches]
+    lm.engine.fail_on.add(len(lm.engine.calls))
+    pairs = [(b, p.token) for b, p in zip(branches, pieces, strict=True)]
+    with pytest.raises(ForwardError, match="forward"):
+        store.commit(pairs)
+    after = [(b.tokens, b.metrics.perplexity, b.sampling_perplexity, b.text) for b in branches]
+    assert after == before
+    assert store.produce(branches) == pieces
+    store.commit(pairs)
+    assert [b.tokens[-1] for b in branches] == [p.token for p in pieces]
+
+
+def test_kv_full_in_the_middle_of_a_commit_changes_nothing(make, kv_kind) -> None:
+    lm = make(kv_kind, kv_bytes=(64 + 40) * 8192, n_seq_max=None)
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(64 if kv_kind != "sequence" else 8)]
+    failed = False
+    for _ in range(40):
+        pieces = store.produce(branches)
+        before = [(b.tokens, b.perplexity) for b in branches]
+        try:
+            store.commit([(b, p.token) for b, p in zip(branches, pieces, strict=True)])
+        except KVFull:
+            failed = True
+            assert [(b.tokens, b.perplexity) for b in branches] == before
+            assert store.produce(branches) == pieces
+            break
+    assert failed
+    # One alone still fits, whatever the others keep.
+    position = branches[0].position
+    branches[0].commit(pieces[0].token)
+    assert branches[0].position == position + 1
+
+
+def test_what_is_wrong_with_a_call_is_said_before_anything_ran(make) -> None:
+    lm = make("numpy")
+    store, branch = BranchStore(lm), root(lm)
+    other, child = branch.fork(), branch.fork()
+    child.prune()
+    tokens = branch.tokens
+    for pairs, error in (
+        ([(branch, 5), (branch, 6)], ConfigError),
+        ([(branch, 5), (child, 6)], StaleHandle),
+        ([(branch, 5), (other, lm.info.n_vocab)], ConfigError),
+        ([(branch, 5), (other, -1)], ConfigError),
+        ([(branch, 5), (other, 1.5)], ConfigError),
+    ):
+        with pytest.raises(error):
+            store.commit(pairs)
+        assert branch.tokens == other.tokens == tokens
+    with pytest.raises(ConfigError, match="another LM"):
+        BranchStore(_Foreign(lm)).commit([(branch, 5)])
+    store.commit([])
+    store.prefill([])
+    branch.prefill([])
+    assert branch.tokens == tokens
+
+
+class _Foreign:
+    """An LM's outside, for a store of another LM."""
+
+    def __init__(self, lm) -> None:
+        self.scheduler, self.of_faces = lm.scheduler, {}
+
+
+def test_ended_branches_say_at_once_which_call_ended_them(make) -> None:
+    lm = make("numpy")
+    parent = root(lm)
+    child = parent.fork()
+    grandchild = child.fork()
+    with pytest.raises(HasChildren, match=repr(child)):
+        parent.prune()
+    child.prune_subtree()
+    assert child.disposed
+    assert grandchild.disposed
+    for use in (grandchild.produce, grandchild.fork, lambda: grandchild.tokens, child.save):
+        with pytest.raises(StaleHandle, match=f"prune_subtree of <Branch {child.number}"):
+            use()
+    assert parent.is_leaf
+    parent.prune()
+    parent.prune()
+    with pytest.raises(StaleHandle, match="prune"):
+        parent.commit(5)
+
+
+def test_accept_then_commit_counts_once(make) -> None:
+    lm = make("numpy")
+    one, two = root(lm), root(lm)
+    token = one.produce().token
+    assert two.produce().token == token
+    one.commit(token)
+    two.accept(token)
+    with pytest.raises(ConfigError, match="has accepted"):
+        two.commit(token + 1)
+    with pytest.raises(ConfigError, match="accepted"):
+        two.fork()
+    two.commit(token)
+    assert one.metrics == two.metrics
+    assert one.metrics.n_accepted == 1
+    two.accept(9)
+    two.prefill([9])  # decoded elsewhere, run here
+    assert two.metrics.n_accepted == 2
+    assert two.tokens[-1] == 9
+
+
+def test_figures_are_those_of_the_raw_distribution(make, oracle) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=0.7, top_k=5)
+    start = branch.position
+    assert branch.perplexity == branch.sampling_perplexity == math.inf
+    for _ in range(5):
+        branch.commit(branch.produce().token)
+    rows = oracle(branch.tokens).astype(np.float64)
+    logp = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True))
+    logp -= rows.max(1, keepdims=True)
+    ids = branch.tokens
+    expected = math.exp(-np.mean([logp[i - 1, ids[i]] for i in range(start, len(ids))]))
+    assert branch.perplexity == pytest.approx(expected, rel=1e-3)
+    assert 1 <= branch.sampling_perplexity <= branch.perplexity
+    nats = branch.model_entropy()
+    assert nats == pytest.approx(-(np.exp(logp[-1]) * logp[-1]).sum(), rel=1e-3)
+    assert branch.model_entropy("bits") == pytest.approx(nats / math.log(2))
+    assert branch.model_surprisal(7, "bits") == pytest.approx(-logp[-1, 7] / math.log(2), rel=1e-3)
+    with pytest.raises(ValueError, match="bits"):
+        branch.model_entropy("10")
+    # A token that was not drawn here counts for the model and not for the filters.
+    n = branch.last.n_kept
+    branch.commit(int(np.argsort(-logp[-1])[3]))
+    assert (branch.last.n_raw, branch.last.n_kept) == (6, n)
+
+
+def test_steering_bans_replaces_and_is_not_forked(make) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=0.0)
+    first = branch.produce().token
+    branch.steer({first: -math.inf})
+    second = branch.produce().token
+    assert second != first
+    assert branch.fork().produce().token == first
+    branch.steer([(second, -math.inf)])
+    assert branch.produce().token == first
+    branch.steer({42: 100})
+    assert branch.produce().token == 42
+    branch.clear_steer()
+    assert branch.produce().token == first
+    branch.set_logit_bias({first: -math.inf})
+    assert branch.produce().token == branch.fork().produce().token == second
+    branch.clear_logit_bias()
+    assert branch.produce().token == first
+    with pytest.raises(ConfigError, match="allowed are numbers"):
+        branch.steer({1: math.nan})
+
+
+def test_logits_are_copies_can_be_set_and_merged(make) -> None:
+    lm = make("numpy")
+    branch = root(lm)
+    copy = branch.logits
+    copy[:] = 0
+    assert branch.logits.any()
+    wanted = np.zeros(lm.info.n_vocab, np.float32)
+    wanted[11] = 99
+    child = branch.fork()
+    branch.set_logits(wanted)
+    np.testing.assert_array_equal(branch.logits, wanted)
+    assert child.logits[11] != 99
+    with pytest.raises(ConfigError, match="shape"):
+        branch.set_logits(wanted[:-1])
+    one, two = branch.fork(), child.fork()
+    expected = one.logits - 0.5 * (one.logits + two.logits)
+    main, store = branch.fork(), BranchStore(lm)
+    store.merge_logits(main, [one, two], -0.5)
+    np.testing.assert_allclose(main.logits, expected, atol=1e-5)
+    np.testing.assert_array_equal(one.logits, wanted)
+    store.merge_logits(main, [], 3.0)
+    np.testing.assert_allclose(main.logits, expected, atol=1e-5)
+
+
+def test_other_parameters_keep_the_stream_and_the_counts(make) -> None:
+    lm = make("numpy")
+    plain, changed = root(lm, temperature=0.9), root(lm, temperature=0.9)
+    for _ in range(4):
+        changed.set_sampler_params(temperature=1.7, top_p=0.9)
+        changed.set_sampler_params(temperature=0.9, top_p=1.0)
+        token = plain.produce().token
+        assert changed.produce().token == token
+        plain.commit(token)
+        changed.commit(token)
+    changed.set_sampler_params(temperature=0.0, frequency_penalty=2.0)
+    assert sorted(changed.sampler.history.ids) == sorted(set(changed.tokens[-4:]))
+    for name in ("n", "max_tokens", "stop", "seed", "constraint"):
+        with pytest.raises(ConfigError, match=name):
+            changed.set_sampler_params(**{name: 1})
+
+
+def test_forks_draw_from_their_own_streams_unless_told(make) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=1.5)
+    texts = set()
+    for _ in range(6):
+        fork = branch.fork()
+        for _ in range(4):
+            fork.commit(fork.produce().token)
+        texts.add(fork.text)
+    assert len(texts) > 2
+    twins = [branch.fork(seed=5), branch.fork(seed=5)]
+    assert twins[0].produce() == twins[1].produce()
+    again = root(lm, temperature=1.5)
+    first = root(lm, temperature=1.5)
+    assert again.fork().produce() == first.fork().produce()
+
+
+def test_iteration_is_the_manual_loop_and_a_break_leaves_the_branch_whole(make) -> None:
+    lm = make("numpy")
+    branch, manual = root(lm), root(lm)
+    start = branch.position
+    pieces = []
+    for piece in branch:
+        pieces.append(piece)
+        if len(pieces) == 5:
+            break
+    for piece in pieces:
+        assert manual.produce() == piece
+        manual.commit(piece.token)
+    assert branch.position == start + 5
+    assert "".join(map(str, pieces)) == branch.text
+    rest = list(branch)
+    assert branch.produce().is_stop
+    assert not rest or not rest[-1].is_stop
+
+
+def test_the_same_seed_gives_the_same_text_by_loom_and_branch(make, kind) -> None:
+    lm = make(kind)
+    loom = Loom(lm, PROMPT)
+    (node,) = loom.grow(n=1, seed=3, max_tokens=12, show=False, temperature=1.0)
+    branch = Branch.create(lm, seed=3, **NEUTRAL)
+    branch.prefill(loom.tokens)
+    assert "".join(piece.text for piece, _ in zip(branch, range(12), strict=False)) == node.text
+
+
+def test_awaited_calls_share_steps_queue_on_one_branch_and_never_block(make) -> None:
+    lm = make("numpy", wrap=lambda engine: BrokenEngine(engine, set()))
+    parent = root(lm)
+    alone = [parent.fork(seed=i) for i in range(4)]
+    together = [parent.fork(seed=i) for i in range(4)]
+
+    async def decode(branch: Branch) -> None:
+        for _ in range(3):
+            await branch.acommit((await branch.aproduce()).token)
+
+    async def main() -> int:
+        calls = len(lm.engine.calls)
+        await asyncio.gather(*map(decode, together))
+        made = len(lm.engine.calls) - calls
+        queued = parent.fork()
+        await asyncio.gather(queued.aprefill([5, 6]), queued.aprefill([7]), queued.acommit(8))
+        assert sorted(queued.tokens[-4:]) == [5, 6, 7, 8]
+        pieces = [piece async for piece, _ in _first(queued, 3)]
+        assert len(pieces) <= 3
+        return made
+
+    assert asyncio.run(main()) == 3
+    for branch in alone:
+        for _ in range(3):
+            branch.commit(branch.produce().token)
+    assert [branch.tokens for branch in together] == [branch.tokens for branch in alone]
+
+
+async def _first(branch: Branch, n: int):
+    made = 0
+    async for piece in branch:
+        made += 1
+        yield piece, made
+        if made == n:
+            return
+
+
+def test_more_branches_than_fit_live_asleep_and_wake(make, kv_kind, oracle) -> None:
+    lm = make(kv_kind, kv_bytes=100 * 8192)
+    parent = root(lm)
+    branches = [parent.fork() for _ in range(12)]
+    for number, branch in enumerate(branches):
+        for step in range(12):
+            branch.commit(20 + 12 * number + step)
+    asleep = [branch for branch in branches if not branch.is_active]
+    assert asleep
+    pressure = BranchStore(lm).pressure()
+    assert pressure.n_branches == 13
+    assert pressure.n_active < 13
+    branch = asleep[0]
+    same(branch.logits, oracle(branch.tokens)[-1])
+    branch.commit(7)
+    assert branch.is_active
+    same(branch.logits, oracle(branch.tokens)[-1])
+
+
+def test_available_counts_different_tips_exactly(make) -> None:
+    lm = make("sequence")
+    store, parent = BranchStore(lm), root(lm)
+    assert store.available == 7
+    branches = [parent.fork() for _ in range(4)]
+    assert store.available == 7
+    store.commit([(branch, 20 + i) for i, branch in enumerate(branches)])
+    assert store.available == 4
+    branches[0].prune()
+    assert store.available == 5
+    store.retain_only(branches[1])
+    assert store.available == 7
+    assert BranchStore(make("numpy")).available is None
+
+
+def test_65_536_branches_live_at_no_cost_of_kv(make) -> None:
+    lm = make("numpy")
+    parent = root(lm)
+    held = lm.stats().kv_tokens
+    branches = [parent.fork() for _ in range(65_536)]
+    assert lm.stats().kv_tokens == held
+    branches[-1].commit(9)
+    assert branches[-1].tokens[-1] == 9
+    assert branches[0].position == parent.position
+    with pytest.raises(HasChildren):
+        parent.prune()
+
+
+def test_dropped_branches_leave_nothing_pinned(make) -> None:
+    lm = make("numpy")
+    parent = root(lm)
+    child = parent.fork()
+    child.commit(5)
+    del parent, child
+    gc.collect()
+    assert lm.stats().pinned_tokens == 0
+    lm.clear_cache()
+    assert lm.stats().kv_tokens == 0
+
+
+def test_a_saved_branch_goes_on_as_the_first_would(make, tmp_path) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=1.3, repetition_penalty=1.2, seed=4).fork()
+    for _ in range(5):
+        branch.commit(branch.produce().token)
+    branch.save(tmp_path / "branch.json")
+    again = Branch.load(lm, tmp_path / "branch.json")
+    assert (again.tokens, again.text) == (branch.tokens, branch.text)
+    assert again.perplexity == pytest.approx(branch.perplexity)
+    for _ in range(3):
+        assert again.produce().token == branch.produce().token
+        token = branch.produce().token
+        again.commit(token)
+        branch.commit(token)
+
+
+def test_characters_over_several_tokens_come_whole(make) -> None:
+    lm = make("numpy")
+    branch = root(lm)
+    ids = lm.tokenize("é漢🦊", add_bos=False)
+    pieces = []
+    for token in ids:
+        branch.steer({token: 1e4})
+        piece = branch.produce()
+        assert piece.token == token
+        pieces.append(piece.text)
+        branch.commit(token)
+    assert "".join(pieces) == "é漢🦊"
+    assert len(ids) > 3
+    assert "" in pieces
+
+
+def test_create_refuses_what_has_no_meaning(make) -> None:
+    lm = make("numpy")
+    with pytest.raises(ValueError, match="position is 5"):
+        Branch.create(lm, 5)
+    for name in ("n", "max_tokens", "stop"):
+        with pytest.raises(ConfigError, match=f"{name} has no meaning"):
+            Branch.create(lm, **{name: 1})
+    with pytest.raises(ConfigError, match="Here it is top_k"):
+        Branch.create(lm, topk=1)
+    branch = Branch.create(lm)
+    with pytest.raises(ConfigError, match="no logits yet"):
+        branch.produce()
+    with pytest.raises(ConfigError, match="no logits yet"):
+        root(lm).fork(clone_logits=False).produce()
+    with pytest.raises(ConfigError, match="n is"):
+        branch.rewind(1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_calls_agree_with_a_naive_twin(make, oracle, seed: int) -> None:
+    """The twin: a list of tokens a branch. 25 calls each; 200 over the seeds."""
+    lm = make("numpy", kv_bytes=120 * 8192)
+    rng = random.Random(seed)
+    store = BranchStore(lm)
+    first = root(lm, seed=seed)
+    twin: dict[Branch, list[int]] = {first: first.tokens}
+    for _ in range(25):
+        branch = rng.choice(list(twin))
+        call = rng.choice(
+            ["fork", "fork", "fork_at", "commit", "commit", "rewind", "prune", "only"]
+        )
+        if call == "fork" and len(twin) < 8:
+            twin[branch.fork()] = list(twin[branch])
+        elif call == "fork_at" and len(twin) < 8:
+            at = rng.randrange(1, len(twin[branch]) + 1)
+            twin[branch.fork(at=at)] = twin[branch][:at]
+        elif call == "commit":
+            some = rng.sample(list(twin), rng.randint(1, min(3, len(twin))))
+            pairs = [(each, rng.randrange(5, 300)) for each in some]
+            store.commit(pairs)
+            for each, token in pairs:
+                twin[each].append(token)
+        elif call == "rewind" and len(twin[branch]) > 5:
+            n = rng.randint(1, 4)
+            branch.rewind(n)
+            del twin[branch][-n:]
+        elif call == "prune" and branch.is_leaf and len(twin) > 1:
+            branch.prune()
+            del twin[branch]
+        elif call == "only" and rng.random() < 0.3:
+            store.retain_only(branch)
+            twin = {branch: twin[branch]}
+        assert {b: b.tokens for b in twin} == twin
+    for branch, tokens in twin.items():
+        same(branch.logits, oracle(tokens)[-1])
