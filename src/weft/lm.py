@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from .constraints.compiler import Compiler
 from .engines.base import Engine, EngineInfo
 from .errors import ConfigError, ContextOverflow, KVFull, StaleHandle, Unsupported
 from .kv.cursor import Cursor, Place
@@ -72,6 +73,7 @@ class LM:
         )
         self.driver = Driver(self.scheduler)
         self._open = True
+        self.constraints = Compiler(text, engine.info.n_vocab)
         self.of_faces: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
@@ -127,7 +129,9 @@ class LM:
 
     def sampler(self, params: SamplingParams, stream: int) -> Sampler:
         """Return a sampler at its beginning. Raises: GrammarError for a constraint that is none."""
-        return Sampler(params, stream)
+        constraint = params.constraint
+        matcher = None if constraint is None else self.constraints.matcher(constraint)
+        return Sampler(params, stream, matcher)
 
     def _check_biases(self, items: Sequence[Extend | Run]) -> None:
         for item in items:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import DeadEnd
 from ..sampling.bridge import draw_rows
+from ..sampling.chain import NOTHING
 from .metrics import Produced
 from .state import State, surprisal
 
@@ -28,6 +30,8 @@ def _draw(branches: Sequence[State]) -> None:
     assert result.kept is not None
     figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
     for branch, row, token, logprob, kept in zip(branches, raw, *figures, strict=True):
+        if token == NOTHING:
+            raise DeadEnd(f"grammar, bias and steering leave {branch!r} no token")
         branch.drawn = Produced(
             token,
             branch.stream.peek(token),

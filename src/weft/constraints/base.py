@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..tokens.tokenizer import Tokenizer
+    from .compiler import Compiler
 
 
 class Constraint(ABC):
@@ -19,10 +19,10 @@ class Constraint(ABC):
     """
 
     @abstractmethod
-    def compile(self, text: Tokenizer) -> Matcher:
+    def compile(self, compiler: Compiler) -> Matcher:
         """Return a matcher at the beginning. Raises: GrammarError, with line and reason.
 
-        Cost: may be large; an LM keeps what it compiled and hands out clones.
+        Cost: may be large; `Compiler.matcher` keeps what was compiled and hands out clones.
         """
 
     @abstractmethod
@@ -43,6 +43,8 @@ class Matcher(ABC):
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
     """
 
+    __slots__ = ()
+
     @abstractmethod
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Write the mask of tokens that may come next; all end tokens where the text may end.
@@ -58,9 +60,9 @@ class Matcher(ABC):
     def is_allowed(self, token: int) -> bool:
         """Say whether a token may come next; changes nothing."""
 
-    @abstractmethod
     def forced(self) -> list[int]:
         """Return the tokens that must come next, whatever the model says; changes nothing."""
+        return []
 
     @property
     @abstractmethod

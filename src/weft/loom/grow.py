@@ -20,6 +20,7 @@ from ..sched.driver import Channel
 from ..sched.work import FinishReason, Run, RunState, Ticket
 from ..tokens.text import StopStrings, TextStream
 from .branches import Branches
+from .constrained import constrained_so_far
 
 if TYPE_CHECKING:
     from ..kv.cursor import Place
@@ -181,6 +182,9 @@ class Growth:
         assert params is not None
         assert params.seed is not None
         sampler = self.lm.sampler(params, stream_of(params.seed, child.lineage))
+        if sampler.matcher is not None:
+            for token in constrained_so_far(shoot.parent, params.constraint):
+                sampler.matcher.accept(token)
         return Run(
             shoot.origin,
             sampler,

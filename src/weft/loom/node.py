@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ..errors import ConfigError, TreeError
-from . import edit, walk
+from . import constrained, edit, walk
 from .home import Home
 
 if TYPE_CHECKING:
@@ -122,6 +122,15 @@ class Node:
     @text.setter
     def text(self, text: str) -> None:
         edit.replace(self, self._encode_own(text))
+
+    @property
+    def parsed(self) -> Any:
+        """The object that the text stands for, by the constraint it was grown with.
+
+        Of a JSON schema the data, of a Pydantic class its object, else the text. Raises: ValueError
+        while the text is not finished, ConfigError for a node without a constraint.
+        """
+        return constrained.parsed(self)
 
     @property
     def mean_logprob(self) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..constraints.base import Matcher
+from ..constraints.masks import Masks
 from .history import History
 from .metrics import Moments, moments, shifted
 from .params import SamplingParams
@@ -19,6 +20,7 @@ from .settings import Settings
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
+NOTHING = -1  # instead of a token, where a constraint leaves none
 _BLOCK = 64
 
 
@@ -119,16 +121,24 @@ class Chain:
         self._rows = np.arange(len(samplers))
         self._settings = Settings([sampler.params for sampler in samplers])
         self._stateful = any(sampler.needs_host for sampler in samplers)
+        self._matchers = [sampler.matcher for sampler in samplers]
+        constrained = any(matcher is not None for matcher in self._matchers)
+        self._masks = Masks(len(samplers)) if constrained else None
         self._alike = not self._stateful and _alike(samplers)
+
+    def prepare(self, n_vocab: int) -> None:
+        """Start on the masks of the next draw, beside whatever comes before it."""
+        if self._masks is not None:
+            self._masks.begin(self._matchers, n_vocab)
 
     def draw(self, logits: Floats, rows: Ids, positions: NDArray[np.uint64]) -> DrawResult:
         """Draw one token a sampler.
 
         logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of
         each sampler.
-        positions: uint64 [B].
-        Raises: ForwardError if a row has NaN or +inf, or is all -inf; DeadEnd if logit_bias leaves
-        no token.
+        positions: uint64 [B]. A constrained sampler that no token is left to gets NOTHING.
+        Raises: ForwardError if a row has NaN or +inf, or is all -inf; DeadEnd if logit_bias alone
+        leaves no token.
         """
         if not self.samplers:
             return DrawResult(self._rows, *np.zeros((3, 0), dtype=np.float32))
@@ -165,13 +175,34 @@ class Chain:
         positions: NDArray[np.uint64],
     ) -> tuple[Ids, Floats]:
         histories = [sampler.history for sampler in self.samplers] if self._stateful else []
-        edited = settings.edit(logits, histories)
+        if self._masks is None:
+            edited, dead = settings.edit(logits, histories), self._rows[:0]
+        else:
+            masked = self._masks.over(logits, self._matchers)
+            edited = settings.edit(masked, histories, may_be_dead=True)
+            dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
+            if dead.size:
+                edited = edited.copy()
+                edited[dead] = logits[dead]
+        ids, kept = self._choose_from(settings, edited, logits, found, lane, positions)
+        ids[dead] = NOTHING
+        return ids, kept
+
+    def _choose_from(
+        self,
+        settings: Settings,
+        edited: Floats,
+        logits: Floats,
+        found: Moments,
+        lane: Ids | None,
+        positions: NDArray[np.uint64],
+    ) -> tuple[Ids, Floats]:
         if settings.all_greedy:
             largest: Ids = edited.argmax(axis=1)
             ids = largest if lane is None else largest[lane]
             return ids, np.zeros(len(ids), dtype=np.float32)
-        kept = settings.temper(settings.filter(edited))
-        weights = found.weights if kept is logits else _weights(kept)
+        left = settings.temper(settings.filter(edited))
+        weights = found.weights if left is logits else _weights(left)
         ids, chances = self._pick(weights, self._uniforms.at(positions), lane)
         greedy = settings.greedy_rows
         if greedy.size:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-from ..errors import ConfigError, Unsupported
+from ..constraints import as_constraint, from_dict
+from ..errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class SamplingParams:
     logit_bias: added to raw logits, by token id; kept as sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
     seed: makes a call reproducible; None takes a fresh one.
+    constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
     temperature_first: temperature before the filters instead of after them.
     """
 
@@ -122,11 +124,6 @@ class SamplingParams:
         constraint: Any = None,
         temperature_first: bool = False,
     ) -> None:
-        if constraint is not None:
-            raise Unsupported(
-                "constraint is not supported yet: grammars come later. Leave constraint out",
-                hint="Leave constraint out.",
-            )
         checked = {
             "n": _whole("n", n, 1, MAX_N),
             "max_tokens": _whole("max_tokens", max_tokens, 1),
@@ -143,7 +140,7 @@ class SamplingParams:
             "logit_bias": _biases(logit_bias),
             "stop": _stops(stop),
             "seed": None if seed is None else _whole("seed", seed, 0, 2**64 - 1),
-            "constraint": None,
+            "constraint": None if constraint is None else as_constraint(constraint),
             "temperature_first": _flag("temperature_first", temperature_first),
         }
         for name, value in checked.items():
@@ -185,6 +182,8 @@ class SamplingParams:
         """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
         data: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
         data["stop"] = list(self.stop)
+        if self.constraint is not None:
+            data["constraint"] = self.constraint.to_dict()
         data["logit_bias"] = {
             str(token_id): value if math.isfinite(value) else str(value)
             for token_id, value in self.logit_bias
@@ -201,7 +200,9 @@ class SamplingParams:
             raise ConfigError(
                 f"logit_bias is {biases!r}; allowed is a mapping from token id to number"
             ) from error
-        return cls.resolve({**data, "logit_bias": parsed})
+        kept = data.get("constraint")
+        constraint = from_dict(kept) if isinstance(kept, Mapping) else kept
+        return cls.resolve({**data, "logit_bias": parsed, "constraint": constraint})
 
     def __repr__(self) -> str:
         changed = [

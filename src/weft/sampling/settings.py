@@ -45,11 +45,16 @@ class Settings:
             _floats([p.frequency_penalty for p in params]),
         )
 
-    def edit(self, logits: Floats, histories: Sequence[History | None]) -> Floats:
-        """Apply logit bias and penalties; what temperature 0 takes its largest from."""
+    def edit(
+        self, logits: Floats, histories: Sequence[History | None], *, may_be_dead: bool = False
+    ) -> Floats:
+        """Apply logit bias and penalties; what temperature 0 takes its largest from.
+
+        may_be_dead: whoever calls looks for rows that have no token left.
+        """
         edited = logits
         if self._bias is not None:
-            edited = self._biased(edited)
+            edited = self._biased(edited, may_be_dead)
         rows = [row for row, history in enumerate(histories) if history is not None]
         if rows:
             seen = [histories[row] or History() for row in rows]
@@ -75,12 +80,12 @@ class Settings:
         """Divide by the temperature, where that comes last."""
         return _scaled(logits, self._late)
 
-    def _biased(self, logits: Floats) -> Floats:
+    def _biased(self, logits: Floats, may_be_dead: bool) -> Floats:
         assert self._bias is not None
         rows, ids, values = self._bias
         _check_ids(ids, logits.shape[1], "logit_bias")
         edited = filters.bias(logits, rows, ids, values)
-        if np.isneginf(edited.max(axis=1)).any():
+        if not may_be_dead and np.isneginf(edited.max(axis=1)).any():
             raise DeadEnd("logit_bias forbids every token; leave at least one without -inf")
         return edited
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..engines.base import LateTokens, Row
+from ..engines.base import LateTokens, Row, ScoreSpan
+from ..errors import DeadEnd
 from ..kv.cursor import Place
 from ..kv.tree import TokenTree
 from ..sampling.bridge import draw_batch
-from ..sampling.chain import Chain, DrawBatch
+from ..sampling.chain import NOTHING, Chain, DrawBatch
 from .step import Group
 from .task import Job, Member, RunTask
 from .work import Counters, FinishReason, RunResult
@@ -25,9 +26,15 @@ class Runs:
     """
 
     def __init__(
-        self, tree: TokenTree, n_ctx: int, counters: Counters, ended: Callable[[Job], None]
+        self,
+        tree: TokenTree,
+        n_ctx: int,
+        n_vocab: int,
+        counters: Counters,
+        ended: Callable[[Job], None],
     ) -> None:
         """ended: told of every job whose last member has its answer."""
+        self.n_vocab = n_vocab
         self.tree = tree
         self.n_ctx = n_ctx
         self.counters = counters
@@ -41,13 +48,34 @@ class Runs:
     # Planning ---------------------------------------------------------------------------------
 
     def ready(self, most: int) -> list[RunTask]:
-        """Return the runs whose next token can be run now, `most` at most, then in turn."""
+        """Return the runs whose next token can be run now, `most` tokens at most, then in turn."""
         ready = [run for run in self.live if self._can_step(run)]
-        if len(ready) <= most:
-            return ready
-        start = self._turn % len(ready)
-        self._turn += most
-        return (ready + ready)[start : start + most]
+        if len(ready) > most:
+            start = self._turn % len(ready)
+            self._turn += most
+            ready = (ready + ready)[start : start + most]
+        spare = most - len(ready)
+        for run in ready:
+            if run.sampler.matcher is not None:
+                self._force(run, spare)
+                spare -= len(run.forced)
+        return ready
+
+    def _force(self, run: RunTask, most: int) -> None:
+        """Let the next row run what the constraint forces, too: it need not be drawn.
+
+        Its sampler goes on already; its tokens are accepted when the row has run.
+        """
+        matcher = run.sampler.matcher
+        if run.forced or matcher is None:
+            return
+        room = min(most, run.limit - len(run.tokens) - 1, self.n_ctx - run.depth - 1)
+        stops = run.members[0].item.stop_ids
+        for token in matcher.forced()[: max(room, 0)]:
+            if token in stops:
+                break
+            run.sampler.accept(token)
+            run.forced.append(token)
 
     def _can_step(self, run: RunTask) -> bool:
         if run.ending:
@@ -69,8 +97,9 @@ class Runs:
                 # A join may have put the place into a node since the run was admitted.
                 tail = run.tail = self.tree.new_tail(self.tree.cut(run.cursor))
                 run.row = None
-            if tail.fragment.length >= tail.reserved:
-                self.tree.room.reserve(tail, tail.fragment.length + 1)
+            length = tail.fragment.length + 1 + len(run.forced)
+            if length > tail.reserved:
+                self.tree.room.reserve(tail, length)
 
     def group(self, runs: list[RunTask]) -> Group:
         """Return the runs' rows and draws as one group of a step."""
@@ -82,6 +111,7 @@ class Runs:
         if self._chain is None or self._chain_of != runs:
             self._chain = Chain([run.sampler for run in runs])
             self._chain_of = list(runs)
+        self._chain.prepare(self.n_vocab)
         return draw_batch(self._chain, 0, positions)
 
     def _row(self, run: RunTask) -> Row:
@@ -94,8 +124,10 @@ class Runs:
             path = self.tree.path(run.cursor)
             row = run.row = Row(path, (), 0, tail.fragment, (0,), (), run.namespace)
             run.epoch = self.tree.epoch
-        row.tokens = run.late if run.late is not None else (run.tokens[-1],)
+        row.tokens = run.late if run.late is not None else (run.tokens[-1], *run.forced)
         row.position = tail.cursor.depth + tail.fragment.length
+        row.logits_at = (len(run.forced),)
+        row.scores = scored(run, 0)
         return row
 
     def _whole_row(self, run: RunTask) -> Row:
@@ -103,8 +135,9 @@ class Runs:
         assert run.cursor is not None
         if run.path_ids is None:
             run.path_ids = self.tree.ids(run.cursor) + run.tokens[run.settled :]
-        ids = run.path_ids
-        return Row((), ids, 0, None, (len(ids) - 1,), (), run.namespace)
+        ids, first = run.path_ids, len(run.path_ids) - 1
+        whole = [*ids, *run.forced] if run.forced else ids
+        return Row((), whole, 0, None, (len(whole) - 1,), scored(run, first), run.namespace)
 
     def note_late(self, group: Group) -> None:
         """Remember which draw of a launched step is each run's next token."""
@@ -126,17 +159,46 @@ class Runs:
             result.entropies.tolist(),
             strict=True,
         )
-        for run, token, logprob, entropy in drawn:
+        for number, (run, token, logprob, entropy) in enumerate(drawn):
             run.outstanding -= 1
             if run.late is not None and run.late.draws is group.draws:
                 run.late = None
+            if run.forced:
+                self._accept_forced(run, group, number)
             if run.ending:
                 self.end(run)
-            else:
+            elif not run.job.done:
                 self.accept(run, token, logprob, entropy)
+
+    def _accept_forced(self, run: RunTask, group: Group, number: int) -> None:
+        """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
+        assert group.output is not None
+        forced, run.forced = run.forced, []
+        score = group.output.scores()[number][0]
+        figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
+        for token, logprob, entropy in figures:
+            if run.job.done:
+                return
+            self._accept(run, token, logprob, entropy, counted=True)
 
     def accept(self, run: RunTask, token: int, logprob: float, entropy: float) -> None:
         """Note a drawn token and end the run's members that are done with it."""
+        if token == NOTHING:
+            self.fail(run, dead_end(run))
+            return
+        self._accept(run, token, logprob, entropy, counted=False)
+        matcher = run.sampler.matcher
+        if matcher is not None and not run.job.done and matcher.must_end:
+            # Only an end token may follow: it need not be drawn.
+            stops = run.members[0].item.stop_ids
+            for member in run.members:
+                member.state.ended_by = min(stops, default=None)
+                member.state.finish_reason = "stop"
+            self.settle_members(run)
+
+    def _accept(
+        self, run: RunTask, token: int, logprob: float, entropy: float, *, counted: bool
+    ) -> None:
         self.counters.decoded += 1
         members = run.members
         if token in members[0].item.stop_ids:  # the same for all members
@@ -145,7 +207,8 @@ class Runs:
             self.settle_members(run)
             return
         run.tokens.append(token)
-        run.sampler.accept(token)
+        if not counted:
+            run.sampler.accept(token)
         if run.path_ids is not None:
             run.path_ids.append(token)
         last = False
@@ -250,6 +313,19 @@ class Runs:
             self.live.remove(run)
             if not self.live:
                 self._chain, self._chain_of = None, []  # hold nothing of runs that are gone
+
+
+def scored(run: RunTask, first: int) -> tuple[ScoreSpan, ...]:
+    """Ask for the figures of what is forced; `first`: the row's index of the token before it."""
+    return (ScoreSpan(first, tuple(run.forced)),) if run.forced else ()
+
+
+def dead_end(run: RunTask) -> DeadEnd:
+    """Return the error of a run that nothing is left to."""
+    return DeadEnd(
+        f"the constraint and the logit bias leave no token after {len(run.tokens)} new ones:"
+        f" the last token ids are {run.tokens[-8:]}"
+    )
 
 
 def result_of(member: Member, end: Place) -> RunResult:

@@ -40,7 +40,7 @@ class Scheduler:
         self.lock = tree.holds.lock
         self.counters = Counters()
         self.cache = RowCache(row_cache_bytes, tree.forget)
-        self.runs = Runs(tree, n_ctx, self.counters, self._ended)
+        self.runs = Runs(tree, n_ctx, engine.info.n_vocab, self.counters, self._ended)
         self.admission = Admission(tree, self.counters, self._suspend, self._refuse)
         self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
         self.flight: Launched | None = None
@@ -195,7 +195,7 @@ class Scheduler:
         runs = self._fit(self.runs.ready(self.n_batch - reserve))
         if runs is None:
             return None
-        pieces = self.waiting.pack(self.n_batch - len(runs))
+        pieces = self.waiting.pack(self.n_batch - sum(1 + len(run.forced) for run in runs))
         if not runs and not pieces:
             self.waiting.promote()  # what the cache just answered
             return None

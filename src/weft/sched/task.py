@@ -120,6 +120,7 @@ class RunTask(Task):
         "anchor_ids",
         "ending",
         "epoch",
+        "forced",
         "late",
         "members",
         "merge_key",
@@ -140,6 +141,7 @@ class RunTask(Task):
         self.anchor = item.place
         self.anchor_ids: Sequence[int] = item.tokens
         self.tokens: list[int] = []
+        self.forced: list[int] = []  # run with the next row, as the constraint leaves no choice
         self.settled = 0
         self.ending = False
         self.late: LateTokens | None = None

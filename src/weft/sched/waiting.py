@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import WeftError
+from ..errors import DeadEnd, WeftError
 from ..kv.cursor import Cursor, resolve
 from ..kv.tree import TokenTree
 from ..sampling.bridge import draw_rows, join_scores
+from ..sampling.chain import NOTHING
 from .pack import Packer
 from .rows import RowCache
 from .runs import Runs
@@ -227,7 +228,10 @@ def answer(want: Any, need: Need) -> Any:
         return join_scores(parts)
     if isinstance(want, Draw):
         n = len(want.samplers)
-        return draw_rows(parts * n, want.samplers, [want.depth] * n)
+        drawn = draw_rows(parts * n, want.samplers, [want.depth] * n)
+        if (drawn.ids == NOTHING).any():
+            raise DeadEnd(f"a constraint leaves no token after {want.depth} tokens")
+        return drawn
     return parts[0].copy()
 
 

@@ -1,0 +1,76 @@
+"""Masks of many matchers: filled together, beside the model call, and laid over logits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Matcher
+from .grammar import GrammarMatcher
+
+
+class Masks:
+    """The masks of B samplers, None for those without a matcher; kept while they step together."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._bits: NDArray[np.int32] | None = None
+        self._filling: Future[None] | None = None
+
+    def begin(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
+        """Start filling on another thread; matchers must stay as they are until `over`."""
+        self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
+
+    def over(
+        self, logits: NDArray[np.float32], matchers: Sequence[Matcher | None]
+    ) -> NDArray[np.float32]:
+        """Return logits with -inf for what is not allowed: float32 [B, V], a copy."""
+        n_vocab = logits.shape[1]
+        filling, self._filling = self._filling, None
+        if filling is None:
+            self._fill(matchers, n_vocab)
+        else:
+            filling.result()
+        assert self._bits is not None
+        allowed = np.unpackbits(self._bits.view(np.uint8), axis=1, bitorder="little")
+        return np.where(allowed[:, :n_vocab].view(bool), logits, np.float32(-np.inf))
+
+    def _fill(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
+        shape = (self._n_rows, -(-n_vocab // 32))
+        if self._bits is None or self._bits.shape != shape:
+            self._bits = np.empty(shape, dtype=np.int32)
+        bits = self._bits
+        grammars: list[tuple[Any, int]] = []
+        for row, matcher in enumerate(matchers):
+            if matcher is None:
+                bits[row] = -1
+            elif isinstance(matcher, GrammarMatcher):
+                grammars.append((matcher.inner, row))
+            else:
+                matcher.fill(bits[row])
+        if len(grammars) == 1:
+            matcher = matchers[grammars[0][1]]
+            assert matcher is not None
+            matcher.fill(bits[grammars[0][1]])
+        elif grammars:
+            _executor().unsafe_compute_mask_ptr(
+                grammars, bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits)
+            )
+
+
+@cache
+def _worker() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="weft-masks")
+
+
+@cache
+def _executor() -> Any:
+    from llguidance import LLExecutor
+
+    return LLExecutor(max(1, min(8, (os.cpu_count() or 2) // 2)))
