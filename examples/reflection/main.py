@@ -1,0 +1,35 @@
+"""Answer, look at the answer again, and keep the revision that the most branches agree on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import weft
+from weft import samples
+
+AGAIN = "Wait. I need to look at the problem again."
+
+
+def last_number(text: str) -> str:
+    digits = "".join(c if c.isdigit() else " " for c in text).split()
+    return digits[-1] if digits else ""
+
+
+def main() -> None:
+    lm = weft.load("tiny")
+    loom = weft.Loom(lm, samples.word_problem)
+    drafts = loom.grow(n=6, max_tokens=220, temperature=1.2, seed=1, show=False)
+    print("drafts:   ", dict(Counter(last_number(draft.text) for draft in drafts)))
+
+    # Every draft is asked to look again: a text child, then three revisions of each, in one batch.
+    doubts = [draft.add("\n" + AGAIN + "\n") for draft in drafts]
+    revised = loom.grow(n=3, at=doubts, max_tokens=220, temperature=0.8, seed=2, show=False)
+    votes = Counter(last_number(branch.text) for branch in revised if branch.text.strip())
+    print("revisions:", dict(votes))
+    answer, n = votes.most_common(1)[0]
+    print(f"answer: {answer} ({n} of {votes.total()})")
+    print(lm.stats())
+
+
+if __name__ == "__main__":
+    main()

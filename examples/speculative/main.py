@@ -1,0 +1,76 @@
+"""Speculative decoding: a small model drafts, the large one checks all drafts in one forward."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import weft
+from weft import Branch, BranchStore, samples
+
+Probabilities = NDArray[np.float64]
+N_DRAFT, N_TOKENS = 4, 40
+
+
+def draft_model(folder: Path, n_layers: int = 6) -> weft.LM:
+    """The embedded model without its last layers: smaller, of the same vocabulary."""
+    shutil.copytree(str(files("weft") / "data" / "tiny"), folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = n_layers
+    (folder / "config.json").write_text(json.dumps(config))
+    return weft.load(folder)
+
+
+def probabilities(branch: Branch) -> Probabilities:
+    logits = branch.logits.astype(np.float64)
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def step(target: Branch, draft: Branch, rng: np.random.Generator) -> tuple[list[int], int]:
+    """Return new tokens, distributed as the target's own, and how many drafts were accepted."""
+    drafted: list[int] = []
+    beliefs: list[Probabilities] = []
+    guess = draft.fork()
+    for _ in range(N_DRAFT):
+        beliefs.append(probabilities(guess))
+        drafted.append(int(rng.choice(len(beliefs[-1]), p=beliefs[-1])))
+        guess.commit(drafted[-1])
+    # A fork for each draft prefix; together they are one path, so one forward runs them all.
+    checks = [target.fork() for _ in range(N_DRAFT)]
+    prefixes = [drafted[: n + 1] for n in range(N_DRAFT)]
+    BranchStore(target.lm).prefill(list(zip(checks, prefixes, strict=True)))
+    truth = [probabilities(branch) for branch in (target, *checks)]
+    for n, token in enumerate(drafted):
+        if rng.random() >= min(1.0, truth[n][token] / beliefs[n][token]):
+            left = np.maximum(truth[n] - beliefs[n], 0)
+            return [*drafted[:n], int(rng.choice(len(left), p=left / left.sum()))], n
+    return [*drafted, int(rng.choice(len(truth[-1]), p=truth[-1]))], N_DRAFT
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        large, small = weft.load("tiny"), draft_model(Path(folder))
+        shown = large.format_chat([{"role": "user", "content": samples.story}])
+        target, draft = Branch.create(large), Branch.create(small)
+        for branch in (target, draft):
+            branch.prefill(large.tokenize(shown, special=True, add_bos=False))
+        start, rng, steps, accepted = target.position, np.random.default_rng(1), 0, 0
+        while target.position - start < N_TOKENS:
+            tokens, n = step(target, draft, rng)
+            for branch in (target, draft):
+                branch.prefill(tokens)  # the target's KV of accepted drafts is there already
+            steps, accepted = steps + 1, accepted + n
+        said = target.tokens[start:]
+        print(f"accepted {accepted} of {steps * N_DRAFT} drafts; {len(said) / steps:.1f} a step")
+        print(large.detokenize(said))
+
+
+if __name__ == "__main__":
+    main()

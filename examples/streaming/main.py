@@ -1,0 +1,45 @@
+"""Text without end: when the context is full, go on from its first tokens and its last ones."""
+
+from __future__ import annotations
+
+import weft
+from weft import Branch, samples
+
+N_CTX, TAIL, N_TOKENS = 160, 64, 400
+CAST = ("fox", "owl", "otter", "turtle", "rabbit", "bear")
+
+
+def summary(text: str) -> str:
+    """A sidecar that outlives the window: here the animals met so far."""
+    met = [animal for animal in CAST if animal in text]
+    return "So far: " + ", ".join(met) + "." if met else ""
+
+
+def seeded(lm: weft.LM, sinks: list[int], tail: list[int]) -> Branch:
+    branch = Branch.create(lm, temperature=1.0, top_k=0, top_p=1.0, min_p=0.02, seed=7)
+    branch.steer({lm.eog_token: float("-inf")})  # a text without end has no end token
+    branch.prefill(sinks + tail)
+    return branch
+
+
+def main() -> None:
+    lm = weft.load("tiny", n_ctx=N_CTX)
+    prompt = lm.format_chat([{"role": "user", "content": samples.story}])
+    sinks = lm.tokenize(prompt, special=True, add_bos=False)
+    branch, said, windows, told = seeded(lm, sinks, []), [], 1, ""
+    while len(said) < N_TOKENS:
+        if branch.position == N_CTX:
+            told = summary(lm.detokenize(said))
+            note = lm.tokenize(f"{told}\n", add_bos=False) if told else []
+            print(f"window {windows}: perplexity {branch.perplexity:.2f} · {told}")
+            branch.prune()
+            branch, windows = seeded(lm, sinks + note, said[-TAIL:]), windows + 1
+        token = branch.produce().token
+        branch.commit(token)
+        said.append(token)
+    print(f"{len(said)} tokens in {windows} windows of {N_CTX}")
+    print("end:", lm.detokenize(said)[-120:])
+
+
+if __name__ == "__main__":
+    main()

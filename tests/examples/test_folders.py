@@ -1,0 +1,82 @@
+"""Every example runs on the embedded model and shows what its README promises."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from weft import Branch, load, samples
+
+ROOT = Path(__file__).parents[2] / "examples"
+FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py").is_file())
+# What the last lines must say.
+SAYS = {
+    "best_of_n": "best: ",
+    "chat": "chosen: The answer is 95.",
+    "contrastive": "contrastive: ",
+    "entropy": "by entropy",
+    "grammar": "valid: {'name': 'Lena'",
+    "reflection": "answer: 5 (",
+    "rerank": "4 4 10\n",
+    "speculative": "accepted ",
+    "streaming": "400 tokens in 5 windows of 160",
+}
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / name / "main.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_it_runs_and_says_what_it_promises(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module(name).main()
+    assert SAYS[name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_it_is_short_and_explained(name: str) -> None:
+    assert len((ROOT / name / "main.py").read_text("utf-8").splitlines()) < 80
+    readme = (ROOT / name / "README.md").read_text("utf-8")
+    assert f"python examples/{name}/main.py" in readme
+
+
+def test_speculative_tokens_are_distributed_as_the_targets_own(tmp_path: Path) -> None:
+    """Chi-square over the first token of 1,500 steps; a right program fails 1 in 10,000 times.
+
+    The same with the draft's distribution in place of the target's must be told apart.
+    """
+    example = module("speculative")
+    large, small = load("tiny"), example.draft_model(tmp_path, n_layers=7)
+    prompt = large.format_chat([{"role": "user", "content": samples.story}])
+    target, draft = Branch.create(large), Branch.create(small)
+    for branch in (target, draft):
+        branch.prefill(large.tokenize(prompt, special=True, add_bos=False))
+    truth, belief = example.probabilities(target), example.probabilities(draft)
+    rng, n = np.random.default_rng(11), 1500
+    example.N_DRAFT = 1
+    counts = np.zeros(len(truth))
+    for _ in range(n):
+        counts[example.step(target, draft, rng)[0][0]] += 1
+    assert chi_square(counts, truth * n) < CRITICAL
+    assert chi_square(counts, belief * n) > 10 * CRITICAL
+
+
+# Of 12 degrees of freedom at 1 in 10,000.
+CRITICAL = 39.1
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Over the 12 likeliest tokens and all others together."""
+    top = np.argsort(-expected)[:12]
+    seen = np.append(counts[top], counts.sum() - counts[top].sum())
+    due = np.append(expected[top], expected.sum() - expected[top].sum())
+    return float(((seen - due) ** 2 / np.maximum(due, 1e-9)).sum())
