@@ -24,7 +24,7 @@ def draft_model(folder: Path, n_layers: int = 6) -> weft.LM:
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = n_layers
     (folder / "config.json").write_text(json.dumps(config))
-    return weft.load(folder)
+    return weft.load(folder, engine="numpy")
 
 
 def probabilities(branch: Branch) -> Probabilities:

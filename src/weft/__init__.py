@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LM",
+    "AsyncLM",
     "Branch",
     "BranchStore",
     "Heddle",
@@ -28,12 +29,14 @@ __all__ = [
     "SamplingParams",
     "WeftError",
     "load",
+    "load_model_by_name",
     "samples",
     "search",
 ]
 
 if TYPE_CHECKING:
     from . import samples, search
+    from .aio import AsyncLM, load_model_by_name
     from .branch import Branch, BranchStore
     from .errors import WeftError
     from .lm import LM
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from .sampling.params import SamplingParams
 
 _HOME = {
+    "AsyncLM": "aio",
     "Branch": "branch",
     "BranchStore": "branch",
     "LM": "lm",
@@ -50,6 +54,7 @@ _HOME = {
     "SamplingParams": "sampling.params",
     "WeftError": "errors",
     "load": "loading",
+    "load_model_by_name": "aio",
 }
 _MODULES = ("samples", "search")
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from .adapters import Adapters
 from .constraints.compiler import Compiler
 from .engines.base import Engine, EngineInfo
 from .errors import ConfigError, ContextOverflow, KVFull, StaleHandle, Unsupported
@@ -73,6 +74,7 @@ class LM:
         )
         self.driver = Driver(self.scheduler)
         self._open = True
+        self.adapters = Adapters()
         self.constraints = Compiler(text, engine.info.n_vocab)
         self.of_faces: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
@@ -113,7 +115,7 @@ class LM:
                 n_ctx=self.n_ctx,
                 hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
             )
-        name = after.namespace if after is not None else namespace
+        name = after.namespace if after is not None else self.adapters.space(namespace)
         return Place(self.tree.holds, name, after, list(ids))
 
     def _check_ids(self, ids: Sequence[int]) -> None:

@@ -221,11 +221,12 @@ class TokenTree:
         self.forget(node)
         self._offer(above)
 
-    def clear(self) -> None:
-        """Drop all KV that is not pinned, on device and host, and all cached logits rows."""
-        nodes = list(self.nodes())
+    def clear(self, *, rows: bool = True, namespace: str | None = None) -> None:
+        """Drop KV that is not pinned, of one namespace or all; `rows`: cached logits as well."""
+        nodes = [n for n in self.nodes() if namespace in (None, n.namespace)]
         for node in reversed(nodes):
-            node.rows = None
+            if rows:
+                node.rows = None
             self.host.free(node)
             if is_evictable(node):
                 self.drop(node)

@@ -16,13 +16,14 @@ from .task import Need, Task
 class Packer:
     """Turns open needs into pieces, within a budget of tokens a step.
 
-    Per task: the topmost absent node of its path (its parent is resident) is one piece, chunked to
-    the budget; its children wait for the next step, so rows of a step never depend on each other.
-    Needs inside the resident part are answered from the row cache or by running those tokens again
-    without writing KV.
+    Per task: the absent end of its path is one piece, chunked to the budget. Where paths part below
+    an absent node, the oldest goes on in that piece and the others wait for the next step, so rows
+    of a step never depend on each other. Needs inside the resident part are answered from the row
+    cache or by running those tokens again without writing KV.
 
         root ──── resident ────┬──── absent ────┬──── absent ──── cursor
-        reads:  └─ open needs ─┘└─ this step ──┘└─ a later step ┘
+        reads:  └─ open needs ─┘└─────── this step, one piece ───────┘
+                                                └── another's: a later step
     """
 
     def __init__(self, tree: TokenTree, cache: RowCache) -> None:
@@ -41,13 +42,13 @@ class Packer:
             if self.tree.fragments is None:
                 budget -= self._whole(task, reads)
                 continue
-            top = self._top_absent(task)
+            absent = self._absent(task)
             assert task.cursor is not None
-            known = task.cursor.depth if top is None else top.start
+            known = absent[0].start if absent else task.cursor.depth
             budget -= self._reads(task, known, budget, reads)
-            if top is not None:
-                budget -= self._fill(task, top, budget, fills)
-        return [*fills.values(), *reads.values()]
+            if absent:
+                budget -= self._fill(task, absent, budget, fills)
+        return [*dict.fromkeys(fills.values()), *reads.values()]
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many tokens were packed to compute, and to read again, since last asked."""
@@ -65,30 +66,38 @@ class Packer:
                     need.take(need.first, need.last)
                     need.parts.append((need.first, row))
 
-    def _top_absent(self, task: Task) -> Node | None:
-        """Return the first absent node of a task's path; brings offloaded ones back on the way."""
+    def _absent(self, task: Task) -> list[Node]:
+        """Return the absent nodes of a task's path, topmost first; brings offloaded ones back."""
         assert task.cursor is not None
         while True:
-            top = None
+            absent: list[Node] = []
             for node in self.tree.up(task.cursor):
                 if node.resident:
                     break
-                top = node
-            if top is None or top.host is None or top.launched:
-                return top
-            self.tree.load_host(top)
+                absent.append(node)
+            if not absent or absent[-1].host is None or absent[-1].launched:
+                return absent[::-1]
+            self.tree.load_host(absent[-1])
 
-    def _fill(self, task: Task, top: Node, budget: int, fills: dict[Node, Piece]) -> int:
-        piece = fills.get(top)
-        cost = 0
-        if piece is None:
-            if top.launched or budget <= 0:
-                return 0
-            if len(top.tokens) > budget:
-                top = self.tree.split(top, top.start + budget)
-            piece = fills[top] = self._new_fill(top)
-            cost = len(top.tokens)
-        self._take(task, piece)
+    def _fill(self, task: Task, absent: list[Node], budget: int, fills: dict[Node, Piece]) -> int:
+        """Let a piece compute a task's absent nodes, as far as they go on where it ends."""
+        piece, cost, end = fills.get(absent[0]), 0, absent[0].start
+        for node in absent:
+            if node in fills and fills[node] is piece:
+                end = node.end
+                continue
+            if node.launched or node.host is not None or cost >= budget:
+                break
+            if piece is not None and piece.end != node.start:
+                break  # the piece went another way
+            if len(node.tokens) > budget - cost:
+                node = self.tree.split(node, node.start + budget - cost)
+            piece = self._new_fill(node) if piece is None else self._longer(piece, node)
+            fills[node] = piece
+            cost += len(node.tokens)
+            end = node.end
+        if piece is not None:
+            self._take(task, piece, end)
         return cost
 
     def _new_fill(self, node: Node) -> Piece:
@@ -100,6 +109,15 @@ class Packer:
         pin = self.tree.pin(Cursor(node, node.end))
         self.n_computed += len(node.tokens)
         return self._opened(Piece(node.start, node.tokens, path, pin, fragment))
+
+    def _longer(self, piece: Piece, node: Node) -> Piece:
+        """Let a piece go on through the next node."""
+        node.launched = True
+        pin = self.tree.pin(Cursor(node, node.end))
+        self.tree.unpin(piece.pin)
+        piece.pin, piece.tokens = pin, [*piece.tokens, *node.tokens]
+        self.n_computed += len(node.tokens)
+        return piece
 
     def _opened(self, piece: Piece) -> Piece:
         self.open[piece] = None
@@ -121,7 +139,7 @@ class Packer:
                 if piece is None:
                     piece = reads[cursor, first] = self._new_read(cursor, first)
                     cost += last - first
-                self._take_need(task, need, piece)
+                self._take_need(task, need, piece, piece.end)
         return cost
 
     def _new_read(self, cursor: Cursor, first: int) -> Piece:
@@ -147,22 +165,22 @@ class Packer:
             reads[cursor, 0] = piece
             self.n_computed += last
             cost = last
-        self._take(task, piece)
+        self._take(task, piece, piece.end)
         return cost
 
-    def _take(self, task: Task, piece: Piece) -> None:
-        """Let a piece answer what it covers of a task's needs."""
+    def _take(self, task: Task, piece: Piece, end: int) -> None:
+        """Let a piece answer what it covers of a task's needs; to `end` their paths are one."""
         for need in task.open_needs():
-            self._take_need(task, need, piece)
+            self._take_need(task, need, piece, end)
 
-    def _take_need(self, task: Task, need: Need, piece: Piece) -> None:
+    def _take_need(self, task: Task, need: Need, piece: Piece, end: int) -> None:
         assert task.cursor is not None
-        for first, last in need.take(piece.start, piece.end):
+        for first, last in need.take(piece.start, end):
             task.outstanding += 1
             piece.takes.append((need, first, last))
             if need.top is not None:
-                end = resolve(Cursor(task.cursor.node, last + 1))
-                targets = tuple(self.tree.ids(end, first + 1))
+                after = resolve(Cursor(task.cursor.node, last + 1))
+                targets = tuple(self.tree.ids(after, first + 1))
                 piece.scored.append(
                     (need, first, ScoreSpan(first - piece.start, targets, need.top))
                 )

@@ -81,11 +81,11 @@ class Waiting:
 
     def waiters_for(self, piece: Piece) -> list[Job]:
         """Return the jobs whose paths go through a piece. Cost: O(tasks x nodes of a path)."""
-        node = piece.pin.node
+        computed = {node for node in self.tree.up(piece.pin) if node.end > piece.start}
         return [
             task.job
             for task in self.tasks
-            if task.cursor is not None and any(up is node for up in self.tree.up(task.cursor))
+            if task.cursor is not None and any(up in computed for up in self.tree.up(task.cursor))
         ]
 
     def deliver(self, group: Group) -> None:
@@ -105,7 +105,7 @@ class Waiting:
                 need.task.outstanding -= 1
 
     def _hand_out(self, piece: Piece, end: Cursor, at: int, logits: Any) -> None:
-        self.cache.put(Cursor(end.node, at + 1), logits)
+        self.cache.put(resolve(Cursor(end.node, at + 1)), logits)
         for need, first, _ in piece.takes:
             if need.top is None and first == at:
                 need.parts.append((first, logits))

@@ -117,6 +117,7 @@ class Ticket:
     """The answer to one item, when it comes. Callbacks run under the scheduler's lock."""
 
     __slots__ = (
+        "__weakref__",
         "_callbacks",
         "_inbox",
         "cancel_reason",

@@ -1,0 +1,100 @@
+"""`OutputCache` and `TokenTrie`: small caches that programs keep beside a model."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+class OutputCache:
+    """At most `maxsize` outputs, least recently used out first. A miss is a KeyError."""
+
+    def __init__(self, maxsize: int, move_to_cpu: bool = False) -> None:
+        """move_to_cpu: tensors wait on the host and return to where they were."""
+        self.maxsize = maxsize
+        self.move_to_cpu = move_to_cpu
+        self.cache: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+
+    def __getitem__(self, key: Any) -> Any:
+        device, value = self.cache[key]
+        self.cache.move_to_end(key)
+        return value.to(device) if self.move_to_cpu and device is not None else value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        device = getattr(value, "device", None)
+        if self.move_to_cpu and hasattr(value, "cpu"):
+            value = value.cpu()
+        self.cache[key] = (device, value)
+        self.cache.move_to_end(key)
+        while len(self.cache) > self.maxsize:
+            self.cache.popitem(last=False)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.cache
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.cache.clear()
+
+
+class TokenTrie:
+    """A trie of contexts with what is known after them. Adding never takes anything away."""
+
+    def __init__(self, logprobs: Any = None) -> None:
+        self.children: dict[int, TokenTrie] = {}
+        self.logprobs = logprobs
+        self.past_key_values: Any = None
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether a context goes on by this token."""
+        return token_id in self.children
+
+    def get_token(self, token_id: int) -> TokenTrie:
+        """Return the node after a token. Raises: KeyError."""
+        return self.children[token_id]
+
+    def add_token(self, token_id: int, logprobs: Any = None) -> TokenTrie:
+        """Return the node after a token, made if it is new; `logprobs` are set if given."""
+        child = self.children.setdefault(token_id, TokenTrie())
+        if logprobs is not None:
+            child.logprobs = logprobs
+        return child
+
+    def extend_cache(
+        self, next_token_index: int, token_ids: Sequence[int], logits: Any, base: int
+    ) -> TokenTrie:
+        """Add a context's tokens from an index on, with log-softmaxed logits; return the last node.
+
+        logits: [T, V], row i for position base + i.
+        """
+        node = self
+        for at in range(next_token_index, len(token_ids)):
+            node = node.add_token(token_ids[at], _log_softmax(logits[at - base]))
+        return node
+
+    def clear_kv_cache(self) -> None:
+        """Forget all KV, however deep."""
+        for node in self._nodes():
+            node.past_key_values = None
+
+    def _nodes(self) -> Iterator[TokenTrie]:
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def __repr__(self) -> str:
+        return f"<TokenTrie of {sum(1 for _ in self._nodes()) - 1} tokens>"
+
+
+def _log_softmax(row: Any) -> Any:
+    if type(row).__module__.startswith("torch"):
+        return row.float().log_softmax(-1)
+    from ...aio.tree import log_softmax
+
+    return log_softmax(row)

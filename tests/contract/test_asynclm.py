@@ -1,0 +1,344 @@
+"""AsyncLM on every engine and fake: rows agree with one plain forward pass, callers share steps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from contract.helpers import PROMPT, STORY, TOLERANCE, prompt_ids
+from fakes import BrokenEngine
+from weft import AsyncLM, Branch, Loom
+from weft.errors import BatchAbandoned, ConfigError, ForwardError
+
+
+def log_softmax(rows):
+    wide = rows.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+
+
+def same(row, expected) -> None:
+    np.testing.assert_allclose(np.asarray(row), expected, atol=TOLERANCE["float32"])
+
+
+def counted(make, kind="numpy", **options):
+    return make(kind, wrap=lambda engine: BrokenEngine(engine, set()), **options)
+
+
+def test_every_prefix_of_a_path_is_answered_in_one_step(make, kind, oracle) -> None:
+    lm = counted(make, kind)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    expected = log_softmax(oracle(ids))
+    rows = asyncio.run(model.batch_next_token_logprobs([ids[: n + 1] for n in range(len(ids))]))
+    same(rows, expected)
+    assert rows.dtype == np.float32 or str(rows.dtype) == "torch.float32"
+    np.testing.assert_allclose(np.exp(np.asarray(rows)).sum(1), 1, atol=1e-5)
+    if lm.info.kv != "hidden":
+        assert len(lm.engine.calls) == 1
+    calls = len(lm.engine.calls)
+    same(model.next_token_logprobs_sync(ids), expected[-1])
+    same(asyncio.run(model.next_token_logprobs(tuple(ids))), expected[-1])
+    assert len(lm.engine.calls) == calls  # known rows are read, not run
+    same(asyncio.run(model.next_token_logprobs_uncached(ids)), expected[-1])
+
+
+def test_a_gather_is_one_step_and_equal_contexts_run_once(make, kind, oracle) -> None:
+    lm = counted(make, kind)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    model.cache_kv(ids)
+
+    async def main():
+        contexts = [[*ids, 20 + i % 5] for i in range(40)]
+        return contexts, await asyncio.gather(*map(model.next_token_logprobs, contexts))
+
+    calls = len(lm.engine.calls)
+    contexts, rows = asyncio.run(main())
+    assert len(lm.engine.calls) == calls + 1
+    if lm.info.kv != "hidden":
+        assert sum(row.n_tokens for row in lm.engine.calls[-1]) == 5
+    for context, row in list(zip(contexts, rows, strict=True))[:5]:
+        same(row, log_softmax(oracle(context))[-1])
+
+
+def test_equal_suffixes_under_different_prefixes_never_mix(make, kind, oracle) -> None:
+    lm = make(kind)
+    model = AsyncLM(lm)
+    one, two = prompt_ids(lm), prompt_ids(lm, STORY)
+    model.cache_kv(one)
+    model.cache_kv(two)
+    rows = asyncio.run(model.batch_next_token_logprobs([[*one, 7], [*two, 7]]))
+    same(rows[0], log_softmax(oracle([*one, 7]))[-1])
+    same(rows[1], log_softmax(oracle([*two, 7]))[-1])
+    # Extending a stored context leaves it as it was, sync and async.
+    for _ in range(2):
+        same(model.next_token_logprobs_sync([*one, 7, 8]), log_softmax(oracle([*one, 7, 8]))[-1])
+        same(model.next_token_logprobs_sync(one), log_softmax(oracle(one))[-1])
+
+
+def test_a_row_is_the_callers_own(make) -> None:
+    model = AsyncLM(make("numpy"))
+    ids = prompt_ids(model.lm)
+    row = model.next_token_logprobs_sync(ids)
+    kept = row.copy()
+    row[:] = 5
+    np.testing.assert_array_equal(model.next_token_logprobs_sync(ids), kept)
+
+
+def test_what_is_wrong_reaches_its_own_caller_only(make) -> None:
+    lm = make("numpy")
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+
+    async def main():
+        contexts = [ids, [], [*ids, lm.info.n_vocab], [*ids, 5]]
+        calls = map(model.next_token_logprobs, contexts)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    good, empty, outside, also = asyncio.run(main())
+    assert good.shape == also.shape == (lm.info.n_vocab,)
+    assert isinstance(empty, ValueError)
+    assert isinstance(outside, ValueError)
+    for call in (model.next_token_logprobs_sync, model.cache_kv):
+        with pytest.raises(ValueError, match="empty"):
+            call([])
+    with pytest.raises(ValueError, match="unknown LoRA adapter: 'law'"):
+        model.next_token_logprobs_sync(ids, lora_name="law")
+    with pytest.raises(ConfigError, match="AsyncLM is of an LM"):
+        AsyncLM("tiny")
+
+
+def test_a_failed_step_reaches_its_callers_and_the_next_call_works(make, kind) -> None:
+    lm = counted(make, kind)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    model.cache_kv(ids)
+    lm.engine.fail_on.add(len(lm.engine.calls))
+
+    async def main():
+        calls = [model.next_token_logprobs([*ids, 20 + i]) for i in range(3)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert all(isinstance(each, ForwardError) for each in asyncio.run(main()))
+    assert not any(isinstance(each, Exception) for each in asyncio.run(main()))
+
+
+@pytest.mark.parametrize("when", ["at once", "in a step"])
+def test_cancelling_half_of_2_000_waiters_harms_no_other(make, oracle, when: str) -> None:
+    lm = make("numpy", n_batch=64)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    model.cache_kv(ids)
+    before = lm.stats().pinned_tokens
+    rng = random.Random(1)
+    contexts = [[*ids, rng.randrange(lm.info.n_vocab)] for _ in range(2000)]
+    gone = set(rng.sample(range(2000), 1000))
+
+    async def main():
+        tasks = [asyncio.ensure_future(model.next_token_logprobs(each)) for each in contexts]
+        order = sorted(gone)
+        rng.shuffle(order)
+        for at, number in enumerate(order):
+            if when == "in a step" and at % 100 == 0:
+                await asyncio.sleep(0.002)
+            tasks[number].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    rows = asyncio.run(main())
+    for number, row in enumerate(rows):
+        if number not in gone:
+            assert isinstance(row, np.ndarray)
+    for number in sorted(set(range(2000)) - gone)[:20]:
+        same(rows[number], log_softmax(oracle(contexts[number]))[-1])
+    asyncio.run(model.next_token_logprobs(ids))
+    assert lm.stats().pinned_tokens == before
+
+
+def test_reset_tells_those_who_wait(make) -> None:
+    lm = make("numpy", n_batch=4)
+    model, ids = AsyncLM(lm), [7 + i % 50 for i in range(400)]
+
+    async def main():
+        task = asyncio.ensure_future(model.next_token_logprobs(ids))
+        while not model._waiting:
+            await asyncio.sleep(0)
+        model.reset_async_queries()
+        return await asyncio.gather(task, return_exceptions=True)
+
+    (told,) = asyncio.run(main())
+    assert isinstance(told, BatchAbandoned)
+    assert isinstance(told, RuntimeError)
+    assert asyncio.run(model.next_token_logprobs(ids)).shape == (lm.info.n_vocab,)
+
+
+def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
+    lm = make("numpy")
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    found: dict[int, object] = {}
+
+    def ask(number: int) -> None:
+        found[number] = asyncio.run(model.next_token_logprobs([*ids, 20 + number % 3]))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, row in found.items():
+        same(row, log_softmax(oracle([*ids, 20 + number % 3]))[-1])
+
+    async def inside():
+        return model.next_token_logprobs_sync(ids)  # blocks the loop, and works
+
+    same(asyncio.run(inside()), log_softmax(oracle(ids))[-1])
+
+
+def test_the_event_loop_is_free_while_a_long_prompt_runs(make) -> None:
+    lm = make("numpy")
+    model = AsyncLM(lm)
+
+    async def main() -> int:
+        ticks = 0
+        task = asyncio.ensure_future(model.next_token_logprobs([7 + i % 90 for i in range(512)]))
+        while not task.done():
+            ticks += 1
+            await asyncio.sleep(0.001)
+        return ticks
+
+    assert asyncio.run(main()) > 5
+
+
+def test_rows_stay_within_their_budget_and_come_back_for_a_token(make, oracle) -> None:
+    lm = counted(make)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    lm.scheduler.cache.budget_bytes = 8 * 4 * lm.info.n_vocab
+    contexts = [[*ids, number] for number in range(300)]
+    asyncio.run(model.batch_next_token_logprobs(contexts))
+    assert lm.scheduler.cache.used_bytes <= lm.scheduler.cache.budget_bytes
+    prefilled, calls = lm.stats().prefilled, len(lm.engine.calls)
+    row = model.next_token_logprobs_sync(contexts[0])
+    same(row, log_softmax(oracle(contexts[0]))[-1])
+    assert lm.stats().prefilled == prefilled
+    assert sum(each.n_tokens for call in lm.engine.calls[calls:] for each in call) == 1
+
+
+def test_strict_rows_are_bitwise_those_of_a_plain_forward(make) -> None:
+    lm = make("numpy")
+    model, ids = AsyncLM(lm, strict=True), prompt_ids(lm)
+    for n in (3, len(ids), 5):
+        plain = asyncio.run(model.next_token_logprobs_uncached(ids[:n]))
+        for _ in range(2):
+            np.testing.assert_array_equal(model.next_token_logprobs_sync(ids[:n]), plain)
+            row = asyncio.run(model.next_token_logprobs(ids[:n]))
+            np.testing.assert_array_equal(row, plain)
+            row[:] = 0
+
+
+def test_samples_are_those_of_the_other_faces(make, kind) -> None:
+    lm = make(kind)
+    model, loom = AsyncLM(lm), Loom(lm, PROMPT)
+    ends = lm.text.stop_ids
+    (node,) = loom.grow(n=1, seed=3, max_tokens=12, temperature=1.0, show=False)
+    assert asyncio.run(model.sample(loom.tokens, 12, ends, seed=3)) == node.tokens
+    assert (
+        asyncio.run(AsyncLM._sample(model, loom.tokens, 12, ends, 1.0, 3, None, 0)) == node.tokens
+    )
+    branch = Branch.create(lm, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+    branch.prefill(loom.tokens)
+    assert [piece.token for piece, _ in zip(branch, range(12), strict=False)] == node.tokens
+
+
+def test_batch_samples_differ_end_where_told_and_repeat_under_a_seed(make) -> None:
+    lm = make("numpy")
+    model, ids = AsyncLM(lm), prompt_ids(lm, STORY)
+
+    async def ask(**options):
+        return await model.batch_sample([ids] * 4, 10, [], seed=5, **options)
+
+    samples = asyncio.run(ask())
+    assert all(len(sample) == 10 for sample in samples)
+    assert len({tuple(sample) for sample in samples}) > 1
+    assert asyncio.run(ask()) == samples
+    greedy = asyncio.run(ask(temperature=0))
+    assert len({tuple(sample) for sample in greedy}) == 1
+    assert asyncio.run(model.sample(ids, 0, [])) == []
+    ended = asyncio.run(model.sample(ids, 10, [greedy[0][3]], temperature=0))
+    assert ended == greedy[0][: greedy[0].index(greedy[0][3])]
+
+
+def test_the_cache_is_seen_kept_and_cleared(make) -> None:
+    lm = make("numpy")
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    assert model.walk_cache(ids)[1:] == (0, None, 0)
+    model.cache_kv(ids)
+    node, n_matched, past, base = model.walk_cache([*ids, 9])
+    assert (n_matched, base, node.has_kv, node.logits) == (len(ids), len(ids), True, None)
+    assert past is not None
+    assert past.n_tokens == len(ids)
+    model.next_token_logprobs_sync(ids)
+    prefilled = lm.stats().prefilled
+    model.cache_kv(ids)
+    assert lm.stats().prefilled == prefilled
+    model.clear_kv_cache()
+    assert lm.stats().kv_tokens == 0
+    node, n_matched, past, base = model.walk_cache(ids)
+    assert node.logits is not None
+    assert (n_matched, past, base) == (len(ids), None, 0)
+    with pytest.raises(AttributeError):
+        node.n_tokens = 3
+    model.clear_cache()
+    assert model.walk_cache(ids)[0].logits is None
+
+
+def test_batch_size_caps_the_contexts_of_a_step(make) -> None:
+    lm = counted(make)
+    model, ids = AsyncLM(lm, batch_size=4), prompt_ids(lm)
+    model.cache_kv(ids)
+    calls = len(lm.engine.calls)
+    contexts = [[*ids, number] for number in range(12)]
+    rows = asyncio.run(model.batch_next_token_logprobs(contexts))
+    assert rows.shape == (12, lm.info.n_vocab)
+    assert max(map(len, lm.engine.calls[calls:])) <= 4
+    np.testing.assert_array_equal(model.batch_next_token_logprobs_sync(contexts), rows)
+    assert model.batch_next_token_logprobs_sync([]).shape == (0, lm.info.n_vocab)
+    assert asyncio.run(model.batch_next_token_logprobs([])).shape == (0, lm.info.n_vocab)
+
+
+@pytest.mark.torch
+def test_the_torch_engine_gives_tensors(make) -> None:
+    import torch
+
+    lm = make("torch")
+    ids = prompt_ids(lm)
+    row = AsyncLM(lm, on_device=True).next_token_logprobs_sync(ids)
+    assert isinstance(row, torch.Tensor)
+    assert (row.dtype, row.device.type) == (torch.float32, "cpu")
+    assert isinstance(AsyncLM(lm, as_torch=False).next_token_logprobs_sync(ids), np.ndarray)
+    assert asyncio.run(AsyncLM(lm).batch_next_token_logprobs([ids, ids])).shape[0] == 2
+
+
+class Two(AsyncLM):
+    """A program's own model: the two methods alone."""
+
+    async def next_token_logprobs(self, token_ids, lora_name=None):
+        return self.next_token_logprobs_sync(token_ids)
+
+    def next_token_logprobs_sync(self, token_ids, lora_name=None):
+        row = np.full(2048, -9.0, dtype=np.float32)
+        row[(token_ids[-1] + 1) % 2048] = 0
+        return row
+
+
+def test_two_methods_make_a_whole_model(text) -> None:
+    model = Two(text)
+    assert asyncio.run(model.batch_next_token_logprobs([[1], [2]])).shape == (2, 2048)
+    assert model.batch_next_token_logprobs_sync([[1], [2]]).shape == (2, 2048)
+    assert asyncio.run(model.sample([5], 3, [], temperature=0)) == [6, 7, 8]
+    assert asyncio.run(model.sample([5], 9, [8], temperature=0)) == [6, 7]
+    assert len(model.byte_vocab) == len(model.str_vocab) == text.n_vocab
+    assert model.byte_vocab[200].token_id == 200
+    assert model.byte_vocab[200].byte_string == text.vocab_bytes[200]
+    with pytest.raises(NotImplementedError):
+        model.add_new_lora("x", "y")
+    with pytest.raises(RuntimeError, match="lora_name="):
+        model.set_lora("x", "y")
