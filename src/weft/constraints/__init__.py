@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from .allow import Allow
 from .base import Constraint, Matcher
+from .gbnf import json_schema_to_grammar
 from .grammar import GBNF, Choice, JsonSchema, Lark, Regex
 from .kinds import as_constraint, from_dict
 from .lazy import Lazy
@@ -27,4 +28,5 @@ __all__ = [
     "Regex",
     "as_constraint",
     "from_dict",
+    "json_schema_to_grammar",
 ]
