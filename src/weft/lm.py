@@ -10,9 +10,10 @@ from weakref import WeakValueDictionary
 from .adapters import Adapters
 from .constraints.compiler import Compiler
 from .engines.base import Engine, EngineInfo
-from .errors import ConfigError, ContextOverflow, KVFull, StaleHandle, Unsupported
-from .kv.cursor import Cursor, Place
+from .errors import ConfigError, ContextOverflow, StaleHandle
+from .kv.cursor import Place
 from .kv.tree import TokenTree
+from .pathkv import PathKV
 from .sampling.chain import Sampler
 from .sampling.params import SamplingParams
 from .sched.driver import Channel, Driver
@@ -166,80 +167,10 @@ class LM:
         """The async form of `pump`."""
         return self.driver.apump(channel, tickets)
 
-    def export_kv(self, place: Place) -> dict[str, Any]:
-        """Return the KV of a whole path on the host, computing what is missing.
-
-        Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, place.depth, head_dim] in the engine's
-        dtype (bfloat16 as its uint16 bits, then "dtype" says so). Raises: Unsupported on hidden
-        engines.
-        Cost: a copy of the path's KV.
-        """
-        exported: dict[str, Any] = self._with_resident(place, self._export)
-        return exported
-
-    def import_kv(self, ids: Sequence[int], arrays: Mapping[str, Any]) -> Place:
-        """Put KV from `export_kv` of the same model into the tree as that of `ids`; hold the place.
-
-        Raises: KVFull when it does not fit; ConfigError when the lengths differ.
-        """
-        place = self.place(ids)
-        self.driver.exclusive(lambda: self._import(place, arrays))
-        return place
-
-    def engine_cache(self, place: Place) -> Any:
-        """Return the engine library's own cache object for a path, which its own model accepts.
-
-        Raises: Unsupported where the engine's library has none.
-        """
-        make = getattr(self.engine, "prefix_cache", None)
-        if make is None:
-            raise Unsupported(
-                f"the {self.info.name} engine's library has no cache object of its own"
-            )
-        return self._with_resident(place, lambda cursor: make(self.tree.path(cursor)))
-
-    def _with_resident(self, place: Place, use: Callable[[Cursor], Any]) -> Any:
-        """Call `use` between steps, with the path's KV on the device."""
-        if self.tree.fragments is None:
-            raise Unsupported(f"the {self.info.name} engine keeps its KV to itself")
-        while True:
-            self.drive(self.submit([Extend(place)]))
-            done, value = self.driver.exclusive(lambda: self._try_use(place, use))
-            if done:
-                return value
-
-    def _try_use(self, place: Place, use: Callable[[Cursor], Any]) -> tuple[bool, Any]:
-        cursor = self.tree.place(place)
-        return (True, use(cursor)) if cursor.node.resident else (False, None)
-
-    def _export(self, cursor: Cursor) -> dict[str, Any]:
-        fragments = self.tree.fragments
-        assert fragments is not None
-        spans = self.tree.path(cursor)
-        parts = [(fragments.export(span.fragment), span.length) for span in spans]
-        return join_exported(parts)
-
-    def _import(self, place: Place, arrays: Mapping[str, Any]) -> None:
-        fragments, room = self.tree.fragments, self.tree.room
-        if fragments is None:
-            raise Unsupported(f"the {self.info.name} engine keeps its KV to itself")
-        cursor = self.tree.pin(self.tree.cut(self.tree.place(place)))
-        try:
-            if room.must > (room.capacity or room.must) or not self.tree.make_room():
-                raise KVFull(
-                    f"{place.depth} slots do not fit in the KV budget of {room.capacity}",
-                    needed=place.depth,
-                    capacity=room.capacity or 0,
-                )
-            missing = [node for node in self.tree.up(cursor) if not node.resident]
-            if missing:
-                start = missing[-1].start
-                above = missing[-1].parent
-                data = slice_exported(arrays, start, cursor.depth)
-                parent = above.fragment if above is not None else None
-                self.tree.fill(cursor, start, fragments.load(data, parent))
-        finally:
-            self.tree.unpin(cursor)
+    @property
+    def kv(self) -> PathKV:
+        """The KV of whole paths: size, copy, trim, export, save and load."""
+        return PathKV(self)
 
     def tokenize(
         self, text: str, *, special: bool = False, add_bos: bool | None = None
@@ -363,31 +294,3 @@ def least(n_seq_max: int | None, max_paths: int | None) -> int | None:
         at_least_one("n_seq_max", n_seq_max)
     given = [limit for limit in (n_seq_max, max_paths) if limit is not None]
     return min(given) if given else None
-
-
-def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    """Put exported fragments of one path together, the first `length` slots of each."""
-    import numpy as np
-
-    if not parts:
-        raise ConfigError("the path is empty: it has no KV")
-    first = parts[0][0]
-    return {
-        name: np.concatenate([part[name][:, :length] for part, length in parts], axis=1)
-        if name.startswith(("k.", "v."))
-        else first[name]
-        for name in first
-    }
-
-
-def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
-    """Return slots [start, end) of a path's exported KV; refuses arrays of another length."""
-    out = dict(arrays)
-    for name, array in arrays.items():
-        if name.startswith(("k.", "v.")):
-            if array.shape[1] != end:
-                raise ConfigError(
-                    f"{name} has {array.shape[1]} slots, but the path has {end} tokens"
-                )
-            out[name] = array[:, start:end]
-    return out

@@ -79,9 +79,9 @@ def test_export_import_drop_and_recompute_agree(family: tuple[LM, Plain]) -> Non
     """Law 5."""
     lm, plain = family
     logits_at(lm, [*PROMPT[:4], 99])
-    arrays = lm.export_kv(lm.place(PROMPT))
+    arrays = lm.kv.export(lm.place(PROMPT))
     lm.clear_cache()
-    again = lm.import_kv(PROMPT, arrays)
+    again = lm.kv.insert(PROMPT, arrays)
     assert_close(ask(lm, again, Logits(14), tokens=[50, 51])[0], plain([*PROMPT, 50, 51])[-1])
     lm.clear_cache()
     assert_close(logits_at(lm, PROMPT), plain(PROMPT)[-1])

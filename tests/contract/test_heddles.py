@@ -129,10 +129,10 @@ def after_losing_all_kv(lm: weft.LM, tmp: Path) -> Heddle:
 
 def imported(lm: weft.LM, tmp: Path) -> Heddle:
     node = generated(lm, tmp)
-    arrays = {name: array.copy() for name, array in lm.export_kv(node._where()).items()}
+    arrays = {name: array.copy() for name, array in lm.kv.export(node._where()).items()}
     lm.clear_cache()
     fresh = Loom(lm, node.get_prefix_tokens())
-    fresh._place = lm.import_kv(fresh.tokens, arrays)
+    fresh._place = lm.kv.insert(fresh.tokens, arrays)
     return fresh
 
 

@@ -90,11 +90,11 @@ def test_5_export_free_load_changes_nothing(kv_kind: str, make: Make, oracle: Or
     ids = prompt_ids(lm)
     logits_at(lm, [*ids[:9], 77])  # the path is two nodes
     place = lm.place(ids)
-    arrays = lm.export_kv(place)
+    arrays = lm.kv.export(place)
     assert arrays["k.0"].shape[1] == len(ids)
     lm.clear_cache()
     assert lm.stats().kv_tokens == 0
-    again = lm.import_kv(ids, arrays)
+    again = lm.kv.insert(ids, arrays)
     assert lm.stats().kv_tokens == len(ids)
     extended = [*ids, 50, 51]
     before = lm.stats().prefilled
@@ -218,7 +218,7 @@ def test_recorded_logprobs_and_entropies_are_the_raw_ones(
 def test_an_empty_path_has_no_kv_to_export(make: Make) -> None:
     lm = make("numpy")
     with pytest.raises(ConfigError, match="path is empty"):
-        lm.export_kv(lm.place([]))
+        lm.kv.export(lm.place([]))
 
 
 def test_short_nodes_take_no_more_memory_than_their_tokens(make: Make) -> None:

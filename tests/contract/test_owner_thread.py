@@ -67,9 +67,9 @@ def test_one_thread_calls_the_engine_from_first_to_last(make: Make) -> None:
     ids = prompt_ids(lm)
     place = lm.place(ids)
     want = run_all(lm, [run_item(lm, place, 1, i) for i in range(3)])
-    arrays = lm.export_kv(place)
+    arrays = lm.kv.export(place)
     lm.clear_cache()
-    lm.import_kv(ids, arrays)
+    lm.kv.insert(ids, arrays)
     again = run_all(lm, [run_item(lm, place, 1, i) for i in range(3)])
     assert [r.tokens for r in again] == [r.tokens for r in want]
     caught: list[object] = []
@@ -87,8 +87,8 @@ def test_one_thread_calls_the_engine_from_first_to_last(make: Make) -> None:
 def test_an_error_of_an_errand_reaches_who_sent_it(make: Make) -> None:
     lm = make("numpy", OwnedEngine)
     ids = prompt_ids(lm)
-    arrays = lm.export_kv(lm.place(ids))
+    arrays = lm.kv.export(lm.place(ids))
     with pytest.raises(ValueError, match="slots, but the path has"):
-        lm.import_kv([*ids, 9], arrays)
+        lm.kv.insert([*ids, 9], arrays)
     assert isinstance(lm, LM)
     assert logits_at(lm, ids).shape == (lm.info.n_vocab,)

@@ -173,7 +173,7 @@ class Heddle(Shown):
 
         Raises Unsupported on engines whose library has none.
         """
-        return self._home.live_lm().engine_cache(ask.at_end(self))
+        return self._home.live_lm().kv.engine_cache(ask.at_end(self))
 
     # The known names
 

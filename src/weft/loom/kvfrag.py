@@ -63,7 +63,7 @@ class Exported(NamedTuple):
 
 def export(lm: LM, place: Place) -> Exported:
     """Return the KV of the path to `place`; bfloat16, which NumPy does not have, as float32."""
-    arrays = lm.export_kv(place)
+    arrays = lm.kv.export(place)
     names: list[tuple[str, str]] = []
     while f"k.{len(names)}" in arrays:
         names.append((f"k.{len(names)}", f"v.{len(names)}"))
@@ -87,7 +87,7 @@ def load(
     for i, (keys, values) in enumerate(layers):
         arrays[f"k.{i}"] = _narrowed(keys, marks, f"k.{i}")
         arrays[f"v.{i}"] = _narrowed(values, marks, f"v.{i}")
-    return lm.import_kv(ids, arrays)
+    return lm.kv.insert(ids, arrays)
 
 
 def fragments(node: Node) -> list[KVFrag]:
