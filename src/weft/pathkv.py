@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from .errors import ConfigError, KVFull, Unsupported
+from .errors import ConfigError, KVFull, ModelMismatch, Unsupported
 from .kv.cursor import Cursor, Place
+from .kv.parts import is_evictable
+from .pathfile import SavedPath, pack, read, unpack, write
 from .sched.work import Extend
 
 if TYPE_CHECKING:
@@ -15,35 +18,106 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@runtime_checkable
+class HasPlace(Protocol):
+    """A handle that stands somewhere in the token tree."""
+
+    @property
+    def place(self) -> Place:
+        """The place after its last token."""
+
+
+Path = Sequence[int] | Place | HasPlace
+
+
 class PathKV:
     """What may be done with the KV of a path by hand; get it as `lm.kv`.
 
-    Needs an engine whose KV is addressable: `Unsupported` on hidden engines.
+    A path is its token ids, a `Place`, or a handle with one, such as a `Heddle`. KV is a cache of
+    tokens: nothing here changes what a path says, and what is dropped is recomputed when used.
+    Needs an engine whose KV is addressable: everything raises `Unsupported` on hidden engines.
     """
 
     def __init__(self, lm: LM) -> None:
         self._lm = lm
 
-    def export(self, place: Place) -> dict[str, Any]:
+    def size(self, path: Path) -> int:
+        """Return how many tokens of the path have their KV on the device. Cost: O(nodes)."""
+        place = self._place(path)
+        return self._lm.driver.exclusive(lambda: self._size(place))
+
+    def copy(self, path: Path) -> Place:
+        """Return another hold on the same path: nothing is copied. Cost: O(1)."""
+        return self._place(path).fork()
+
+    def trim(self, path: Path, length: int) -> Place:
+        """Drop the path's KV after its first `length` tokens; return the place there.
+
+        What other paths continue, or running work uses, stays. Tokens and handles stay too.
+        Raises: ConfigError for a length that is not on the path.
+        """
+        place = self._place(path)
+        if isinstance(length, bool) or not isinstance(length, int):
+            raise ConfigError(f"length is {length!r}; allowed is a whole number of tokens")
+        if not 0 <= length <= place.depth:
+            raise ConfigError(f"length is {length}; allowed on this path are 0 to {place.depth}")
+        return self._lm.driver.exclusive(lambda: self._trim(place, length))
+
+    def to_bytes(self, path: Path) -> bytes:
+        """Return a path and its KV as one safetensors file, computing what is missing.
+
+        Raises: ConfigError for the empty path. Cost: two copies of the path's KV on the host.
+        """
+        place = self._place(path)
+        arrays = self.export(place)
+        info = self._lm.info
+        return pack(SavedPath(info.fingerprint, info.model, place.ids(), place.namespace, arrays))
+
+    def save(self, path: Path, file: str | os.PathLike[str]) -> None:
+        """Write `to_bytes` to a file: afterwards it is the old one or the new one, whole.
+
+        Raises: StoreError when it cannot be written.
+        """
+        write(file, self.to_bytes(path))
+
+    def load(self, source: bytes | str | os.PathLike[str]) -> Place:
+        """Put saved KV into the tree and return the place after its tokens.
+
+        source: what `to_bytes` gave, or a file of `save`.
+        Raises: FormatError for what is no such file, or broken; ModelMismatch when another model
+        made it; KVFull when it cannot fit even alone.
+        """
+        info = self._lm.info
+        self._refuse_hidden()
+        saved = unpack(source if isinstance(source, bytes) else read(source))
+        if saved.fingerprint != info.fingerprint:
+            raise ModelMismatch(
+                f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
+                " with the model that made it, or prefill the tokens again"
+            )
+        saved.check_size(info.n_layers, info.kv_bytes_per_token)
+        place = self._lm.place(saved.token_ids, namespace=saved.namespace)
+        return self._put(place, saved.arrays)
+
+    def export(self, path: Path) -> dict[str, Any]:
         """Return the KV of a whole path on the host, computing what is missing.
 
-        Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, place.depth, head_dim] in the engine's
+        Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim] in the engine's
         dtype (bfloat16 as its uint16 bits, then "dtype" says so). Raises: ConfigError for the
         empty path.
         Cost: a copy of the path's KV.
         """
-        return self._with_resident(place, self._export)
+        return self._with_resident(self._place(path), self._export)
 
     def insert(self, ids: Sequence[int], arrays: Mapping[str, Any]) -> Place:
         """Put KV from `export` of the same model into the tree as that of `ids`; hold the place.
 
-        Raises: KVFull when it does not fit; ConfigError when the lengths differ.
+        While running work has the room, it queues for it like any prompt, and is then computed.
+        Raises: KVFull when it cannot fit even alone; ConfigError when the lengths differ.
         """
-        place = self._lm.place(ids)
-        self._lm.driver.exclusive(lambda: self._insert(place, arrays))
-        return place
+        return self._put(self._lm.place(ids), arrays)
 
-    def engine_cache(self, place: Place) -> Any:
+    def engine_cache(self, path: Path) -> Any:
         """Return the engine library's own cache object for a path, which its own model accepts.
 
         Raises: Unsupported where the engine's library has none.
@@ -53,14 +127,58 @@ class PathKV:
             raise Unsupported(
                 f"the {self._lm.info.name} engine's library has no cache object of its own"
             )
+        place = self._place(path)
         return self._with_resident(place, lambda cursor: make(self._lm.tree.path(cursor)))
+
+    def _place(self, path: Path) -> Place:
+        self._refuse_hidden()
+        if isinstance(path, HasPlace):
+            path = path.place
+        if not isinstance(path, Place):
+            if isinstance(path, str | bytes) or not isinstance(path, Sequence):
+                raise ConfigError(
+                    f"a {type(path).__name__} is no path; allowed are token ids, a Place, or a"
+                    " handle such as a Heddle"
+                )
+            return self._lm.place(path)
+        if path._holds is not self._lm.tree.holds:
+            raise ConfigError("this path belongs to another LM; give its token ids instead")
+        return path
+
+    def _size(self, place: Place) -> int:
+        tree, size = self._lm.tree, 0
+        depth = place.depth
+        for node in tree.up(tree.place(place)):
+            size += (depth - node.start) if node.resident else 0
+            depth = node.start
+        return size
+
+    def _trim(self, place: Place, length: int) -> Place:
+        tree = self._lm.tree
+        start = place.at(length)
+        tree.cut(tree.place(start))
+        for node in list(tree.up(tree.cut(tree.place(place)))):
+            if node.start < length:
+                break
+            tree.host.free(node)
+            if is_evictable(node):
+                tree.drop(node)
+        return start
+
+    def _put(self, place: Place, arrays: Mapping[str, Any]) -> Place:
+        slice_exported(arrays, 0, place.depth)
+        if not self._lm.driver.exclusive(lambda: self._insert(place, arrays)):
+            self._lm.drive(tickets := self._lm.submit([Extend(place)]))
+            tickets[0].result()
+        return place
 
     def _with_resident(self, place: Place, use: Callable[[Cursor], T]) -> T:
         """Call `use` between steps, with the path's KV on the device."""
         self._refuse_hidden()
         lm = self._lm
         while True:
-            lm.drive(lm.submit([Extend(place)]))
+            lm.drive(tickets := lm.submit([Extend(place)]))
+            tickets[0].result()
             found = lm.driver.exclusive(lambda: self._try_use(place, use))
             if found is not None:
                 return found[0]
@@ -75,19 +193,22 @@ class PathKV:
         spans = self._lm.tree.path(cursor)
         return join_exported([(fragments.export(span.fragment), span.length) for span in spans])
 
-    def _insert(self, place: Place, arrays: Mapping[str, Any]) -> None:
+    def _insert(self, place: Place, arrays: Mapping[str, Any]) -> bool:
+        """Fill what is missing; return False while running work has the room for it."""
         self._refuse_hidden()
         tree = self._lm.tree
         fragments, room = tree.fragments, tree.room
         assert fragments is not None
+        if room.capacity is not None and place.depth > room.capacity:
+            raise KVFull(
+                f"{place.depth} slots do not fit in the KV budget of {room.capacity}",
+                needed=place.depth,
+                capacity=room.capacity,
+            )
         cursor = tree.pin(tree.cut(tree.place(place)))
         try:
             if room.must > (room.capacity or room.must) or not tree.make_room():
-                raise KVFull(
-                    f"{place.depth} slots do not fit in the KV budget of {room.capacity}",
-                    needed=place.depth,
-                    capacity=room.capacity or 0,
-                )
+                return False
             missing = [node for node in tree.up(cursor) if not node.resident]
             if missing:
                 start = missing[-1].start
@@ -95,6 +216,7 @@ class PathKV:
                 data = slice_exported(arrays, start, cursor.depth)
                 parent = above.fragment if above is not None else None
                 tree.fill(cursor, start, fragments.load(data, parent))
+            return True
         finally:
             tree.unpin(cursor)
 

@@ -210,6 +210,11 @@ class Node:
             return [func(node) for node in walk.leaves(self)]
         return [func(node) for node in self.get_all_children(int(apply_self))]
 
+    @property
+    def place(self) -> Place:
+        """Where the node ends in the token tree; `lm.kv` takes it."""
+        return self._where()
+
     def _where(self) -> Place:
         """Return the node's place, made from the nearest ancestor that has one."""
         lm = self._home.live_lm()
