@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -64,6 +64,20 @@ def render_chat(
         ) from error
 
 
+def check_variables(template: str, given: Iterable[str]) -> None:
+    """Refuse variables that the template never reads: they would have no effect.
+
+    Raises: ConfigError naming what it reads.
+    """
+    known = _variables(template) - {"messages", "add_generation_prompt", "raise_exception"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ConfigError(
+            f"this chat template does not read {unknown[0]!r}, which would have no effect;"
+            f" it reads: {', '.join(sorted(known)) or 'nothing but the messages'}"
+        )
+
+
 def _brief(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
@@ -84,6 +98,16 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
             f"message {index} has content {_brief(content)}; allowed is a string or a list of parts"
         )
     return dict(message)
+
+
+@lru_cache(maxsize=64)
+def _variables(template: str) -> frozenset[str]:
+    from jinja2 import TemplateError, meta
+
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+    except TemplateError as error:
+        raise ConfigError(f"the chat template is no template: {error}") from error
 
 
 @lru_cache(maxsize=64)

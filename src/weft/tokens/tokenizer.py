@@ -169,20 +169,21 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        template: str | None = None,
         **options: Any,
     ) -> str:
         """Return the prompt text of chat messages; encode it with `special=True, add_bos=False`.
 
+        template: instead of the model's own.
         options: further variables for the template. Raises: ConfigError if there is no template.
         """
-        if self.chat_template is None:
+        template = self.chat_template if template is None else template
+        if template is None:
             raise ConfigError(
                 "this model has no chat template; give the prompt as plain text with template=False"
             )
         names = {"bos_token": "", "eos_token": "", **self._special_tokens, **options}
-        return render_chat(
-            self.chat_template, messages, add_generation_prompt=add_generation_prompt, **names
-        )
+        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, **names)
 
     def encode_chat(
         self,
@@ -195,15 +196,33 @@ class Tokenizer:
 
         The template's special tokens are special; the same strings inside a message are its text.
         """
+        pieces = self.render_pieces(
+            messages, add_generation_prompt=add_generation_prompt, **options
+        )
+        return [
+            token for piece, is_text in pieces for token in self.piece_ids(piece, is_text=is_text)
+        ]
+
+    def render_pieces(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **options: Any
+    ) -> list[tuple[str, bool]]:
+        """Return the rendered chat in pieces: (piece, it is a special token's name as plain text).
+
+        For `piece_ids`; joined they are what `apply_chat_template` gives.
+        """
         names = [self.token_text(token) for token in self.special_ids]
         marked, restore = mark_specials(messages, names)
-        rendered = self.apply_chat_template(
-            marked, add_generation_prompt=add_generation_prompt, **options
+        return list(
+            restore(
+                self.apply_chat_template(
+                    marked, add_generation_prompt=add_generation_prompt, **options
+                )
+            )
         )
-        ids: list[int] = []
-        for piece, is_content in restore(rendered):
-            ids += self.continuation(piece) if is_content else self._encode(piece, special=True)
-        return ids
+
+    def piece_ids(self, piece: str, *, is_text: bool) -> list[int]:
+        """Return the token ids of one piece of a rendered chat."""
+        return self.continuation(piece) if is_text else self._encode(piece, special=True)
 
     @cached_property
     def _first_space_is_dummy(self) -> bool:
