@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .adapters import Adapters
 from .constraints.compiler import Compiler
+from .embedding import Pooling, embed
 from .engines.base import Engine, EngineInfo
 from .errors import ConfigError, ContextOverflow, StaleHandle
 from .kv.cursor import Place
@@ -20,7 +21,14 @@ from .sched.driver import Channel, Driver
 from .sched.scheduler import Scheduler
 from .sched.work import Extend, Run, Ticket
 from .stats import Stats, gather_stats
+from .tokens.chat import check_variables
+from .tokens.parse import ChatOutput, parse_chat_output
 from .tokens.tokenizer import Tokenizer
+from .tokens.turns import turn_delta, turn_separator
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROW_CACHE_BYTES = 64 << 20
 N_BATCH = 512
@@ -203,13 +211,81 @@ class LM:
         raise ConfigError("this model's files name no end token")
 
     def format_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt text of chat messages by the model's template.
+        """Return the prompt text of chat messages by the model's template, or by `template`.
 
         Tokenise it with special=True, add_bos=False: the template writes its own special tokens.
+        tools: function descriptions, JSON schema. template_kwargs: further variables of the
+        template, such as enable_thinking.
+        Raises: ConfigError when the template refuses the messages, or does not read a variable.
         """
-        return self.text.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+        options = self._chat_options(tools, template, template_kwargs)
+        return self.text.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, **options
+        )
+
+    def turn_delta(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        history: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return only the tokens that new messages add after an answer; see `turns.turn_delta`.
+
+        history: the chat they follow, where the template looks at more than the last turn.
+        """
+        options = self._chat_options(tools, template, template_kwargs)
+        return turn_delta(
+            self.text,
+            messages,
+            history=history,
+            add_generation_prompt=add_generation_prompt,
+            **options,
+        )
+
+    @property
+    def turn_separator(self) -> list[int]:
+        """The tokens that close an assistant's turn: its end token and blank text after it."""
+        return turn_separator(self.text)
+
+    def _chat_options(
+        self, tools: Any, template: str | None, given: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        options = dict(given or {})
+        if tools is not None:
+            options["tools"] = list(tools)
+        used = self.text.chat_template if template is None else template
+        if used is not None:
+            check_variables(used, options)
+        return {**options, "template": template}
+
+    def parse_chat_output(
+        self, text: str, *, thinking_open: bool = False, is_partial: bool = False
+    ) -> ChatOutput:
+        """Take what the assistant said apart; see `tokens.parse.parse_chat_output`."""
+        return parse_chat_output(text, thinking_open=thinking_open, is_partial=is_partial)
+
+    def embed(
+        self, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True
+    ) -> NDArray[np.float32]:
+        """Return a vector for each text: float32 [N, n_embd], from the final hidden states.
+
+        pooling: the mean over a text's tokens, its first ("cls") or its last one. normalize: to
+        length 1. Keeps no KV. Raises: Unsupported where the engine gives no hidden states;
+        ConfigError for an empty text. Cost: a forward per n_batch tokens, between other work.
+        """
+        return embed(self, texts, pooling=pooling, normalize=normalize)
 
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""

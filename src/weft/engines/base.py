@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from ..errors import Unsupported
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -43,6 +45,7 @@ class EngineInfo:
     before.
     owner_thread: every call must come from the thread that made the first one.
     own_random: `Output.draw` does not follow Weft's random streams.
+    n_embd: numbers in a hidden state; 0 where the engine gives none.
     """
 
     name: str
@@ -59,6 +62,7 @@ class EngineInfo:
     overlap: bool = False
     owner_thread: bool = False
     own_random: bool = False
+    n_embd: int = 0
     adapters: frozenset[str] = frozenset()
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -259,6 +263,13 @@ class Engine(ABC):
         `dest`. On return every `dest.length` has grown by the row's tokens; on an exception none
         has. An overlapping engine may raise later, from `Output.wait`; the scheduler then trims.
         """
+
+    def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Run rows as `forward` does; return what the head would see: float32 [T, n_embd] a row.
+
+        Raises: Unsupported, unless the engine says otherwise.
+        """
+        raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
 
     @abstractmethod
     def close(self) -> None:

@@ -52,6 +52,7 @@ class NumpyEngine(Engine):
             kv_bytes_per_token=config.kv_bytes_per_token,
             dtype="float32",
             fingerprint=checkpoint.fingerprint(),
+            n_embd=weights.embed.shape[1],
         )
 
     @classmethod
@@ -114,6 +115,19 @@ class NumpyEngine(Engine):
         plan.commit()
         self._plan = plan
         return HostOutput(logits, scores)
+
+    def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
+        """Run rows and return their final hidden states, after the last norm."""
+        model = self._open_model()
+        self._plan = None
+        with self._threads.limited(sum(row.n_tokens for row in rows)):
+            plan = Plan(rows, self._config, self.fragments)
+            ids = plan.begin(rows)
+            _check_ids(ids, self.info.n_vocab)
+            states = model.normed(model.hidden(ids, plan))
+            plan.commit()
+        starts = [plan.first(index) for index in range(len(rows))]
+        return [states[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
 
     def close(self) -> None:
         """Drop weights and KV; idempotent."""

@@ -34,9 +34,12 @@ class Model:
 
     def logits(self, hidden: Floats) -> Floats:
         """Return the logits of some rows of `hidden`: float32 [n, V]."""
-        y = rms_norm(hidden, self._weights.norm, self._config.norm_eps)
-        logits: Floats = y @ self._weights.head
+        logits: Floats = self.normed(hidden) @ self._weights.head
         return logits
+
+    def normed(self, hidden: Floats) -> Floats:
+        """Return some rows of `hidden` as the head sees them; a new array."""
+        return rms_norm(hidden, self._weights.norm, self._config.norm_eps)
 
     def _attention(
         self, y: Floats, index: int, layer: Layer, turns: NDArray[np.complex64], plan: Plan

@@ -32,6 +32,9 @@ from .store import KV, Store
 from .surgery import Head, freeze_rope, structural_copy
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..source import Progress
 
 # Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
@@ -130,6 +133,23 @@ class TorchEngine(Engine):
                 self.fragments.grew(row.dest, row.n_tokens)
         return TorchOutput(logits, scores)
 
+    @torch.inference_mode()
+    def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
+        tokens = [self._tokens_of(row) for row in rows]
+        try:
+            plan = plan_step(rows, self.fragments)
+            step, hidden = self._run(plan, rows, tokens)
+            if plan.chunks:
+                self._keep(plan, rows, step)
+        except Exception as error:
+            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
+        for row in rows:
+            if isinstance(row.dest, KV):
+                self.fragments.grew(row.dest, row.n_tokens)
+        states = hidden.float().cpu().numpy()
+        return [states[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -165,7 +185,7 @@ class TorchEngine(Engine):
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
-                n_vocab = self._head.logits(hidden).shape[-1]
+                n_vocab, n_embd = self._head.logits(hidden).shape[-1], hidden.shape[-1]
         except EngineError:
             raise
         except Exception as error:
@@ -187,6 +207,7 @@ class TorchEngine(Engine):
             dtype=str(model.dtype).removeprefix("torch."),
             fingerprint=fingerprint,
             device=str(self._device),
+            n_embd=n_embd,
             extra=extra,
         )
         check_tree(self, own)
