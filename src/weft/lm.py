@@ -11,7 +11,7 @@ from .adapters import Adapters
 from .constraints.compiler import Compiler
 from .embedding import Pooling, embed
 from .engines.base import Engine, EngineInfo
-from .errors import ConfigError, ContextOverflow, StaleHandle
+from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.cursor import Place
 from .kv.tree import TokenTree
 from .pathkv import PathKV
@@ -72,7 +72,7 @@ class LM:
         self.tree = TokenTree(
             engine.fragments,
             capacity=capacity_of(kv_bytes, engine.info),
-            max_paths=least(n_seq_max, engine.info.max_paths),
+            max_paths=least(n_seq_max, engine.info),
         )
         self.scheduler = Scheduler(
             engine,
@@ -364,9 +364,14 @@ def at_least_one(name: str, value: int) -> int:
     return value
 
 
-def least(n_seq_max: int | None, max_paths: int | None) -> int | None:
-    """Return the smaller limit of paths; None for none."""
+def least(n_seq_max: int | None, info: EngineInfo) -> int | None:
+    """Return the smaller limit of resident paths; None for none."""
     if n_seq_max is not None:
         at_least_one("n_seq_max", n_seq_max)
-    given = [limit for limit in (n_seq_max, max_paths) if limit is not None]
+        if info.kv == "hidden":
+            raise Unsupported(
+                f"the {info.name} engine keeps its KV to itself, so n_seq_max has no effect;"
+                " leave it out"
+            )
+    given = [limit for limit in (n_seq_max, info.max_paths) if limit is not None]
     return min(given) if given else None

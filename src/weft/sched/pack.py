@@ -40,7 +40,9 @@ class Packer:
         for task in tasks:
             self.serve_cached(task)
             if self.tree.fragments is None:
-                budget -= self._whole(task, reads)
+                # What a whole path costs is the engine's affair: rows are counted.
+                if budget > 0:
+                    budget -= bool(self._whole(task, reads))
                 continue
             absent = self._absent(task)
             assert task.cursor is not None
