@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fakes import HiddenFake, SequenceFake
+from weft.branch import Branch
 from weft.engines.base import Engine
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConfigError, FormatError, KVFull, ModelMismatch, StoreError, Unsupported
@@ -89,6 +90,9 @@ def test_every_kind_of_path_is_taken(lm: LM) -> None:
     lm.kv.export(child)
     assert lm.kv.size(child) == lm.kv.size(child.place) == lm.kv.size(child.get_prefix_tokens())
     assert lm.kv.size(child) == child.place.depth
+    with Branch.create(lm) as branch:
+        branch.prefill(IDS[:9])
+        assert lm.kv.size(branch) == 9
 
 
 @pytest.mark.parametrize("wrong", ["text", b"bytes", 7, None])
