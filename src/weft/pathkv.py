@@ -25,6 +25,7 @@ class HasPlace(Protocol):
     @property
     def place(self) -> Place:
         """The place after its last token."""
+        ...
 
 
 Path = Sequence[int] | Place | HasPlace
