@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .adapters import Adapters
+from .constraints import json_schema_to_grammar
 from .constraints.compiler import Compiler
 from .embedding import Pooling, embed
 from .engines.base import Engine, EngineInfo
@@ -269,6 +270,10 @@ class LM:
         if used is not None:
             check_variables(used, options)
         return {**options, "template": template}
+
+    def json_schema_to_grammar(self, schema: Mapping[str, Any] | str) -> str:
+        """Return a JSON schema as GBNF text; see `constraints.json_schema_to_grammar`."""
+        return json_schema_to_grammar(schema)
 
     def parse_chat_output(
         self, text: str, *, thinking_open: bool = False, is_partial: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,6 +87,15 @@ Stop = Annotated[
         "--stop",
         help=r"Text that ends a branch; may be given again. \n is a line end.",
         show_default=False,
+    ),
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        "--json-schema",
+        help="Only JSON that fits the schema in this file.",
+        show_default=False,
+        dir_okay=False,
     ),
 ]
 Color = Annotated[
@@ -184,6 +194,18 @@ def sampling(
         seed=seed,
         stop=stops(stop),
     )
+
+
+def constraint(schema: Path | None) -> dict[str, Any]:
+    """Return the sampling option for a schema's file. Raises: ConfigError, GrammarError."""
+    if schema is None:
+        return {}
+    from ..constraints import JsonSchema
+
+    try:
+        return {"constraint": JsonSchema(schema.read_text("utf-8"))}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--json-schema: {schema} cannot be read: {error}") from error
 
 
 def was_typed(context: typer.Context, name: str) -> bool:

@@ -52,6 +52,7 @@ def run(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
     color: options.Color = None,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
@@ -62,6 +63,7 @@ def run(
 ) -> None:
     """Grow branches from a prompt and draw them as a tree."""
     sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
+    sampling |= options.constraint(json_schema)
     wish = Wish(n, sampling, color, keep=keep, as_json=as_json, stays=interactive)
     # Where one stays, what comes in are the keys.
     text = (prompt or "") if interactive else options.read_prompt(prompt, is_optional=go_on)

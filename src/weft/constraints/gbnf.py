@@ -13,7 +13,8 @@ from ..errors import GrammarError
 _RULES = {
     "space": '" "?',
     "string": r'"\"" char* "\""',
-    "char": r'[^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])',
+    "char": r'[^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" hex hex hex hex)',
+    "hex": "[0-9a-fA-F]",
     "integer": '"-"? ("0" | [1-9] [0-9]*)',
     "number": 'integer ("." [0-9]+)? ([eE] [-+]? [0-9]+)?',
     "boolean": '"true" | "false"',

@@ -1,0 +1,248 @@
+"""Values, grammars and matchers, without a model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.constraints import (
+    GBNF,
+    Allow,
+    Choice,
+    JsonSchema,
+    Lark,
+    Lazy,
+    Regex,
+    as_constraint,
+    from_dict,
+    json_schema_to_grammar,
+)
+from weft.constraints.compiler import Compiler
+from weft.constraints.masks import Masks
+from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
+from weft.sampling.params import SamplingParams
+from weft.tokens.tokenizer import Tokenizer
+
+ALL = [
+    JsonSchema({"type": "integer"}),
+    Regex("[0-9]+"),
+    Lark('start: "a"+'),
+    GBNF('root ::= "a"+'),
+    Choice(["yes", "no"]),
+    Allow({5, 6}),
+    Lazy(Regex("x[0-9]"), ["x", re.compile("y+"), 7]),
+]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    text = Tokenizer.from_folder(Path(str(files("weft") / "data" / "tiny")))
+    return Compiler(text, text.n_vocab)
+
+
+def fits(compiler: Compiler, constraint, text: str) -> bool:
+    matcher = compiler.matcher(constraint)
+    for token in compiler.text.encode(text, add_bos=False):
+        if not matcher.is_allowed(token):
+            return False
+        matcher.accept(token)
+    return matcher.may_end
+
+
+@pytest.mark.parametrize("constraint", ALL, ids=lambda each: type(each).__name__)
+def test_a_constraint_is_a_value_that_data_keeps(constraint) -> None:
+    data = json.loads(json.dumps(constraint.to_dict()))
+    assert from_dict(data) == constraint
+    assert hash(from_dict(data)) == hash(constraint)
+    params = SamplingParams(constraint=constraint, seed=1)
+    again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict())))
+    assert again == params
+
+
+def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+
+    class Owl(pydantic.BaseModel):
+        name: str
+        age: int
+
+    made = as_constraint(Owl)
+    assert made.parse('{"name": "Lena", "age": 3}') == Owl(name="Lena", age=3)
+    assert as_constraint({"type": "object"}) == JsonSchema('{"type": "object"}')
+    assert as_constraint({3, 4}) == Allow([4, 3])
+    with pytest.raises(ConfigError, match="allowed is a Pydantic class"):
+        as_constraint("abc")
+    for wrong in (lambda: Choice([]), lambda: Choice("ab"), lambda: Choice([""])):
+        with pytest.raises(ConfigError, match="Choice"):
+            wrong()
+    for wrong in (lambda: Allow(()), lambda: Allow({-1}), lambda: Allow({"a"})):
+        with pytest.raises(ConfigError, match="Allow"):
+            wrong()
+    for triggers in ((), "word", [""], [1.5]):
+        with pytest.raises(ConfigError, match="triggers"):
+            Lazy(Regex("a"), triggers)
+    with pytest.raises(FormatError):
+        from_dict({"nosuch": 1})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Regex("((("), "line 1.*unclosed group"),
+        (lambda: GBNF("root ::= ((("), "line 1.*Expected"),
+        (lambda: GBNF('root ::= nosuch "a"'), "nosuch"),
+        (lambda: Lark("start: foo\n"), "line 1.*unknown name"),
+        (lambda: JsonSchema({"type": "nosuch"}), "nosuch"),
+        (lambda: JsonSchema("{"), "not JSON"),
+        (lambda: JsonSchema("3"), "allowed is an object"),
+        (lambda: Regex(""), "not empty"),
+        (lambda: GBNF("  "), "not empty"),
+    ],
+)
+def test_a_wrong_grammar_says_line_and_reason_at_once(compiler, make, said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        compiler.matcher(make())
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (Regex("[0-9]{3}"), ["420"], ["42", "4200", "abc"]),
+        (Choice(["yes", "no, never"]), ["yes", "no, never"], ["no", "maybe"]),
+        (Lark('start: "a"+ "b"'), ["ab", "aaab"], ["b", "a"]),
+        (GBNF('root ::= "{" ws "}"\nws ::= [ \\n]*'), ["{}", "{ \n }"], ["{", "{a}"]),
+        (JsonSchema({"enum": ["x", 3]}), ['"x"', "3"], ["4", "x"]),
+    ],
+)
+def test_what_fits_is_allowed_and_nothing_else(compiler, constraint, good, bad) -> None:
+    assert all(fits(compiler, constraint, text) for text in good)
+    assert not any(fits(compiler, constraint, text) for text in bad)
+
+
+def test_a_forbidden_token_changes_nothing_and_a_clone_goes_its_own_way(compiler) -> None:
+    matcher = compiler.matcher(Regex("ab|cd"))
+    a, b, c, d = (compiler.text.encode(letter, add_bos=False)[0] for letter in "abcd")
+    with pytest.raises(ConstraintError):
+        matcher.accept(b)
+    twin = matcher.clone()
+    matcher.accept(a)
+    twin.accept(c)
+    assert matcher.forced() == [b]
+    assert twin.forced() == [d]
+    matcher.accept(b)
+    assert matcher.must_end
+    assert matcher.may_end
+    assert not twin.may_end
+    assert compiler.matcher(Regex("ab|cd")).is_allowed(c)  # the one kept stands at its beginning
+
+
+def test_masks_of_a_batch_are_those_asked_one_token_at_a_time(compiler) -> None:
+    constraints = [Regex("[0-9]+"), None, Allow({9, 70}), Choice(["yes", "no"]), Regex("[0-9]+")]
+    matchers = [None if each is None else compiler.matcher(each) for each in constraints]
+    matchers[4].accept(compiler.text.encode("7", add_bos=False)[0])
+    logits = np.zeros((len(matchers), compiler.n_vocab), dtype=np.float32)
+    masks = Masks(len(matchers))
+    for begun in (False, True):
+        if begun:
+            masks.begin(matchers, compiler.n_vocab)
+        masked = masks.over(logits, matchers)
+        for row, matcher in zip(masked, matchers, strict=True):
+            allowed = [
+                matcher is None or matcher.is_allowed(token) for token in range(compiler.n_vocab)
+            ]
+            assert np.isfinite(row).tolist() == allowed
+    assert not logits.any()
+    ends = sorted(compiler.text.stop_ids)
+    assert np.isfinite(masked[4, ends]).all()
+    assert not np.isfinite(masked[0, ends]).any()
+
+
+@pytest.mark.parametrize(
+    ("triggers", "text", "is_on"),
+    [
+        (["<call>"], "hello <call>", True),
+        (["<call>"], "hello <cal", False),
+        ([re.compile("<c.ll>")], "say <cxll>", True),
+        ([re.compile("<c.ll>")], "say", False),
+    ],
+)
+def test_a_lazy_grammar_begins_where_its_trigger_does(compiler, triggers, text, is_on) -> None:
+    matcher = compiler.matcher(Lazy(Regex(r"<c.ll>[0-9]{2}"), triggers))
+    for token in compiler.text.encode(text, add_bos=False):
+        matcher.accept(token)
+    letter, digit = (compiler.text.encode(each, add_bos=False)[0] for each in "z7")
+    assert matcher.is_allowed(letter) is not is_on
+    assert matcher.is_allowed(digit)
+    assert matcher.may_end is not is_on
+    twin = matcher.clone()
+    for _ in range(2):
+        matcher.accept(digit)
+    assert matcher.must_end is is_on
+    assert not twin.must_end
+
+
+def test_a_lazy_grammar_may_wait_for_a_token_and_refuses_a_trigger_it_cannot_begin_with(
+    compiler,
+) -> None:
+    start = compiler.text.encode("x", add_bos=False)[0]
+    matcher = compiler.matcher(Lazy(Regex("x[0-9]"), [start]))
+    other = compiler.text.encode("a", add_bos=False)[0]
+    matcher.accept(other)
+    matcher.accept(start)
+    assert not matcher.is_allowed(other)
+    wrong = compiler.matcher(Lazy(Regex("[0-9]"), ["ab"]))
+    wrong.accept(other)
+    with pytest.raises(ConstraintError, match="begins with the trigger's own text"):
+        wrong.accept(compiler.text.encode("b", add_bos=False)[0])
+    assert wrong.is_allowed(start)
+
+
+@pytest.mark.parametrize("required", [(), ("a",), ("b",), ("c",), ("a", "c"), ("a", "b", "c")])
+def test_a_schema_as_gbnf_takes_the_same_objects(compiler, required) -> None:
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "integer"} for key in "abc"},
+        "required": list(required),
+    }
+    grammar = GBNF(json_schema_to_grammar(schema))
+    for n in range(4):
+        for keys in itertools.combinations("abc", n):
+            text = json.dumps(dict.fromkeys(keys, 1))
+            assert fits(compiler, grammar, text) == (set(required) <= set(keys)), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": ["string", "null"], "maxLength": 3}, ['"abc"', "null"], ['"abcd"', "1"]),
+        ({"type": "array", "items": {"enum": ["x"]}, "minItems": 1}, ['["x", "x"]'], ["[]"]),
+        ({"anyOf": [{"const": {"k": '"q"'}}, {"type": "boolean"}]}, ["true"], ["1"]),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "number"}}}, ["-1.5e3"], ["x"]),
+        ({}, ['{"a": [1, {"b": null}]}'], ["{a}"]),
+        ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
+    ],
+)
+def test_the_parts_of_a_schema_have_their_rules(compiler, schema, good, bad) -> None:
+    text = json_schema_to_grammar(json.dumps(schema))
+    assert text.startswith("root ::= ")
+    assert all(fits(compiler, GBNF(text), each) for each in good)
+    assert not any(fits(compiler, GBNF(text), each) for each in bad)
+
+
+def test_what_gbnf_cannot_say_is_refused_by_name() -> None:
+    for schema, said in (
+        ({"type": "string", "pattern": "a+"}, "pattern"),
+        ({"type": "nosuch"}, "nosuch"),
+        ({"$ref": "#/$defs/x"}, "not in the schema"),
+        ("{", "JSON parse error"),
+        ("[]", "allowed is an object"),
+        ({"properties": {"a": 3}}, "no schema"),
+    ):
+        with pytest.raises(GrammarError, match=said):
+            json_schema_to_grammar(schema)
