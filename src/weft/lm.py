@@ -20,7 +20,7 @@ from .sampling.chain import Sampler
 from .sampling.params import SamplingParams
 from .sched.driver import Channel, Driver
 from .sched.scheduler import Scheduler
-from .sched.work import Extend, Run, Ticket
+from .sched.work import Item, Run, Ticket
 from .stats import Stats, gather_stats
 from .tokens.chat import check_variables
 from .tokens.parse import ChatOutput, parse_chat_output
@@ -145,12 +145,12 @@ class LM:
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
 
-    def _check_biases(self, items: Sequence[Extend | Run]) -> None:
+    def _check_biases(self, items: Sequence[Item]) -> None:
         for item in items:
             if isinstance(item, Run) and item.sampler.params.logit_bias:
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 
-    def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+    def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue work; nothing runs before somebody drives. See `Scheduler.submit`."""
         self._check_biases(items)
         return self.driver.submit(items, atomic=atomic)
@@ -163,7 +163,7 @@ class LM:
         """Yield what sinks put into a channel, a list a step, until all tickets are done."""
         return self.driver.pump(channel, tickets)
 
-    async def asubmit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+    async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue work from an event loop; what one pass of the loop submits shares a step."""
         self._check_biases(items)
         return await self.driver.asubmit(items, atomic=atomic)
@@ -294,6 +294,7 @@ class LM:
 
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
+        self.driver.try_drain()
         return gather_stats(self.tree, self.scheduler.counters, self.info, self.scheduler.lock)
 
     def clear_cache(self) -> None:
@@ -301,7 +302,7 @@ class LM:
         self.driver.exclusive(self._clear)
 
     def _clear(self) -> None:
-        self.scheduler.take_in()
+        self.scheduler.settle()
         self.tree.clear()
         self.scheduler.cache.clear()
 

@@ -108,13 +108,15 @@ class Branch(Tunable):
 
     def produce(self) -> Produced:
         """Draw the next token; changes nothing, and runs the model only if the logits are gone."""
-        self.raw()
+        self.alive()
+        if self.drawn is None:
+            self.raw()
         return draw([self])[0]
 
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
         row = self.needed_row()
-        while self.tenancy.read(row) is None:
+        while self.drawn is None and self.tenancy.read(row) is None:
             await arun(self.lm, [self], Read, [self])
         return draw([self])[0]
 
@@ -236,7 +238,7 @@ class Branch(Tunable):
     def tokens(self) -> list[int]:
         """All token ids of the path, a new list. Cost: O(position)."""
         self.alive()
-        return self.place.ids()
+        return self.ids()
 
     @property
     def text(self) -> str:
@@ -303,7 +305,7 @@ class Branch(Tunable):
         self.prune_subtree()
 
     def __repr__(self) -> str:
-        state = "ended" if self.ended_by is not None else f"at {self.place.depth} tokens"
+        state = "ended" if self.ended_by is not None else f"at {self._depth} tokens"
         return f"<Branch {self.number} {state}>"
 
     def _on_path(self, name: str, position: int) -> int:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError
 from ..kv.cursor import Place
-from ..sched.work import Extend, Logits, Scores, Want
+from ..sched import work
+from ..sched.work import Extend, Item, Logits
 from .metrics import Accepted
-from .tenancy import Tenancy
+from .tenancy import RawRow, Tenancy
 from .turns import aturn, turn
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..sampling.chain import Sampler
+    from ..sched.stays import Committed, Stay
     from .branch import Branch
 
 Pairs = Sequence[tuple["Branch", Any]]
 
 
 class Call(Protocol):
-    """What runs the model for branches; nothing of theirs is changed before `finish`."""
+    """What runs the model for branches; nothing of theirs is changed before all has run.
 
-    items: list[Extend]
+    Each stage: items to run together, and what to do with their answers.
+    """
 
-    def finish(self, answers: list[list[Any]]) -> None:
-        """Put the new state in place."""
+    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]: ...
 
 
 class Commit:
@@ -34,47 +37,72 @@ class Commit:
 
     def __init__(self, pairs: Pairs) -> None:
         self.parts = [_CommitPart(branch, token) for branch, token in pairs]
-        self.items = [part.item for part in self.parts]
 
-    def finish(self, answers: list[list[Any]]) -> None:
-        for part, answer in zip(self.parts, answers, strict=True):
-            part.finish(answer)
+    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
+        """Read the rows that figures need and nobody kept, then run the tokens."""
+        unknown = [part.branch for part in self.parts if part.is_unknown()]
+        if unknown:
+            yield from Read(unknown).stages()
+        parts = self.parts
+        if parts:
+            stays = [part.branch.staying() for part in parts]
+            tokens = [part.token for part in parts]
+            item = work.Commit(stays, tokens, [part.ahead() for part in parts])
+            yield [item], lambda answers: self._finish(stays, answers[0])
+
+    def _finish(self, stays: list[Stay], answers: list[Committed]) -> None:
+        for part, stay, answer in zip(self.parts, stays, answers, strict=True):
+            part.finish(stay, answer)
 
 
 class _CommitPart:
     """One branch's share of a commit."""
 
+    __slots__ = ("accepted_before", "branch", "sampler", "token", "used")
+
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
         self.token = branch.checked_token(token)
-        self.place = branch.lm.place((self.token,), after=branch.place)
-        self.sampler: Sampler | None = None
-        wants: list[Want] = [Logits(self.place.depth)]
+        if branch.position >= branch.lm.n_ctx:
+            branch.lm.place((self.token,), after=branch.place)  # which says what is wrong
         self.accepted_before = branch.accepted_ahead(self.token)
-        self.surprisals: tuple[float | None, float | None] = (None, None)
-        if not self.accepted_before:
-            self.sampler = branch.sampler.clone() if branch.sampler.needs_host else branch.sampler
+        self.used = self.sampler = branch.sampler
+        if not self.accepted_before and self.used.needs_host:
+            self.sampler = self.used.clone()
             self.sampler.accept(self.token)
-            known = branch.surprisals(self.token)
-            if known is not None:
-                self.surprisals = known
-            elif branch.position:
-                wants.append(Scores(branch.position, self.place.depth))
-        self.item = Extend(self.place, (), tuple(wants))
 
-    def finish(self, answer: list[Any]) -> None:
+    def is_unknown(self) -> bool:
+        """Whether its figures need a row of logits that must be read again."""
         branch = self.branch
+        if self.accepted_before or branch.row is None:
+            return False
+        drawn = branch.drawn
+        known = drawn is not None and drawn.token == self.token
+        return not known and branch.tenancy.read(branch.row) is None
+
+    def ahead(self) -> Sampler | None:
+        """Return what may draw the token after in the same step: what nothing else has a say in."""
+        sampler = self.sampler
+        if sampler.needs_host or sampler.params.logit_bias or self.branch.steering:
+            return None
+        return sampler
+
+    def finish(self, stay: Stay, answer: Committed) -> None:
+        branch, token = self.branch, self.token
         if self.accepted_before:
             branch.take_accepted(1)
         else:
-            assert self.sampler is not None
-            raw, kept = self.surprisals
-            if len(answer) > 1:
-                raw = -float(answer[1].logprobs[0])
-            last = Accepted(branch.last, branch.position, self.token, raw, kept)
-            branch.sampler, branch.last = self.sampler, last
-        branch.moved(self.place, answer[0])
-        branch.stream.push(self.token)
+            raw, kept = branch.surprisals(token) or (None, None)
+            branch.last = Accepted(branch.last, branch.position, token, raw, kept)
+            if branch.sampler is self.used:
+                branch.sampler = self.sampler
+            else:  # set anew while the commit was on its way
+                branch.sampler.accept(token)
+        branch.advanced(stay, token)
+        branch.row, branch.drawn = RawRow(None, answer.rows, answer.number), None
+        branch.stream.push(token)
+        if answer.drawn is not None and branch.sampler is self.sampler and not branch.steering:
+            branch.drawn = branch.produced(*answer.drawn)
 
 
 class Prefill:
@@ -88,9 +116,14 @@ class Prefill:
                 place = branch.lm.place(ids, after=branch.place)
                 branch.check_ahead(ids)
                 self.parts.append((branch, ids, place))
-        self.items = [Extend(place, (), (Logits(place.depth),)) for _, _, place in self.parts]
 
-    def finish(self, answers: list[list[Any]]) -> None:
+    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
+        """Run them all."""
+        places = [place for _, _, place in self.parts]
+        if places:
+            yield [Extend(place, (), (Logits(place.depth),)) for place in places], self._finish
+
+    def _finish(self, answers: list[list[Any]]) -> None:
         for (branch, ids, place), answer in zip(self.parts, answers, strict=True):
             branch.take_accepted(len(ids))
             branch.moved(place, answer[0])
@@ -102,31 +135,48 @@ class Read:
 
     def __init__(self, branches: Sequence[Branch]) -> None:
         self.branches = branches
-        self.items = [Extend(branch.place, (), (Logits(branch.position),)) for branch in branches]
 
-    def finish(self, answers: list[list[Any]]) -> None:
+    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
+        """Read them all."""
+        branches = self.branches
+        yield [Extend(each.place, (), (Logits(each.position),)) for each in branches], self._finish
+
+    def _finish(self, answers: list[list[Any]]) -> None:
         for branch, answer in zip(self.branches, answers, strict=True):
             branch.tenancy.keep(branch.needed_row(), answer[0])
 
 
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """Check, run and finish a call; the branches' other calls wait meanwhile."""
-    with turn(Tenancy.of(lm), branches):
+    with turn(Tenancy.of(lm), branches), placed(branches):
         call: Call = make(of)
-        if call.items:
-            tickets = lm.submit(call.items, atomic=True)
+        for items, finish in call.stages():
+            tickets = lm.submit(items, atomic=isinstance(items[0], Extend))
             lm.drive(tickets)
-            call.finish([ticket.result() for ticket in tickets])
+            finish([ticket.result() for ticket in tickets])
+
+
+@contextmanager
+def placed(branches: Sequence[Branch]) -> Iterator[None]:
+    """After an error, let branches go on from their places: a stay may be on its way still."""
+    try:
+        yield
+    except BaseException:
+        for branch in branches:
+            if branch.ended_by is None:
+                _ = branch.place
+        raise
 
 
 async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """The awaitable form of `run`; cancelled, it leaves the branches as they were."""
     async with aturn(Tenancy.of(lm), branches):
-        call: Call = make(of)
-        if call.items:
-            tickets = await lm.asubmit(call.items, atomic=True)
-            await lm.adrive(tickets)
-            call.finish([ticket.result() for ticket in tickets])
+        with placed(branches):
+            call: Call = make(of)
+            for items, finish in call.stages():
+                tickets = await lm.asubmit(items, atomic=isinstance(items[0], Extend))
+                await lm.adrive(tickets)
+                finish([ticket.result() for ticket in tickets])
 
 
 def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:

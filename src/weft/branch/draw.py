@@ -32,10 +32,5 @@ def _draw(branches: Sequence[State]) -> None:
     for branch, row, token, logprob, kept in zip(branches, raw, *figures, strict=True):
         if token == NOTHING:
             raise DeadEnd(f"grammar, bias and steering leave {branch!r} no token")
-        branch.drawn = Produced(
-            token,
-            branch.stream.peek(token),
-            branch.lm.is_stop_token(token),
-            -surprisal(row, token) if branch.steering else logprob,
-            kept,
-        )
+        own = -surprisal(row, token) if branch.steering else logprob
+        branch.drawn = branch.produced(token, own, kept)

@@ -20,6 +20,7 @@ from .tenancy import RawRow, Tenancy
 
 if TYPE_CHECKING:
     from ..lm import LM
+    from ..sched.stays import Stay
 
 Floats = NDArray[np.float32]
 
@@ -35,7 +36,9 @@ class State:
         self.lm = lm
         self.tenancy = Tenancy.of(lm)
         self.number = next(self.tenancy.numbers)
-        self.place = place
+        self.stay: Stay | None = None
+        self._place = place
+        self._depth = place.depth
         self.params = params
         self.sampler = sampler
         self.row: RawRow | None = None
@@ -54,7 +57,53 @@ class State:
     def position(self) -> int:
         """Tokens of the path: the position that the next token will have."""
         self.alive()
-        return self.place.depth
+        return self._depth
+
+    @property
+    def place(self) -> Place:
+        """The tip in the tree; what was committed since the last time goes there at the next step.
+
+        That costs a commit its speed: `base`, `ids` and `position` do without.
+        """
+        stay, self.stay = self.stay, None
+        if stay is not None:
+            place = self.lm.scheduler.stays.release(stay)
+            # A commit that was interrupted may have run its token all the same.
+            self._place = place if place.depth == self._depth else place.at(self._depth)
+        return self._place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        stay, self.stay = self.stay, None
+        if stay is not None:
+            self.lm.scheduler.stays.release(stay)
+        self._place, self._depth = place, place.depth
+
+    @property
+    def base(self) -> Place:
+        """The tip, or the place after which its stay has the rest."""
+        return self._place if self.stay is None else self.stay.base
+
+    def ids(self) -> list[int]:
+        """Return all token ids of the path, a new list."""
+        stay = self.stay
+        if stay is None:
+            return self._place.ids()
+        with self.lm.scheduler.lock:
+            return [*stay.base.ids(), *stay.tokens][: self._depth]
+
+    def staying(self) -> Stay:
+        """Return the stay that commits go on with."""
+        if self.stay is None:
+            self.stay = self.lm.scheduler.stays.begin(self, self._place)
+        return self.stay
+
+    def advanced(self, stay: Stay, token: int) -> None:
+        """A commit has run a token after the tip, on a stay of this branch."""
+        if self.stay is stay:
+            self._depth += 1
+        else:  # forked while the commit was on its way
+            self.place = self.lm.place((token,), after=self._place)
 
     def alive(self) -> None:
         """Raise StaleHandle if the branch has ended."""
@@ -72,6 +121,11 @@ class State:
         return index
 
     # Accepting --------------------------------------------------------------------------------
+
+    def produced(self, token: int, logprob: float, kept: float) -> Produced:
+        """Return what was drawn, as users see it."""
+        is_stop = token in self.lm.text.stop_ids
+        return Produced(token, self.stream.peek(token), is_stop, logprob, kept)
 
     def accept_now(self, token: int) -> None:
         """Go on by a token without running it."""

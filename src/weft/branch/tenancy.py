@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..kv.node import Node
     from ..lm import LM
+    from ..sched.kept import StepRows
     from .branch import Branch
     from .state import State
 
@@ -43,12 +44,22 @@ class Pressure:
 
 
 class RawRow:
-    """Raw logits at one place, shared by forks; `logits` is None once the room was needed."""
+    """Raw logits at one place, shared by forks; `logits` is None once the room was needed.
 
-    __slots__ = ("logits",)
+    step, index: where they are as long as nobody has asked for them.
+    """
 
-    def __init__(self, logits: NDArray[np.float32] | None = None) -> None:
+    __slots__ = ("index", "logits", "step")
+
+    def __init__(
+        self,
+        logits: NDArray[np.float32] | None = None,
+        step: StepRows | None = None,
+        index: int = 0,
+    ) -> None:
         self.logits = logits
+        self.step = step
+        self.index = index
 
 
 class Tenancy:
@@ -86,6 +97,12 @@ class Tenancy:
 
     def read(self, row: RawRow) -> NDArray[np.float32] | None:
         """Return a row's logits, if they are still there."""
+        step, row.step = row.step, None
+        if step is not None:
+            found: NDArray[np.float32] | None = step.logits(row.index)
+            if found is not None:
+                self.keep(row, found)
+                return found
         with self._lock:
             if row in self._rows:
                 self._rows.move_to_end(row)
@@ -96,18 +113,22 @@ class Tenancy:
         lm = self.lm()
         with lm.scheduler.lock:
             node = node_of(branch)
+            if branch.stay is not None and branch.stay.is_open:
+                return lm.tree.fragments is not None
             return lm.tree.fragments is not None and node is not None and node.resident
 
     def kv_tokens(self, branch: State) -> int:
         """Return how many tokens of a branch's path have KV."""
         lm = self.lm()
         with lm.scheduler.lock:
-            cursor = branch.place.cursor
+            cursor = branch.base.cursor
             if cursor is None or lm.tree.fragments is None:
                 return 0
+            stay = branch.stay
+            own = len(stay.tokens) if stay is not None and stay.is_open else 0
             depth = resolve(cursor).depth
             spans = ((node, min(node.end, depth) - node.start) for node in climb(cursor))
-            return sum(length for node, length in spans if node.fragment is not None)
+            return own + sum(length for node, length in spans if node.fragment is not None)
 
     def available(self) -> int | None:
         """Return how many more different tips can be resident; None without a limit of paths."""
@@ -116,11 +137,15 @@ class Tenancy:
         if limit is None:
             return None
         with lm.scheduler.lock:
-            tips = {node for each in list(self.branches) if (node := node_of(each)) is not None}
-            tips = {node for node in tips if node.resident}
+            tips: set[Any] = set()
             above: set[Node] = set()
-            for node in tips:
-                up = node.parent
+            for each in list(self.branches):
+                node = node_of(each)
+                if node is None or not node.resident:
+                    continue
+                own = each.stay is not None and each.stay.tail is not None and each.stay.tokens
+                tips.add(each.stay if own else node)
+                up = node if own else node.parent
                 while up is not None and up not in above:
                     above.add(up)
                     up = up.parent
@@ -129,7 +154,7 @@ class Tenancy:
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""
         lm = self.lm()
-        lm.driver.exclusive(lm.scheduler.take_in)
+        lm.driver.exclusive(lm.scheduler.settle)
         room = lm.tree.room
         branches = list(self.branches)
         return Pressure(
@@ -149,8 +174,7 @@ class Tenancy:
 
 def node_of(branch: State) -> Node | None:
     """Return the node at a branch's tip; None while that is not in the tree. Under the lock."""
-    place: Any = branch.place
-    cursor = place.cursor
+    cursor = branch.base.cursor
     return None if cursor is None or cursor.node.parent is None else cursor.node
 
 

@@ -81,7 +81,7 @@ class StubOutput(Output):
     def draw(self, batch: DrawBatch) -> Draws:
         n = len(batch.rows)
         zeros = np.zeros(n, np.float32)
-        return HostDraws(DrawResult(np.full(n, TOKEN, np.int64), zeros, zeros))
+        return HostDraws(DrawResult(np.full(n, TOKEN, np.int64), zeros, zeros, zeros))
 
 
 class StubEngine(Engine):

@@ -18,6 +18,11 @@ def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBa
     return DrawBatch(rows, chain, np.array(positions, dtype=np.uint64))
 
 
+def draw_at(chain: Chain, rows: Sequence[int], positions: Sequence[int]) -> DrawBatch:
+    """Draw sampler i of `chain` from logits row rows[i], for a token at positions[i]."""
+    return DrawBatch(np.array(rows, dtype=np.int64), chain, np.array(positions, dtype=np.uint64))
+
+
 def draw_rows(
     logits: Sequence[NDArray[np.float32]], samplers: Sequence[Sampler], positions: Sequence[int]
 ) -> DrawResult:

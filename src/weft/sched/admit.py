@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..errors import KVFull
 from ..kv.cursor import Cursor
 from ..kv.tree import TokenTree
+from .stays import CommitJob, Stay
 from .task import ExtendTask, Job, RunTask, Task
 from .work import Counters
 
@@ -25,14 +26,17 @@ class Admission:
         counters: Counters,
         suspend: Callable[[Task], None],
         refuse: Callable[[Job], None],
+        relieve: Callable[[], None],
     ) -> None:
         """suspend: stops work on a task; a live run's tail goes into the tree, where it can be
-        evicted. refuse: answers a job that can never fit, and takes it off the queue.
+        evicted. refuse: answers a job that can never fit, and takes it off the queue. relieve: lets
+        idle stays go, whose KV can be evicted then.
         """
         self.tree = tree
         self.counters = counters
         self.suspend = suspend
         self.refuse = refuse
+        self.relieve = relieve
         self.queue: list[Job] = []
         self.admitted: list[Job] = []
 
@@ -79,9 +83,13 @@ class Admission:
 
     def _try(self, job: Job, may_evict: bool) -> str:
         room = self.tree.room
+        if isinstance(job, CommitJob):
+            job.prepare()
         counts = [self._enter(task) for task in job.tasks]
         # Others grow meanwhile, and a run will want its first slots.
         reserve = self.tree.room.growth if self.admitted else 0
+        if room.is_over or self._is_short(reserve):
+            self.relieve()
         if room.is_over or self._is_short(reserve):
             if not may_evict:
                 self._undo(job)
@@ -129,6 +137,8 @@ def enter(task: Task, tree: TokenTree) -> Cursor:
         end = tree.extend(tree.place(task.item.place), task.item.tokens)
         node = end.node
         return end if node.resident and len(task.job.tasks) == 1 else tree.cut(end)
+    if isinstance(task, Stay):
+        return tree.cut(tree.place(task.base))
     assert isinstance(task, RunTask)
     return tree.cut(tree.extend(tree.place(task.anchor), task.anchor_ids))
 
@@ -153,5 +163,7 @@ def path_length(task: Task) -> int:
     """Return how many slots a task's own path needs now."""
     if isinstance(task, ExtendTask):
         return task.item.place.depth + len(task.item.tokens)
+    if isinstance(task, Stay):
+        return task.depth + 1
     assert isinstance(task, RunTask)
     return task.anchor.depth + len(task.anchor_ids) + len(task.tokens) - task.settled

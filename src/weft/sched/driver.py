@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ..errors import StaleHandle
 from .outbox import Outbox
 from .scheduler import Scheduler
-from .work import Extend, Run, Ticket
+from .work import Item, Ticket
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -68,7 +68,7 @@ class Driver:
 
     # Sync -------------------------------------------------------------------------------------
 
-    def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+    def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items; see Scheduler.submit."""
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -134,6 +134,15 @@ class Driver:
             self.scheduler.land_flight()
             with self.scheduler.lock:
                 return work()
+
+    def try_drain(self) -> None:
+        """Let go of what nobody holds any more, unless a step is running: that will do it."""
+        if not self.scheduler.engine.info.owner_thread and self._stepping.acquire(blocking=False):
+            try:
+                with self.scheduler.lock:
+                    self.scheduler.stays.drain()
+            finally:
+                self._stepping.release()
 
     def _on_thread(self, work: Callable[[], Value]) -> Value:
         """Let the driver thread call `work`; wait for it and return its value."""
@@ -271,7 +280,7 @@ class Driver:
 
     # Async ------------------------------------------------------------------------------------
 
-    async def asubmit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+    async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items from an event loop; all that one pass of the loop submits enters one step."""
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")

@@ -6,18 +6,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 from ..engines.base import Engine
 from ..errors import Cancelled, ConfigError, WeftError
+from ..kv.cursor import Place
 from ..kv.tree import TokenTree
 from .admit import Admission, kv_full
+from .fit import Fitting
 from .rows import RowCache
 from .runs import Runs
+from .stays import CommitJob, Share, Stays, new_job
 from .step import Group, Launched, Piece, as_forward_error
-from .task import ExtendTask, Job, RunTask, Task, new_task
+from .task import ExtendTask, Job, RunTask, Task
 from .waiting import Waiting
-from .work import Counters, Extend, Run, Ticket
+from .work import Counters, Extend, Item, Ticket
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +43,13 @@ class Scheduler:
         self.counters = Counters()
         self.cache = RowCache(row_cache_bytes, tree.forget)
         self.runs = Runs(tree, n_ctx, engine.info.n_vocab, self.counters, self._ended)
-        self.admission = Admission(tree, self.counters, self._suspend, self._refuse)
+        self.stays = Stays(
+            tree, engine.info, self.counters, self._to_join, row_cache_bytes, self._ended
+        )
+        self.admission = Admission(
+            tree, self.counters, self._suspend, self._refuse, self.stays.relieve
+        )
+        self.fitting = Fitting(tree, self.runs, self.stays, self.admission, self._fail)
         self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
         self.flight: Launched | None = None
         self._inbox: deque[Job | Ticket] = deque()
@@ -49,7 +57,7 @@ class Scheduler:
         self._n_ended = 0
         self._forward_s = 0.0
 
-    def submit(self, items: Sequence[Extend | Run], *, atomic: bool = False) -> list[Ticket]:
+    def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items; their tickets are answered by later steps. Cost: O(items), no model call.
 
         atomic: all items (extends only) succeed, or all fail and nothing has changed.
@@ -57,12 +65,12 @@ class Scheduler:
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         tickets = [Ticket(item, self._inbox) for item in items]
-        tasks = [new_task(ticket) for ticket in tickets]
+        groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         with self.lock:
-            for group in [tasks] if atomic else [[task] for task in tasks]:
+            for group in groups:
                 self._age += 1
                 if group:
-                    self._inbox.append(Job(self._age, group))
+                    self._inbox.append(new_job(self._age, group))
         return tickets
 
     @property
@@ -129,8 +137,9 @@ class Scheduler:
         _log.exception("a step failed outside the model call", exc_info=error)
         flight, self.flight = self.flight, None
         if flight is not None:
-            self._settle_quietly(flight)
+            flight.settle()
         with self.lock:
+            self.stays.land_all()
             for job in [*self.admission.queue, *self.admission.admitted]:
                 try:
                     self._fail(job, as_forward_error(error))
@@ -143,16 +152,24 @@ class Scheduler:
 
     def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
+        self.stays.drain()
         self.tree.drain_released()
         n_taken = len(self._inbox)
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, Job):
+                if not isinstance(entry, CommitJob):
+                    self.stays.relieve()  # others find by content what stays have in their tails
                 self.admission.add(entry)
             elif not entry.done:
                 self._cancel(entry)
         self._join_chains()
         return n_taken
+
+    def settle(self) -> None:
+        """Take in, and close every idle stay: what is held then is what work needs."""
+        self.take_in()
+        self.stays.relieve()
 
     def _cancel(self, ticket: Ticket) -> None:
         task = ticket.task
@@ -176,6 +193,8 @@ class Scheduler:
 
     def _start(self, job: Job) -> None:
         """Let an admitted job's tasks wait for what they need."""
+        if isinstance(job, CommitJob):
+            self.stays.jobs.append(job)
         for task in job.tasks:
             if isinstance(task, RunTask):
                 if task.depth >= self.n_ctx:
@@ -191,15 +210,21 @@ class Scheduler:
         """Choose the rows of the next step; None when there are none, or others must land first."""
         self.waiting.promote()
         # Live runs must not starve those that begin.
-        reserve = min(max(self.n_batch // 4, 1), self.n_batch - 1) if self.waiting.tasks else 0
-        runs = self._fit(self.runs.ready(self.n_batch - reserve))
-        if runs is None:
+        others = self.waiting.tasks or self.stays.jobs
+        reserve = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
+        runs = self.runs.ready(self.n_batch - reserve)
+        used = sum(1 + len(run.forced) for run in runs)
+        shares = self.stays.ready(self.n_batch - used)
+        fitting = self.fitting.fit(runs, shares, in_flight=self.flight is not None)
+        if fitting is None:
             return None
-        pieces = self.waiting.pack(self.n_batch - sum(1 + len(run.forced) for run in runs))
-        if not runs and not pieces:
+        runs, shares = fitting
+        used += sum(last - first for _, first, last in shares)
+        pieces = self.waiting.pack(self.n_batch - used)
+        if not runs and not pieces and not shares:
             self.waiting.promote()  # what the cache just answered
             return None
-        groups = self._groups(runs, pieces)
+        groups = self._groups(runs, pieces, shares)
         for run in runs:
             run.outstanding += 1
         computed, reread = self.waiting.packer.take_counts()
@@ -207,46 +232,16 @@ class Scheduler:
         self.counters.recomputed += reread
         return Launched(groups)
 
-    def _fit(self, runs: list[RunTask]) -> list[RunTask] | None:
-        """Make room for a slot more a run: evict, then park the youngest. None: drain first."""
-        if self.tree.fragments is None:
-            return runs
-        room = self.tree.room
-        while True:
-            self.runs.reserve(runs)
-            if not room.is_over:
-                return runs
-            if self.flight is not None:
-                return None
-            if (room.capacity is None or room.must <= room.capacity) and self.tree.make_room():
-                return runs
-            job = self._sacrifice(runs)
-            runs = [run for run in runs if run.job is not job]
-
-    def _sacrifice(self, runs: list[RunTask]) -> Job | None:
-        """Park the youngest admitted job. The last one makes do with a slot more, or fails."""
-        jobs = self.admission.admitted
-        job = max(jobs, key=lambda job: job.age)
-        if len(jobs) > 1:
-            self.admission.park(job)
-            return job
-        room = self.tree.room
-        for run in runs:
-            assert run.tail is not None
-            self.tree.room.tighten(run.tail, run.tail.fragment.length + 1)
-        if room.capacity is not None and room.must <= room.capacity:
-            return None
-        self._fail(job, kv_full(job, self.tree))
-        return job
-
-    def _groups(self, runs: list[RunTask], pieces: list[Piece]) -> list[Group]:
+    def _groups(self, runs: list[RunTask], pieces: list[Piece], shares: list[Share]) -> list[Group]:
         """Sort rows by adapter, one model call each, runs first."""
         names = dict.fromkeys([run.namespace for run in runs] + [p.namespace for p in pieces])
+        names.update(dict.fromkeys([share.namespace for share in shares]))
         groups = []
         for name in names:
             group = self.runs.group([run for run in runs if run.namespace == name])
             group.pieces = [piece for piece in pieces if piece.namespace == name]
             group.rows += [piece.row() for piece in group.pieces]
+            self.stays.join_group(group, [share for share in shares if share.namespace == name])
             groups.append(group)
         return groups
 
@@ -260,9 +255,11 @@ class Scheduler:
                     group.draws = group.output.draw(group.batch)
                     if self.engine.info.overlap:
                         self.runs.note_late(group)
+                if group.ahead is not None:
+                    group.ahead_draws = group.output.draw(group.ahead)
         except BaseException as error:
             launched.error = error
-            self._settle_quietly(launched)  # what was launched still uses what is to be freed
+            launched.settle()  # what was launched still uses what is to be freed
         self._forward_s = time.perf_counter() - began
 
     def _land(self, launched: Launched) -> float:
@@ -273,8 +270,9 @@ class Scheduler:
                 for group in launched.groups:
                     assert group.output is not None
                     group.output.wait()
-                    if group.draws is not None:
-                        group.draws.result()
+                    for draws in (group.draws, group.ahead_draws):
+                        if draws is not None:
+                            draws.result()
             except BaseException as error:
                 launched.error = error
         waited = time.perf_counter() - began
@@ -293,6 +291,7 @@ class Scheduler:
         for group in launched.groups:
             self.runs.deliver(group)
             self.waiting.deliver(group)
+            self.stays.deliver(group)
         self.waiting.promote()
 
     def _crash(self, launched: Launched) -> None:
@@ -302,11 +301,14 @@ class Scheduler:
         after, self.flight = self.flight, None
         steps = [launched] if after is None else [launched, after]
         for step in steps:
-            self._settle_quietly(step)
+            step.settle()
         jobs: dict[Job, None] = {}
         for step in steps:
             for group in step.groups:
                 jobs.update(dict.fromkeys(run.job for run in group.runs))
+                for share in group.shares:
+                    share.job.outstanding = 0
+                    jobs[share.job] = None
                 for piece in group.pieces:
                     jobs.update(dict.fromkeys(need.task.job for need, _, _ in piece.takes))
                     jobs.update(dict.fromkeys(self.waiting.waiters_for(piece)))
@@ -314,15 +316,12 @@ class Scheduler:
         for job in jobs:
             self._fail(job, error)
 
-    def _settle_quietly(self, launched: Launched) -> None:
-        """Wait for what a failed step, or one launched from it, has on the device."""
-        for group in launched.groups:
-            if group.output is not None:
-                with suppress(Exception):
-                    group.output.wait()
-
     def _fail(self, job: Job, error: BaseException) -> None:
         if job.done:
+            return
+        if isinstance(job, CommitJob):
+            if self.stays.fail(job, error):
+                self._ended(job)
             return
         for task in list(job.tasks):
             if isinstance(task, RunTask):
@@ -340,6 +339,8 @@ class Scheduler:
         job.done = True
         self._n_ended += 1
         self.admission.release(job)
+        if isinstance(job, CommitJob) and job in self.stays.jobs:
+            self.stays.jobs.remove(job)
         if job in self.admission.queue:
             self.admission.queue.remove(job)
         self.waiting.remove(job)
@@ -353,6 +354,9 @@ class Scheduler:
         self.waiting.remove(task.job)
         if isinstance(task, RunTask) and task.started:
             self.runs.suspend(task)
+
+    def _to_join(self, place: Place) -> None:
+        self.runs.to_join.append(place)
 
     def _join_chains(self) -> None:
         """Join long chains of small nodes, while no step reads them."""
@@ -388,5 +392,6 @@ class Scheduler:
             jobs = [*self.admission.queue, *self.admission.admitted]
             for job in jobs:
                 self._fail(job, error)
+            self.stays.relieve()
             self.tree.clear()
             self.cache.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..engines.base import Fragment, Row, ScoreSpan, Span
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ..engines.base import Draws, Output
     from ..kv.cursor import Cursor
     from ..sampling.chain import DrawBatch
+    from .stays import Share
     from .task import Need, RunTask
 
 
@@ -68,18 +70,31 @@ class Piece:
 
 
 class Group:
-    """The part of a step that is one model call: all rows of one adapter, runs first.
+    """The part of a step that is one model call: all rows of one adapter, runs first, stays last.
 
-    batch: how the runs draw, from logits rows 0, 1, …; None without runs.
+    batch: how the runs draw, from logits rows 0, 1, …; None without runs. ahead: how stays do.
     """
 
-    __slots__ = ("batch", "draws", "output", "pieces", "rows", "runs")
+    __slots__ = (
+        "ahead",
+        "ahead_draws",
+        "batch",
+        "draws",
+        "output",
+        "pieces",
+        "rows",
+        "runs",
+        "shares",
+    )
 
     def __init__(self, runs: list[RunTask], rows: list[Row], batch: DrawBatch | None) -> None:
         self.runs = runs
         self.rows = rows
         self.batch = batch
         self.pieces: list[Piece] = []
+        self.shares: list[Share] = []
+        self.ahead: DrawBatch | None = None
+        self.ahead_draws: Draws | None = None
         self.output: Output | None = None
         self.draws: Draws | None = None
 
@@ -92,6 +107,13 @@ class Launched:
     def __init__(self, groups: list[Group]) -> None:
         self.groups = groups
         self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Wait for what a failed step, or one launched from it, has on the device."""
+        for group in self.groups:
+            if group.output is not None:
+                with suppress(Exception):
+                    group.output.wait()
 
 
 def as_forward_error(error: BaseException) -> WeftError:

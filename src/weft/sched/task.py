@@ -202,6 +202,7 @@ def new_task(ticket: Ticket) -> Task:
     if isinstance(item, Run):
         task = RunTask(ticket, item)
     else:
+        assert isinstance(item, Extend)
         task = ExtendTask(ticket, item)
     ticket.task = task
     return task

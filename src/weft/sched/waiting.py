@@ -14,6 +14,7 @@ from ..sampling.chain import NOTHING
 from .pack import Packer
 from .rows import RowCache
 from .runs import Runs
+from .stays import CommitJob, Stay
 from .step import Group, Piece
 from .task import ExtendTask, Job, MergeKey, Need, RunTask, Task
 from .work import Draw, Scores
@@ -162,6 +163,9 @@ class Waiting:
         for task in ready:
             if isinstance(task, ExtendTask):
                 self._finish(task)
+            elif isinstance(task, Stay):
+                assert isinstance(task.job, CommitJob)
+                task.job.n_waiting -= 1
             else:
                 assert isinstance(task, RunTask)
                 self._no_longer_merges(task)

@@ -12,6 +12,7 @@ from ..errors import Cancelled
 if TYPE_CHECKING:
     from ..kv.cursor import Place
     from ..sampling.chain import Sampler
+    from .stays import Stay
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", "error"]
 
@@ -81,6 +82,22 @@ class Run:
     sink: Sink | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Commit:
+    """Run one token after each of some stays, all or none: a failure changes none of them.
+
+    samplers: draw the token after that from the same step; None draws nothing.
+    The result is one `stays.Committed` a stay.
+    """
+
+    stays: Sequence[Stay]
+    tokens: Sequence[int]
+    samplers: Sequence[Sampler | None]
+
+
+Item = Extend | Run | Commit
+
+
 class RunState:
     """The tokens of a run so far; lists grow in step. Sinks read it, nobody else writes it.
 
@@ -129,7 +146,7 @@ class Ticket:
         "value",
     )
 
-    def __init__(self, item: Extend | Run, inbox: deque[Any]) -> None:
+    def __init__(self, item: Item, inbox: deque[Any]) -> None:
         self.item = item
         self.task: Any = None  # the scheduler's
         self._inbox = inbox
