@@ -23,6 +23,7 @@ from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
 from .loading import context_of, fingerprint_of, load_model, resolve_device
+from .lora import Adapters
 from .output import TorchOutput
 from .plan import Plan, plan_step
 from .refuse import refuse_model, refuse_probe
@@ -59,6 +60,7 @@ class TorchEngine(Engine):
         n_positions = context_of(model.config, n_ctx)
         rope = freeze_rope(model, n_positions)
         self._call = seat_modules(model)
+        self._lora = Adapters(model)
         self._device = model.device
         self._closed = False
         extra: dict[str, Any] = {"rope": rope} if rope else {}
@@ -150,6 +152,14 @@ class TorchEngine(Engine):
         states = hidden.float().cpu().numpy()
         return [states[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
 
+    def add_adapter(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
+        self._lora.add(name, folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; rows that still name it are refused."""
+        self._lora.remove(name)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -234,6 +244,7 @@ class TorchEngine(Engine):
     def _run(
         self, plan: Plan, rows: Sequence[Row], tokens: list[Sequence[int]]
     ) -> tuple[StepAttention, Tensor]:
+        self._lora.use(rows[0].adapter if rows else None)
         ids: list[int] = []
         positions: list[int] = []
         for i in plan.order:
