@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from ..sched.work import Extend, Logits
+from .steps import Read, Steps, awaitable, plain
 
 if TYPE_CHECKING:
     from ..kv.cursor import Place
@@ -23,21 +24,28 @@ class Verdicts(NamedTuple):
     n_tokens: int
 
 
-def verdicts(lm: LM, questions: Sequence[str], words: tuple[str, str]) -> Verdicts:
+@plain
+def verdicts(lm: LM, questions: Sequence[str], words: tuple[str, str]) -> Steps[Verdicts]:
     """Return, for each question, the probability of the first word against the second.
 
     Both from the next-token logprobs after the question, at the token where the words part; all
     questions are one batch and nothing is generated.
     """
+    return verdict_steps(lm, questions, words)
+
+
+averdicts = awaitable(verdicts)
+
+
+def verdict_steps(lm: LM, questions: Sequence[str], words: tuple[str, str]) -> Steps[Verdicts]:
+    """As `verdicts`, as a part of a search."""
     good, bad = (lm.text.continuation(word) for word in words)
     shared = commonprefix([good, bad])
     if len(shared) in (len(good), len(bad)):
         raise ConfigError(f"one of the verdicts {words!r} begins with the other; take others")
     places = [_asked(lm, question, shared) for question in questions]
-    tickets = lm.submit([Extend(place, (), (Logits(place.depth),)) for place in places])
-    lm.drive(tickets)
+    answers = yield Read(lm, [Extend(place, (), (Logits(place.depth),)) for place in places])
     at_good, at_bad = good[len(shared)], bad[len(shared)]
-    answers = [ticket.result()[0] for ticket in tickets]
     values = [_odds(float(logits[at_good]) - float(logits[at_bad])) for logits in answers]
     return Verdicts(values, sum(place.depth for place in places))
 
