@@ -1,5 +1,6 @@
 """Searches over the public faces; each has an awaitable twin, `atot` of `tot`."""
 
+from . import score
 from .adaptive import aadaptive, adaptive
 from .beam import abeam, beam
 from .best_of_n import abest_of_n, answer_number, best_of_n
@@ -33,6 +34,7 @@ __all__ = [
     "best_of_n",
     "greedy",
     "mcts",
+    "score",
     "smc",
     "tot",
 ]

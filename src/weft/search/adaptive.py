@@ -13,12 +13,13 @@ from ..loom import Heddle
 from .core import Prompt, whole
 from .driver import Search, Want
 from .frontier import Frontier, is_answered, paths
-from .judge import Judge, Value
+from .judge import Judge
 from .options import SearchOptions, Settings
 from .propose import Propose, Proposer
+from .ranking import deepest, most_rounds, ranked
 from .result import SearchResult
+from .score import Value
 from .steps import Steps, awaitable, plain
-from .tot import deepest, ranked
 
 
 @plain
@@ -26,9 +27,9 @@ def adaptive(
     lm: LM,
     prompt: Prompt,
     *,
-    rounds: int = 32,
+    rounds: int | None = None,
     batch: int = 8,
-    widen: int = 4,
+    widen: int = 2,
     depth: int | None = None,
     propose: Propose = "both",
     value: Value | None = None,
@@ -44,7 +45,8 @@ def adaptive(
     path that the model finds likely is completed; a right answer ends the search.
 
     Args:
-        rounds, batch: rounds at most, and descents in each; all their lines are one batch.
+        rounds: at most. None: 32 where a checker can end the search, else 8.
+        batch: descents in each; all their lines are one batch.
         value: nodes → scores from 0 to 1. None: the model's verdicts on a task, else the path's
             mean token probability.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
@@ -52,7 +54,7 @@ def adaptive(
     The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": whole("rounds", rounds), "batch": whole("batch", batch)}
+    counts = {"rounds": rounds, "batch": whole("batch", batch)}
     numbers = (whole("widen", widen), depth, answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(
@@ -66,7 +68,8 @@ def adaptive(
         reserve=whole("answer_tokens", answer_tokens),
     )
     judge = Judge(lm, search.task, search.meter, value, as_share=True)
-    algorithm = Thompson(judge, deepest(depth, search), rounds, batch, widen)
+    limit = most_rounds(rounds, search)
+    algorithm = Thompson(judge, deepest(depth, search), limit, batch, widen)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
 

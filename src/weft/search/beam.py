@@ -7,14 +7,16 @@ from typing import Unpack
 
 from ..lm import LM
 from ..loom import Heddle
+from .breadth import BreadthFirst
 from .core import Prompt, branches, whole
 from .driver import Search
-from .judge import Judge, Value
+from .judge import Judge
 from .options import SearchOptions, Settings
 from .propose import Proposer
+from .ranking import DEEPEST, ranked
 from .result import SearchResult
+from .score import Value
 from .steps import Steps, awaitable, plain
-from .tot import DEEPEST, BreadthFirst, ranked
 
 
 @plain

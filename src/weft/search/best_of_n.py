@@ -8,10 +8,11 @@ from typing import Unpack
 
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, branches, text_of
+from .core import Prompt, branches
 from .driver import Search
 from .options import SearchOptions, Settings
 from .result import Level, SearchResult, Vote
+from .score import text_of
 from .steps import Steps, awaitable, plain
 from .task import Task
 

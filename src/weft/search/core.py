@@ -17,6 +17,7 @@ from ..sampling.params import MAX_N
 from ..sampling.rng import fresh_seed
 from .game24 import Game24
 from .result import Cost, Limit
+from .score import text_of
 from .steps import Grow, Steps
 from .task import Lines, Task
 
@@ -157,11 +158,6 @@ def begin(lm: LM, prompt: Prompt) -> tuple[Heddle, Loom]:
 def read_task(loom: Loom) -> Task | None:
     """Return the task that a prompt states, if it is one that is known."""
     return Game24.read(loom.user_prompt)
-
-
-def text_of(node: Heddle) -> str:
-    """Return the text after the prompt, down to the node."""
-    return node.get_prefix_text(1).strip()
 
 
 def lines_of(node: Heddle) -> Lines:

@@ -11,11 +11,12 @@ from typing import Any, Literal, Protocol
 from ..errors import ConfigError, FormatError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from .core import Meter, Prompt, begin, lines_of, read_task, text_of
+from .core import Meter, Prompt, begin, lines_of, read_task
 from .judge import Judge
 from .options import Settings
 from .propose import Proposer
 from .result import Level, SearchResult
+from .score import text_of
 from .steps import Steps
 
 KEY = "search"
@@ -166,9 +167,7 @@ class Search:
     def _held(self) -> int:
         return sum(len(node.tokens) for node in self.loom.walk()) * self.meter.slot_bytes
 
-    def _work(
-        self, wants: Sequence[Want], judge: Judge, proposer: Proposer
-    ) -> Steps[list[Heddle]]:
+    def _work(self, wants: Sequence[Want], judge: Judge, proposer: Proposer) -> Steps[list[Heddle]]:
         """Do all of a round's work; return the new nodes, scored."""
         lines = [(w.node, self.level(w.node), w.n) for w in wants if w.kind == "lines"]
         told = (yield from proposer.below(lines)) if lines else []

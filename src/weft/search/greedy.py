@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..lm import LM
-from .core import Budget, Meter, Prompt, begin, read_task, text_of, whole
+from .core import Budget, Meter, Prompt, begin, read_task, whole
 from .result import SearchResult
+from .score import text_of
 from .steps import Steps, awaitable, plain
 from .task import Task
 

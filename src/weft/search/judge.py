@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Meter, lines_of, text_of
-from .score import path_mean_logprob, verdict_steps
+from .core import Meter, lines_of
+from .score import Value, path_mean_logprob, text_of, verdict_steps
 from .steps import Steps
 from .task import Task
 
-Value = Callable[[list[Heddle]], Sequence[float]]
 # Below this verdict a candidate is not followed: the model rules it out.
 HOPELESS = 1e-3
 
@@ -56,11 +55,14 @@ class Judge:
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
         if self.value is not None:
-            return checked(self.value(nodes), len(nodes))
+            found = self.value(nodes) if nodes else []
+            if isinstance(found, Generator):
+                found = yield from found
+            return checked(found, len(nodes))
         if self.task is not None:
             return (yield from self._verdicts(self.task, nodes))
-        found = [path_mean_logprob(node) for node in nodes]
-        return [math.exp(each) for each in found] if self.as_share else found
+        likely = [path_mean_logprob(node) for node in nodes]
+        return [math.exp(each) for each in likely] if self.as_share else likely
 
     def _verdicts(self, task: Task, nodes: list[Heddle]) -> Steps[list[float]]:
         questions = [task.question(lines_of(node)) for node in nodes]

@@ -13,12 +13,13 @@ from ..loom import Heddle
 from .core import Prompt, whole
 from .driver import Search, Want
 from .frontier import Frontier, is_answered, paths
-from .judge import Judge, Value
+from .judge import Judge
 from .options import SearchOptions, Settings
 from .propose import Counts, Propose, Proposer
+from .ranking import deepest, most_rounds, ranked
 from .result import SearchResult
+from .score import Value
 from .steps import Steps, awaitable, plain
-from .tot import deepest, ranked
 
 
 @plain
@@ -26,7 +27,7 @@ def mcts(
     lm: LM,
     prompt: Prompt,
     *,
-    rounds: int = 32,
+    rounds: int | None = None,
     batch: int = 4,
     exploration: float = 0.5,
     rollouts: int = 0,
@@ -47,7 +48,8 @@ def mcts(
     that the model finds likely is completed; a right answer ends the search.
 
     Args:
-        rounds, batch: rounds at most, and nodes opened in each.
+        rounds: at most. None: 32 where a checker can end the search, else 8.
+        batch: nodes opened in each.
         exploration: 0 follows the best mean only.
         rollouts: whole answers drawn from each opened node; they count as visits, with what the
             task's checker says (1 or 0), else with their mean token probability.
@@ -57,7 +59,7 @@ def mcts(
     Cost: O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": whole("rounds", rounds), "batch": whole("batch", batch)}
+    counts = {"rounds": rounds, "batch": whole("batch", batch)}
     numbers = (n_continue, n_suggest, depth, answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
     proposer = Proposer(
@@ -73,7 +75,8 @@ def mcts(
     judge = Judge(lm, search.task, search.meter, value, as_share=True)
     if not math.isfinite(exploration) or exploration < 0:
         raise ConfigError(f"exploration is {exploration!r}; allowed is a number from 0")
-    algorithm = UCT(judge, deepest(depth, search), rounds, batch, exploration, rollouts)
+    limit = most_rounds(rounds, search)
+    algorithm = UCT(judge, deepest(depth, search), limit, batch, exploration, rollouts)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
 

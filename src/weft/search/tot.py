@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Literal, Unpack
 
 from ..errors import ConfigError
 from ..lm import LM
-from ..loom import Heddle
-from .core import Prompt, lines_of, whole
-from .driver import Search, Want
-from .judge import Judge, Value
+from .breadth import BreadthFirst
+from .core import Prompt, whole
+from .depth import DepthFirst
+from .driver import Algorithm, Search
+from .judge import Judge
 from .options import SearchOptions, Settings
 from .propose import Counts, Propose, Proposer
+from .ranking import deepest
 from .result import SearchResult
+from .score import Value
 from .steps import Steps, awaitable, plain
-
-# Levels of a search that knows neither a task nor a depth.
-DEEPEST = 16
 
 
 @plain
@@ -79,116 +77,8 @@ def tot(
     )
     judge = Judge(lm, search.task, search.meter, value)
     made = BreadthFirst if order == "bfs" else DepthFirst
-    algorithm = made(judge, whole("breadth", breadth), deepest(depth, search))
+    algorithm: Algorithm = made(judge, whole("breadth", breadth), deepest(depth, search))
     return (yield from search.run(algorithm, judge, proposer, tries=breadth))
 
 
 atot = awaitable(tot)
-
-
-class BreadthFirst:
-    """All of a level at once; `state["kept"]` has the ids of each round's kept nodes."""
-
-    def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
-        self.judge = judge
-        self.breadth = breadth
-        self.depth = depth
-
-    def ask(self, search: Search) -> Sequence[Want]:
-        """Ask for lines below all that was kept last."""
-        if search.round >= self.depth:
-            return []
-        return [Want(node) for node in self._kept(search, search.round) if not node.terminal]
-
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the best of the round."""
-        kept = worth_following(search, self.judge, told)[: self.breadth]
-        search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
-        return kept
-
-    def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths that ended and those of the last level, best first."""
-        rounds = range(1, search.round + 1)
-        ended = [n for r in rounds[:-1] for n in self._kept(search, r) if n.terminal]
-        return ranked([*ended, *self._kept(search, search.round)]) if search.round else []
-
-    def _kept(self, search: Search, number: int) -> list[Heddle]:
-        return search.found(search.state["kept"][str(number)]) if number else [search.start]
-
-
-class DepthFirst(BreadthFirst):
-    """One node at a time: the deepest that is open, best first."""
-
-    def ask(self, search: Search) -> Sequence[Want]:
-        """Ask for lines below the next node, or for the answer of a path that is full."""
-        if self._ended(search):
-            return []
-        for node in self._descent(search):
-            if node.terminal or node.meta.get("opened"):
-                continue
-            if self._is_full(search, node):
-                return [Want(node, "answers", 1, 0.0)]
-            return [Want(node)]
-        return []
-
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Mark the node as opened, so that the next round goes on elsewhere."""
-        for node in told:
-            if node.parent is not None:
-                node.parent.meta["opened"] = True
-        return ranked(search.in_order(told))
-
-    def best(self, search: Search) -> Sequence[Heddle]:
-        """Return a right answer if there is one, then full paths, ends, and the deepest."""
-        from .frontier import paths
-
-        return paths(search)
-
-    def _ended(self, search: Search) -> bool:
-        ends = [node for node in search.start.walk() if node.terminal]
-        return any(map(search.is_solved, ends)) if search.task is not None else bool(ends)
-
-    def _is_full(self, search: Search, node: Heddle) -> bool:
-        return search.level(node) - search.level(search.start) >= self.depth
-
-    def _descent(self, search: Search) -> list[Heddle]:
-        """Return the nodes in the order of a depth-first search, each state once."""
-        order, stack = list[Heddle](), [search.start]
-        seen: set[object] = set()
-        while stack:
-            node = stack.pop()
-            if (place := search.place_of(node)) in seen and node is not search.start:
-                continue
-            seen.add(place)
-            order.append(node)
-            steps = [child for child in node.children if child.score is not None]
-            kept = worth_following(search, self.judge, steps)[: self.breadth]
-            stack += reversed(kept)
-        return order
-
-
-def worth_following(search: Search, judge: Judge, told: Sequence[Heddle]) -> list[Heddle]:
-    """Return the candidates worth following, best first, the first of each state."""
-    best = ranked(search.in_order(told))
-    if search.task is None:
-        return best
-    kept: dict[object, Heddle] = {}
-    for node in best:
-        place = search.place_of(node)
-        if place is not None and not judge.is_hopeless(node):
-            kept.setdefault(place, node)
-    return list(kept.values())
-
-
-def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
-    """Best first; equal scores in the order given."""
-    return sorted(nodes, key=lambda node: math.inf if node.score is None else -node.score)
-
-
-def deepest(depth: int | None, search: Search) -> int:
-    """Return how many levels there are to search below the start."""
-    given = DEEPEST if depth is None else whole("depth", depth)
-    if search.task is None:
-        return given
-    missing = max(search.task.steps - len(lines_of(search.start)), 0)
-    return missing if depth is None else min(given, missing)
