@@ -1,4 +1,4 @@
-"""Game of 24 on the 100 held-out puzzles: greedy, best of n and tree of thoughts.
+"""Game of 24 on the 100 held-out puzzles: every search, at the library's own numbers.
 
     python benchmarks/game24.py                  all puzzles
     python benchmarks/game24.py --puzzles 20     every fifth
@@ -20,7 +20,17 @@ from statistics import fmean
 from common import median, reach_recipe, report
 
 import weft
-from weft.search import Game24, SearchResult, best_of_n, greedy, tot
+from weft.search import (
+    Game24,
+    SearchResult,
+    adaptive,
+    beam,
+    best_of_n,
+    greedy,
+    mcts,
+    smc,
+    tot,
+)
 
 reach_recipe()
 from recipe.corpus.game24 import held_out24, solves  # noqa: E402
@@ -28,6 +38,7 @@ from recipe.corpus.game24 import held_out24, solves  # noqa: E402
 Numbers = tuple[int, ...]
 Strategy = Callable[[weft.LM, str, int], SearchResult]
 N_SAMPLES = 40
+N_HARD = 30
 STRATEGIES: dict[str, Strategy] = {
     "greedy": lambda lm, prompt, seed: greedy(lm, prompt),
     f"best of {N_SAMPLES}, majority": lambda lm, prompt, seed: best_of_n(
@@ -36,7 +47,13 @@ STRATEGIES: dict[str, Strategy] = {
     f"best of {N_SAMPLES}, checked": lambda lm, prompt, seed: best_of_n(
         lm, prompt, n=N_SAMPLES, seed=seed
     ),
-    "tree of thoughts, b=5": lambda lm, prompt, seed: tot(lm, prompt, breadth=5, seed=seed),
+    "best of 18, checked": lambda lm, prompt, seed: best_of_n(lm, prompt, n=18, seed=seed),
+    "beam": lambda lm, prompt, seed: beam(lm, prompt, seed=seed),
+    "smc": lambda lm, prompt, seed: smc(lm, prompt, seed=seed),
+    "mcts": lambda lm, prompt, seed: mcts(lm, prompt, seed=seed),
+    "adaptive": lambda lm, prompt, seed: adaptive(lm, prompt, seed=seed),
+    "tot": lambda lm, prompt, seed: tot(lm, prompt, seed=seed),
+    "tot, depth first": lambda lm, prompt, seed: tot(lm, prompt, order="dfs", seed=seed),
 }
 
 
@@ -62,19 +79,22 @@ def measure(
     lm: weft.LM, name: str, strategy: Strategy, puzzles: Sequence[Numbers], seed: int
 ) -> dict[str, object]:
     """Run one strategy over the puzzles; return its row."""
-    solved, tokens, seconds = 0, [], []
+    solved, tokens, seconds = set[Numbers](), [], []
+    hard = set(held_out24()[-N_HARD:]) & set(puzzles)
     for numbers in puzzles:
         lm.clear_cache()
         start = time.perf_counter()
         result = strategy(lm, Game24(numbers).prompt, seed)
         seconds.append(time.perf_counter() - start)
         tokens.append(result.cost.tokens)
-        solved += solves(result.text, numbers)
+        if solves(result.text, numbers):
+            solved.add(numbers)
         result.loom.close()
     return {
         "strategy": name,
-        "solved": solved,
+        "solved": len(solved),
         "of": len(puzzles),
+        f"hard {N_HARD}": len(solved & hard),
         "tokens a puzzle": fmean(tokens),
         "most tokens": max(tokens),
         "median s a puzzle": median(seconds),

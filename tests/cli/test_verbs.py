@@ -132,6 +132,21 @@ def test_solve_greedy_is_one_answer(weft) -> None:
     assert "95" in made["answer"]
 
 
+def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
+    made = weft("solve", samples.sum, "--strategy", "greedy", "--seed", "3")
+    assert made.exit_code == 0
+    assert "95" in made.stdout
+
+
+@pytest.mark.parametrize("strategy", ["tot-dfs", "beam", "mcts", "adaptive", "smc"])
+def test_solve_offers_every_search(weft, strategy: str) -> None:
+    chosen = ("--strategy", strategy, "-n", "4", "--seed", "1", "--budget-tokens", "700")
+    made = json.loads(weft("solve", samples.game24, *chosen, "--json").stdout)
+    assert made["strategy"] == strategy
+    assert made["cost"]["tokens"] <= 700
+    assert made["nodes"] > 3
+
+
 def test_solve_keeps_to_its_budget(weft) -> None:
     result = weft("solve", samples.game24, "--budget-tokens", "300", "--seed", "1", "--json")
     cost = json.loads(result.stdout)["cost"]

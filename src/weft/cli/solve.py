@@ -35,12 +35,34 @@ class Strategy(StrEnum):
     TOT = "tot"
     BEST_OF_N = "best-of-n"
     GREEDY = "greedy"
+    DFS = "tot-dfs"
+    BEAM = "beam"
+    MCTS = "mcts"
+    ADAPTIVE = "adaptive"
+    SMC = "smc"
 
 
 NAMES = {
     Strategy.TOT: "tree of thoughts",
     Strategy.BEST_OF_N: "best of n",
     Strategy.GREEDY: "greedy",
+    Strategy.DFS: "tree of thoughts, depth first",
+    Strategy.BEAM: "beam",
+    Strategy.MCTS: "Monte Carlo tree search",
+    Strategy.ADAPTIVE: "adaptive branching",
+    Strategy.SMC: "sequential Monte Carlo",
+}
+_BREADTH = "breadth"
+# What -b and -n are called by each search; what it lacks it has no use for.
+NUMBERS: dict[Strategy, dict[str, tuple[str, ...]]] = {
+    Strategy.TOT: {_BREADTH: ("breadth",), "n": ("n_continue", "n_suggest")},
+    Strategy.DFS: {_BREADTH: ("breadth",), "n": ("n_continue", "n_suggest")},
+    Strategy.BEST_OF_N: {"n": ("n",)},
+    Strategy.GREEDY: {},
+    Strategy.BEAM: {_BREADTH: ("width",), "n": ("n",)},
+    Strategy.MCTS: {_BREADTH: ("batch",), "n": ("n_continue", "n_suggest")},
+    Strategy.ADAPTIVE: {_BREADTH: ("batch",), "n": ("widen",)},
+    Strategy.SMC: {"n": ("n",)},
 }
 
 
@@ -52,18 +74,27 @@ def solve(
         typer.Option(
             "--strategy",
             help="tot: a tree of lines, the best few go on; best-of-n: whole answers and a vote; "
-            "greedy: one answer.",
+            "greedy: one answer; tot-dfs: one path of the tree at a time; beam: the likeliest "
+            "paths; mcts: where values and curiosity lead; adaptive: wider or deeper by draws; "
+            "smc: weighted particles.",
         ),
     ] = Strategy.TOT,
     breadth: Annotated[
-        int | None, typer.Option("-b", help="Lines kept a level (tot).", show_default="5")
+        int | None,
+        typer.Option(
+            "-b",
+            help="Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, "
+            "adaptive).",
+            show_default="5, 8 for beam and adaptive, 4 for mcts",
+        ),
     ] = None,
     n: Annotated[
         int | None,
         typer.Option(
             "-n",
-            help="Proposals of each kind a node (tot), or answers (best-of-n).",
-            show_default="what suits the prompt, or 16",
+            help="Proposals of each kind a node (tot, tot-dfs, mcts, adaptive), lines a path "
+            "(beam), answers (best-of-n), or particles (smc).",
+            show_default="what suits the prompt and the strategy",
         ),
     ] = None,
     model: options.Model = TINY,
@@ -107,17 +138,10 @@ def solve(
 
 def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
     """Raise ConfigError for an option that the strategy has no use for."""
-    unused = {
-        Strategy.TOT: {},
-        Strategy.BEST_OF_N: {"breadth": "-b"},
-        Strategy.GREEDY: {
-            "breadth": "-b",
-            "n": "-n",
-            "temperature": "--temperature",
-            "seed": "--seed",
-            "budget_tokens": "--budget-tokens",
-        },
-    }[strategy]
+    numbers = {_BREADTH: "-b", "n": "-n"}
+    unused = {name: flag for name, flag in numbers.items() if name not in NUMBERS[strategy]}
+    if strategy is Strategy.GREEDY:
+        unused |= {"temperature": "--temperature", "budget_tokens": "--budget-tokens"}
     for name, flag in unused.items():
         if name in chosen:
             raise ConfigError(
@@ -133,18 +157,28 @@ def search(
     progress: Callable[[Level], object] | None = None,
 ) -> SearchResult:
     """Run a search below a loom's root."""
-    from ..search import best_of_n, greedy, tot
+    from .. import search as searches
 
-    if strategy is Strategy.GREEDY:
-        return greedy(lm, loom, **chosen)
-    if strategy is Strategy.BEST_OF_N:
-        return best_of_n(lm, loom, **chosen)
+    if (n := chosen.get("n")) is not None and n < 1:
+        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
     # NOTE: not given is not a number: a task knows how many proposals each level needs.
-    if (n := chosen.pop("n", None)) is not None:
-        if n < 1:
-            raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
-        chosen |= {"n_continue": n, "n_suggest": n}
-    return tot(lm, loom, progress=progress, **chosen)
+    named = {name: value for name, value in chosen.items() if name not in (_BREADTH, "n")}
+    for name, parts in NUMBERS[strategy].items():
+        if name in chosen:
+            named |= dict.fromkeys(parts, chosen[name])
+    if strategy is Strategy.GREEDY:
+        return searches.greedy(lm, loom, **named)
+    if strategy is Strategy.DFS:
+        return searches.tot(lm, loom, order="dfs", progress=progress, **named)
+    result: SearchResult = {
+        Strategy.TOT: searches.tot,
+        Strategy.BEST_OF_N: searches.best_of_n,
+        Strategy.BEAM: searches.beam,
+        Strategy.MCTS: searches.mcts,
+        Strategy.ADAPTIVE: searches.adaptive,
+        Strategy.SMC: searches.smc,
+    }[strategy](lm, loom, progress=progress, **named)  # type: ignore[operator]
+    return result
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:

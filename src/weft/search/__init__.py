@@ -1,21 +1,40 @@
-"""Searches over the public faces: tree of thoughts, best of n with majority vote, greedy."""
+"""Searches over the public faces; each has an awaitable twin, `atot` of `tot`."""
 
-from .best_of_n import answer_number, best_of_n
+from . import score
+from .adaptive import aadaptive, adaptive
+from .beam import abeam, beam
+from .best_of_n import abest_of_n, answer_number, best_of_n
 from .game24 import Game24
-from .greedy import greedy
-from .result import Cost, SearchResult, Vote
+from .greedy import agreedy, greedy
+from .mcts import amcts, mcts
+from .options import SearchOptions
+from .result import Cost, Level, SearchResult, Vote
+from .smc import asmc, smc
 from .task import Task
-from .tot import Level, tot
+from .tot import atot, tot
 
 __all__ = [
     "Cost",
     "Game24",
     "Level",
+    "SearchOptions",
     "SearchResult",
     "Task",
     "Vote",
+    "aadaptive",
+    "abeam",
+    "abest_of_n",
+    "adaptive",
+    "agreedy",
+    "amcts",
     "answer_number",
+    "asmc",
+    "atot",
+    "beam",
     "best_of_n",
     "greedy",
+    "mcts",
+    "score",
+    "smc",
     "tot",
 ]

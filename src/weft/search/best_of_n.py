@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
+from typing import Unpack
 
 from ..lm import LM
 from ..loom import Heddle
-from .core import Budget, Meter, Prompt, begin, branches, read_task, text_of
-from .result import SearchResult, Vote
+from .core import Prompt, branches
+from .driver import Search
+from .options import SearchOptions, Settings
+from .result import Level, SearchResult, Vote
+from .score import text_of
+from .steps import Steps, awaitable, plain
 from .task import Task
 
 Extract = Callable[[str], Hashable | None]
@@ -26,20 +31,16 @@ def answer_number(text: str) -> str | None:
     return numbers[-1].replace(",", "") if numbers else None
 
 
+@plain
 def best_of_n(
     lm: LM,
     prompt: Prompt,
     *,
     n: int = 16,
     extract: Extract = answer_number,
-    task: Task | None = None,
     checked: bool = True,
-    temperature: float = 0.8,
-    max_tokens: int = 256,
-    budget_tokens: int | None = None,
-    budget_s: float | None = None,
-    seed: int | None = None,
-) -> SearchResult:
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
     """Grow `n` answers in one batch and return the likeliest of those with the most voted answer.
 
     All branches stay in the tree; `votes` has the count of each answer, and `score` of a branch is
@@ -47,29 +48,38 @@ def best_of_n(
 
     Args:
         extract: the answer in a text, or None if it has none (then the branch has no vote).
-        task: None recognises a Game of 24 prompt.
         checked: where there is a task, only answers that its checker calls right are voted on, if
             there are any; False votes on all and checks the winner only.
-        budget_tokens, budget_s: what may be spent; `cost.stopped` says which one ended it.
+        options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
     """
-    start, loom = begin(lm, prompt)
-    task = read_task(loom) if task is None else task
-    meter = Meter(Budget(budget_tokens, budget_s), seed)
-    rows = [start] * branches("n", n)
-    if (room := meter.room()) < max_tokens:
-        max_tokens = max(int(room), 1)
-    made = meter.grow(rows, max_tokens=max_tokens, temperature=temperature)
-    meter.candidates = len(made)
-    votes = count_votes(made, extract, task if checked else None)
-    best = _likeliest(votes[0].nodes) if votes else _likeliest(made or [start])
+    settings = Settings.read(options, temperature=0.8, max_tokens=256)
+    count = branches("n", n)
+    search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
+    meter, sampling = search.meter, dict(settings.sampling)
+    if (room := meter.room()) < sampling["max_tokens"]:
+        sampling["max_tokens"] = max(int(room), 1)
+    made = search.found(search.state["answers"]) if search.done else []
+    if not made:
+        made = yield from meter.grow([search.start] * count, **sampling)
+        meter.candidates = len(made)
+    votes = count_votes(made, extract, search.task if checked else None)
+    best = _likeliest(votes[0].nodes) if votes else _likeliest(made or [search.start])
     for node in made:
         node.score = next((vote.count for vote in votes if node in vote.nodes), 0) / len(made)
+    if meter.stopped is None:
+        search.done, search.state = True, {"answers": [node.id for node in made]}
+        search.save()
     text = text_of(best)
-    solved = None if task is None else task.is_solved(text)
-    return SearchResult(best, text, loom, meter.cost(), solved, tuple(votes))
+    solved = None if search.task is None else search.task.is_solved(text)
+    if settings.progress is not None:
+        settings.progress(Level(1, tuple(made), (best,), meter.cost()))
+    return SearchResult(best, text, search.loom, meter.cost(), solved, tuple(votes))
+
+
+abest_of_n = awaitable(best_of_n)
 
 
 def count_votes(nodes: Sequence[Heddle], extract: Extract, task: Task | None = None) -> list[Vote]:

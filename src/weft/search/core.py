@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from random import Random
@@ -18,23 +17,29 @@ from ..sampling.params import MAX_N
 from ..sampling.rng import fresh_seed
 from .game24 import Game24
 from .result import Cost, Limit
+from .score import text_of
+from .steps import Grow, Steps
 from .task import Lines, Task
 
+_COUNTS = ("tokens", "candidates", "valued", "prompt_tokens", "draws")
 # A text, chat messages, token ids, or a node to search below.
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int] | Heddle
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most a search may spend; None is no limit."""
+    """The most a search may spend; None is no limit. kv_bytes: what all its tree's KV takes."""
 
     tokens: int | None = None
     seconds: float | None = None
+    kv_bytes: int | None = None
 
     def __post_init__(self) -> None:
         tokens, seconds = self.tokens, self.seconds
         if tokens is not None:
             whole("budget_tokens", tokens)
+        if self.kv_bytes is not None:
+            whole("budget_kv_bytes", self.kv_bytes)
         if seconds is not None and not (
             isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
         ):
@@ -44,16 +49,33 @@ class Budget:
 class Meter:
     """Counts what a search spends and grows nodes within its budget."""
 
-    def __init__(self, budget: Budget, seed: int | None) -> None:
+    def __init__(
+        self, budget: Budget, seed: int | None, held: Callable[[], int] = lambda: 0
+    ) -> None:
+        """held: how many bytes the KV of the whole tree takes now; `slot_bytes` is a token's."""
         self.budget = budget
         self.seed = fresh_seed() if seed is None else whole("seed", seed, low=0)
+        self.held = held
+        self.slot_bytes = 1
         self.tokens = 0
         self.candidates = 0
         self.valued = 0
         self.prompt_tokens = 0
         self.stopped: Limit | None = None
-        self._seeds = Random(self.seed)
+        self.draws = 0
         self._start = time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to count on in another process."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return {"seed": self.seed, "seconds": self.seconds, **counts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Count on from a state."""
+        self.seed = state["seed"]
+        self._start = time.perf_counter() - state["seconds"]
+        for name in _COUNTS:
+            setattr(self, name, state[name])
 
     @property
     def seconds(self) -> float:
@@ -81,9 +103,21 @@ class Meter:
         """Return how many tokens may still be generated."""
         return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
 
+    def rows(self, max_tokens: int, reserve: int = 0) -> float:
+        """Return how many rows of full length may still be begun; note the budget that says 0."""
+        paid = max(self.room() - reserve, 0) // max_tokens
+        if self.budget.kv_bytes is None:
+            held = math.inf
+        else:
+            free = self.budget.kv_bytes - self.held()
+            held = max(free, 0) // (max_tokens * self.slot_bytes)
+        if min(paid, held) < 1:
+            self.stopped = "tokens" if paid < 1 else "kv"
+        return min(paid, held)
+
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
-    ) -> list[Heddle]:
+    ) -> Steps[list[Heddle]]:
         """Grow one continuation of each node listed (a node may be listed often), in one batch.
 
         Never begins more rows than the tokens left, less `reserve`, pay for at full length; what
@@ -91,33 +125,23 @@ class Meter:
         """
         made: list[Heddle] = []
         waiting = list(at)
+        is_over = None if self.budget.seconds is None else self.out_of_time
         while waiting and not self.out_of_time():
-            n_rows = int(min(len(waiting), max(self.room() - reserve, 0) // max_tokens))
+            n_rows = int(min(len(waiting), self.rows(max_tokens, reserve)))
             if not n_rows:
-                self.stopped = "tokens"
                 break
             rows, waiting = waiting[:n_rows], waiting[n_rows:]
-            options = {"max_tokens": max_tokens, "seed": self._seeds.getrandbits(63), **sampling}
-            made += self._grow(rows, options)
+            seed = self._next_seed()
+            options = {"max_tokens": max_tokens, "seed": seed, **sampling}
+            new = yield Grow(rows, options, is_over)
+            # An end token was generated too, though no node holds it.
+            self.tokens += sum(len(node.tokens) + node.terminal for node in new)
+            made += new
         return made
 
-    def _grow(self, rows: list[Heddle], options: dict[str, Any]) -> list[Heddle]:
-        if self.budget.seconds is None:
-            made: list[Heddle] = rows[0].grow(at=rows, show=False, **options)
-        else:
-            made = self._grow_timed(rows, options)
-        # An end token was generated too, though no node holds it.
-        self.tokens += sum(len(node.tokens) + node.terminal for node in made)
-        return made
-
-    def _grow_timed(self, rows: list[Heddle], options: dict[str, Any]) -> list[Heddle]:
-        seen: dict[int, Heddle] = {}
-        with closing(rows[0].stream(at=rows, **options)) as deltas:
-            for delta in deltas:
-                seen[delta.branch] = delta.node
-                if self.out_of_time():
-                    break
-        return [node for _, node in sorted(seen.items())]
+    def _next_seed(self) -> int:
+        self.draws += 1
+        return Random(f"{self.seed}/{self.draws}").getrandbits(63)
 
 
 def begin(lm: LM, prompt: Prompt) -> tuple[Heddle, Loom]:
@@ -134,11 +158,6 @@ def begin(lm: LM, prompt: Prompt) -> tuple[Heddle, Loom]:
 def read_task(loom: Loom) -> Task | None:
     """Return the task that a prompt states, if it is one that is known."""
     return Game24.read(loom.user_prompt)
-
-
-def text_of(node: Heddle) -> str:
-    """Return the text after the prompt, down to the node."""
-    return node.get_prefix_text(1).strip()
 
 
 def lines_of(node: Heddle) -> Lines:

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from .core import Meter, branches, lines_of, whole
+from .steps import Steps
 from .task import Task
 
 Propose = Literal["both", "continue", "suggest"] | Callable[[list[Heddle]], Sequence[Sequence[str]]]
@@ -33,17 +34,21 @@ class Proposer:
         n_suggest: Counts,
         sampling: dict[str, Any],
         reserve: int,
+        merges: bool = True,
     ) -> None:
         """Check what is to be proposed.
 
-        sampling: of every line. reserve: tokens to leave for the answer, if there is a budget.
+        sampling: of every line, which ends at "\\n" unless it says otherwise. reserve: tokens of
+        an answer at most, left over where there is a budget. merges: equal lines below one node
+        are one child.
         """
         self.lm = lm
         self.task = task
         self.meter = meter
         whole("max_tokens", sampling["max_tokens"])
-        self.sampling = {**sampling, "stop": "\n"}
+        self.sampling = {"stop": "\n", **sampling}
         self.reserve = reserve
+        self.merges = merges
         self._call = propose if callable(propose) else None
         check_kind(propose, task)
         advised = (task.n_continue, task.n_suggest) if task is not None else (N_PROPOSALS, 0)
@@ -56,16 +61,35 @@ class Proposer:
         if not any(self._n_continue + self._n_suggest):
             raise ConfigError("there is nothing to propose: n_continue and n_suggest are 0")
 
-    def below(self, nodes: list[Heddle], level: int) -> list[Heddle]:
-        """Return the candidates below the nodes, each once, all grown in one batch."""
+    def below(self, wanted: Sequence[tuple[Heddle, int, int | None]]) -> Steps[list[Heddle]]:
+        """Return the candidates below nodes, each once, all grown in one batch.
+
+        wanted: a node, its level, and how many of each kind; None takes the level's numbers.
+        """
+        nodes = [node for node, _, _ in wanted]
         if self._call is not None:
             found = self._called(nodes, self._call)
         else:
-            found = self._generated(
-                nodes, _at(self._n_continue, level), _at(self._n_suggest, level)
-            )
+            found = yield from self._generated(nodes, *self._numbers(wanted))
         self.meter.candidates += len(found)
         return found
+
+    def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
+        """Return whole answers, one below each node listed; a cut one is left out."""
+        sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
+        if temperature is not None:
+            sampling["temperature"] = temperature
+        made = yield from self.meter.grow(nodes, max_tokens=self.reserve, **sampling)
+        self.meter.candidates += len(made)
+        return [node for node in made if not is_cut(node)]
+
+    def _numbers(
+        self, wanted: Sequence[tuple[Heddle, int, int | None]]
+    ) -> tuple[list[int], list[int]]:
+        return tuple(
+            [_at(counts, level) if n is None else n * any(counts) for _, level, n in wanted]
+            for counts in (self._n_continue, self._n_suggest)
+        )  # type: ignore[return-value]
 
     def _called(
         self, nodes: list[Heddle], call: Callable[[list[Heddle]], Sequence[Sequence[str]]]
@@ -79,19 +103,30 @@ class Proposer:
         pairs = zip(nodes, texts, strict=True)
         return _distinct(child_of(node, text) for node, lines in pairs for text in lines)
 
-    def _generated(self, nodes: list[Heddle], n_continue: int, n_suggest: int) -> list[Heddle]:
+    def _generated(
+        self, nodes: list[Heddle], n_continue: list[int], n_suggest: list[int]
+    ) -> Steps[list[Heddle]]:
         with ExitStack() as stack:
-            asked = self._asked(nodes) if n_suggest else {}
+            asking = [node for node, n in zip(nodes, n_suggest, strict=True) if n]
+            asked = self._asked(asking)
             for loom in asked.values():
                 stack.enter_context(loom)
+            most: dict[str, int] = {}
+            for node, n in zip(nodes, n_suggest, strict=True):
+                if (prompt := self._prompt(node)) in asked:
+                    most[prompt] = max(most.get(prompt, 0), n)
             # Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
-            rows = nodes * n_continue + list(asked.values()) * n_suggest
-            made = self.meter.grow(rows, reserve=self._reserve(), **self.sampling)
+            rows = [*_in_turn(nodes, n_continue), *_in_turn(asked.values(), most.values())]
+            made = (yield from self._lines(rows)) if rows else []
             lines = [child for child in made if not is_cut(child)]
             suggested = {id(loom) for loom in asked.values()}
-            continued = [merged(line) for line in lines if id(line.parent) not in suggested]
-            added = [child for node in nodes for child in self._added(node, asked)]
+            own = [line for line in lines if id(line.parent) not in suggested]
+            continued = [merged(line) for line in own] if self.merges else own
+            added = [child for node in asking for child in self._added(node, asked)]
         return _distinct([*continued, *added])
+
+    def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
+        return (yield from self.meter.grow(rows, reserve=self._reserve(), **self.sampling))
 
     def _asked(self, nodes: list[Heddle]) -> dict[str, Loom]:
         """A loom for each propose prompt; nodes with the same prompt share one."""
@@ -151,6 +186,13 @@ def merged(child: Heddle) -> Heddle:
 
 def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:
     return list({node.id: node for node in nodes}.values())
+
+
+def _in_turn(nodes: Iterable[Heddle], counts: Iterable[int]) -> list[Heddle]:
+    """Return each node as often as its count says, one of each in turn."""
+    pairs = list(zip(nodes, counts, strict=True))
+    most = max((count for _, count in pairs), default=0)
+    return [node for turn in range(most) for node, count in pairs if turn < count]
 
 
 def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..loom import Heddle, Loom
 
-Limit = Literal["tokens", "seconds"]
+Limit = Literal["tokens", "seconds", "kv"]
 _SCREEN = 10
 
 
@@ -37,6 +37,16 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """What a search reports of a round: its new candidates, those kept, best first, the cost."""
+
+    depth: int
+    candidates: tuple[Heddle, ...]
+    kept: tuple[Heddle, ...]
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
 class Vote:
     """One answer and the branches that gave it; `mean_logprob` is that of the likeliest of them."""
 
@@ -59,6 +69,7 @@ class SearchResult:
 
     solved: what the task's checker says of `text`; None where there is no checker.
     votes: best-of-n only, most votes first.
+    log_evidence: smc only, the log of the estimated mean potential; in nats.
     """
 
     best: Heddle
@@ -67,6 +78,7 @@ class SearchResult:
     cost: Cost
     solved: bool | None = None
     votes: tuple[Vote, ...] = ()
+    log_evidence: float | None = None
 
     def __repr__(self) -> str:
         verdict = {None: "", True: "solved · ", False: "not solved · "}[self.solved]

@@ -1,0 +1,140 @@
+"""Adaptive branching: at each node draw whether to go wider or deeper, by Thompson sampling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Unpack
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle
+from .core import Prompt, whole
+from .driver import Search, Want
+from .frontier import Frontier, is_answered, paths
+from .judge import Judge
+from .options import SearchOptions, Settings
+from .propose import Propose, Proposer
+from .ranking import deepest, most_rounds, ranked
+from .result import SearchResult
+from .score import Value
+from .steps import Steps, awaitable, plain
+
+
+@plain
+def adaptive(
+    lm: LM,
+    prompt: Prompt,
+    *,
+    rounds: int | None = None,
+    batch: int = 8,
+    widen: int = 2,
+    depth: int | None = None,
+    propose: Propose = "both",
+    value: Value | None = None,
+    answer_tokens: int = 256,
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
+    """Search a tree whose nodes get more children for as long as that pays; complete the best path.
+
+    A round goes down `batch` times from the start. At each node it draws one number for "wider",
+    from a Beta posterior over the scores of the node's children, and one for each child, over all
+    scores at or below it; the largest is followed. Wider proposes `widen` lines of each kind. So a
+    good child is followed before its siblings are many, and a bad family gets new members. A full
+    path that the model finds likely is completed; a right answer ends the search.
+
+    Args:
+        rounds: at most. None: 32 where a checker can end the search, else 8.
+        batch: descents in each; all their lines are one batch.
+        value: nodes → scores from 0 to 1. None: the model's verdicts on a task, else the path's
+            mean token probability.
+        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+
+    The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
+    """
+    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    counts = {"rounds": rounds, "batch": whole("batch", batch)}
+    numbers = (whole("widen", widen), depth, answer_tokens)
+    search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
+    proposer = Proposer(
+        lm,
+        search.task,
+        search.meter,
+        propose=propose,
+        n_continue=1,
+        n_suggest=1,
+        sampling=settings.sampling,
+        reserve=whole("answer_tokens", answer_tokens),
+    )
+    judge = Judge(lm, search.task, search.meter, value, as_share=True)
+    limit = most_rounds(rounds, search)
+    algorithm = Thompson(judge, deepest(depth, search), limit, batch, widen)
+    return (yield from search.run(algorithm, judge, proposer, tries=5))
+
+
+aadaptive = awaitable(adaptive)
+
+
+class Thompson:
+    """Where to go wider next. All it knows are the scores in the tree and the round's stream."""
+
+    def __init__(self, judge: Judge, depth: int, rounds: int, batch: int, widen: int) -> None:
+        self.judge = judge
+        self.depth = depth
+        self.rounds = rounds
+        self.batch = batch
+        self.widen = widen
+
+    def ask(self, search: Search) -> Sequence[Want]:
+        """Ask for answers of likely full paths, else for lines below the nodes drawn."""
+        if search.round >= self.rounds or is_answered(search):
+            return []
+        frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
+        if full := ranked(frontier.full()):
+            return [Want(node, "answers", 1, 0.0) for node in full[: self.batch]]
+        drawn = Counter[Heddle]()
+        open_ids = frontier.open(widens=True)
+        if search.start.id in open_ids:
+            drawn.update(descent(search.start, frontier, open_ids, rng) for _ in range(self.batch))
+        return [Want(node, n=times * self.widen) for node, times in drawn.items()]
+
+    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+        """Check the scores; nothing else to note, for they are in the tree."""
+        for node in told:
+            if not 0 <= (node.score or 0.0) <= 1:
+                raise ConfigError(
+                    f"value returned {node.score} for a node; adaptive needs scores from 0 to 1"
+                )
+        return ranked(search.in_order(told))
+
+    def best(self, search: Search) -> Sequence[Heddle]:
+        """Return the paths to answer with."""
+        return paths(search)
+
+
+def descent(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
+    """Go down from the start by draws, to the node that is to get wider."""
+    node = start
+    while True:
+        steps = frontier.steps[node.id]
+        wider = posterior((child.score or 0.0 for child in steps), rng)
+        drawn = {
+            child.id: beta(frontier.visits[child.id], frontier.total[child.id], rng)
+            for child in steps
+            if child.id in open_ids
+        }
+        if not drawn or wider >= max(drawn.values()):
+            return node
+        node = max((child for child in steps if child.id in drawn), key=lambda c: drawn[c.id])
+
+
+def posterior(scores: Iterable[float], rng: Random) -> float:
+    """Draw from the Beta posterior of scores in 0 to 1 under a uniform prior."""
+    found = list(scores)
+    return beta(len(found), sum(found), rng)
+
+
+def beta(n: int, total: float, rng: Random) -> float:
+    """Draw from the Beta posterior of `n` scores with this sum."""
+    return rng.betavariate(1 + total, 1 + n - total)

@@ -1,0 +1,144 @@
+"""Monte Carlo tree search: go down by UCT, open a node, and let its values count upwards."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Unpack
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle
+from .core import Prompt, whole
+from .driver import Search, Want
+from .frontier import Frontier, is_answered, paths
+from .judge import Judge
+from .options import SearchOptions, Settings
+from .propose import Counts, Propose, Proposer
+from .ranking import deepest, most_rounds, ranked
+from .result import SearchResult
+from .score import Value
+from .steps import Steps, awaitable, plain
+
+
+@plain
+def mcts(
+    lm: LM,
+    prompt: Prompt,
+    *,
+    rounds: int | None = None,
+    batch: int = 4,
+    exploration: float = 0.5,
+    rollouts: int = 0,
+    n_continue: Counts = None,
+    n_suggest: Counts = None,
+    depth: int | None = None,
+    propose: Propose = "both",
+    value: Value | None = None,
+    answer_tokens: int = 256,
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
+    """Search a tree of lines by UCT and return the best path, completed by the model.
+
+    A round goes down `batch` times to a node without steps, each time by the largest
+    `mean + exploration * sqrt(ln(visits above) / visits)`; a node on its way counts as a visit of
+    no value. All those nodes get their steps in one batch, and the steps their values: by the
+    model's next-token verdict on a task, else by the path's mean token probability. A full path
+    that the model finds likely is completed; a right answer ends the search.
+
+    Args:
+        rounds: at most. None: 32 where a checker can end the search, else 8.
+        batch: nodes opened in each.
+        exploration: 0 follows the best mean only.
+        rollouts: whole answers drawn from each opened node; they count as visits, with what the
+            task's checker says (1 or 0), else with their mean token probability.
+        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+
+    The other arguments, and Raises, are those of `tot`; scores of `value` should lie in 0 to 1.
+    Cost: O(nodes) of host work a round.
+    """
+    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    counts = {"rounds": rounds, "batch": whole("batch", batch)}
+    numbers = (n_continue, n_suggest, depth, answer_tokens, exploration, rollouts)
+    search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
+    proposer = Proposer(
+        lm,
+        search.task,
+        search.meter,
+        propose=propose,
+        n_continue=n_continue,
+        n_suggest=n_suggest,
+        sampling=settings.sampling,
+        reserve=whole("answer_tokens", answer_tokens),
+    )
+    judge = Judge(lm, search.task, search.meter, value, as_share=True)
+    if not math.isfinite(exploration) or exploration < 0:
+        raise ConfigError(f"exploration is {exploration!r}; allowed is a number from 0")
+    limit = most_rounds(rounds, search)
+    algorithm = UCT(judge, deepest(depth, search), limit, batch, exploration, rollouts)
+    return (yield from search.run(algorithm, judge, proposer, tries=5))
+
+
+amcts = awaitable(mcts)
+
+
+class UCT:
+    """Where to open the tree next. All it knows are the scores in the tree."""
+
+    def __init__(
+        self, judge: Judge, depth: int, rounds: int, batch: int, exploration: float, rollouts: int
+    ) -> None:
+        self.judge = judge
+        self.depth = depth
+        self.rounds = rounds
+        self.batch = batch
+        self.exploration = exploration
+        self.rollouts = whole("rollouts", rollouts, low=0)
+
+    def ask(self, search: Search) -> Sequence[Want]:
+        """Ask for answers of likely full paths, else for steps below the nodes that UCT picks."""
+        if search.round >= self.rounds or is_answered(search):
+            return []
+        frontier = Frontier(search, self.judge, self.depth)
+        if full := ranked(frontier.full()):
+            return [Want(node, "answers", 1, 0.0) for node in full[: self.batch]]
+        picked = self._picked(search.start, frontier)
+        drawn = [Want(node, "answers", self.rollouts) for node in picked if self.rollouts]
+        return [*map(Want, picked), *drawn]
+
+    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+        """Nothing to note: the scores are in the tree."""
+        return ranked(search.in_order(told))
+
+    def best(self, search: Search) -> Sequence[Heddle]:
+        """Return the paths to answer with."""
+        return paths(search)
+
+    def _picked(self, start: Heddle, frontier: Frontier) -> list[Heddle]:
+        virtual: Counter[str] = Counter()
+        picked: list[Heddle] = []
+        while len(picked) < self.batch:
+            open_ids = frontier.open([node.id for node in picked])
+            if start.id not in open_ids:
+                break
+            node = start
+            virtual[node.id] += 1
+            while children := [c for c in frontier.steps[node.id] if c.id in open_ids]:
+                visits = {c.id: frontier.visits[c.id] + virtual[c.id] for c in children}
+                above = frontier.visits[node.id] + virtual[node.id]
+                bounds = uct(visits, frontier.total, above, self.exploration)
+                node = max(children, key=lambda child: bounds[child.id])
+                virtual[node.id] += 1
+            picked.append(node)
+        return picked
+
+
+def uct(
+    visits: Mapping[str, int], total: Mapping[str, float], above: int, exploration: float
+) -> dict[str, float]:
+    """Return the upper confidence bound of each child that has visits."""
+    spread = math.log(max(above, 1))
+    return {
+        each: total[each] / n + exploration * math.sqrt(spread / n) for each, n in visits.items()
+    }
