@@ -8,8 +8,8 @@ from typing import Any
 class Token(bytes):
     """Bytes with a token id. Two ids may have equal bytes: tokens are equal when their ids are.
 
-    Compared with plain bytes a token is never equal, so a table of tokens keeps duplicates apart;
-    `byte_string` is the bytes alone.
+    The hash is the id's, so a table of tokens keeps duplicates apart and plain bytes find none in
+    it; compared with plain bytes, the bytes count. `byte_string` is the bytes alone.
     """
 
     token_id: int

@@ -1,0 +1,367 @@
+"""The names of genlm-backend: what clients use, and what that system got wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import random
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from weft.aio import TreeLM
+from weft.compat import genlm
+from weft.compat.genlm import (
+    AsyncMlxLM,
+    AsyncTokenCharacterTrie,
+    AsyncTransformer,
+    AsyncVirtualLM,
+    MockAsyncLM,
+    OutputCache,
+    ParallelTokenCharacterTrie,
+    Token,
+    TokenCharacterTrie,
+    TokenTrie,
+    decode_vocab,
+    get_byte_vocab,
+    load_model_by_name,
+)
+from weft.errors import ConfigError, EngineUnavailable, Unsupported
+from weft.tokens.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def text() -> Tokenizer:
+    return Tokenizer.from_folder(Path(str(files("weft") / "data" / "tiny")))
+
+
+# Tokens and vocabularies ------------------------------------------------------------------------
+
+
+def test_a_token_is_bytes_with_an_id() -> None:
+    one, same, twin = Token(3, b"ab"), Token(3, b"xx"), Token(4, b"ab")
+    assert one == same
+    assert one != twin
+    assert hash(one) == hash(same)
+    assert sorted([twin, one]) == [one, twin]
+    assert one <= same < twin
+    assert one == b"ab"
+    assert b"ab" not in {one: 1}
+    assert isinstance(one, bytes)
+    assert (one.byte_string, one.token_id, len(one)) == (b"ab", 3, 2)
+    assert repr(one) == "Token(token_id=3, byte_string=b'ab')"
+    for again in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert (again.token_id, again.byte_string) == (3, b"ab")
+    assert genlm.as_bytes(one) == genlm.as_bytes(b"ab") == b"ab"
+    assert genlm.is_plain_bytes(b"ab")
+    assert not genlm.is_plain_bytes(one)
+    for wrong in ((True, b""), ("3", b""), (3, "ab")):
+        with pytest.raises(TypeError):
+            Token(*wrong)
+
+
+def tokenizers_of_each_kind():
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    level = Backend(models.BPE(letters, []))
+    level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    level.decoder = decoders.ByteLevel()
+    # "a" is there twice: as a letter and as its byte.
+    pieces = {"<unk>": 0, "▁": 1, "a": 2, "▁a": 3, **{f"<0x{b:02X}>": 4 + b for b in range(256)}}
+    fallback = Backend(models.BPE(pieces, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    fallback.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    meta = Backend(models.BPE({"▁": 0, "b": 1, "▁b": 2, "é": 3}, [("▁", "b")]))
+    meta.decoder = decoders.Metaspace()
+    return {"byte level": level, "byte fallback": fallback, "metaspace": meta}
+
+
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback", "metaspace"])
+def test_byte_vocabularies_are_exact_and_keep_duplicates_apart(kind: str) -> None:
+    backend = tokenizers_of_each_kind()[kind]
+    tokens, strings = decode_vocab(backend)
+    assert len(tokens) == len(strings) == backend.get_vocab_size()
+    assert [token.token_id for token in tokens] == list(range(len(tokens)))
+    assert get_byte_vocab(backend) == [token.byte_string for token in tokens]
+    if kind == "byte level":
+        assert sorted(token.byte_string for token in tokens) == [bytes([b]) for b in range(256)]
+    elif kind == "byte fallback":
+        assert tokens[3].byte_string == b" a"
+        assert tokens[4 + 0xC3].byte_string == b"\xc3"
+        assert tokens[2].byte_string == tokens[4 + ord("a")].byte_string == b"a"
+        assert tokens[2] != tokens[4 + ord("a")]
+    else:
+        assert [token.byte_string for token in tokens] == [b" ", b"b", b" b", "é".encode()]
+
+
+def test_bytes_that_are_no_text_are_shown_as_asked(text) -> None:
+    tokens, replaced = decode_vocab(text, "replace")
+    broken = next(t.token_id for t in tokens if t.byte_string == b"\xc3")
+    assert replaced[broken] == "�"
+    assert decode_vocab(text, "latin1")[1][broken] == "Ã"
+    assert decode_vocab(text)[1][broken] == "�"
+    with pytest.raises(ValueError, match="allowed"):
+        decode_vocab(text, "nosuch")
+    with pytest.raises(ValueError, match="Could not decode byte representation"):
+        decode_vocab("no tokenizer")
+
+
+# Tries --------------------------------------------------------------------------------------------
+
+WORDS = [b"a", b"ab", b"abc", b"b", b"ab", b""]
+
+
+def naive(words, weights, best):
+    """Weight of every prefix, by looking at every word."""
+    prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
+    return {
+        prefix: best([w for word, w in zip(words, weights, strict=True) if word.startswith(prefix)])
+        for prefix in prefixes
+    }
+
+
+@pytest.mark.parametrize("kind", [TokenCharacterTrie, ParallelTokenCharacterTrie])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_weight_of_a_prefix_is_that_of_its_words(kind, sign: int) -> None:
+    tokens = [Token(number, word) for number, word in enumerate(WORDS)]
+    trie = kind(tokens)
+    weights = [sign * (i + 1.5) for i in range(len(WORDS))]
+    for found, best in ((trie.weight_sum(weights), sum), (trie.weight_max(weights), max)):
+        expected = naive(WORDS, weights, best)
+        for node, edges in enumerate(trie.children):
+            if edges:  # no leaf
+                assert found[node] == pytest.approx(expected[trie.node2prefix[node]])
+        for number, token in enumerate(tokens):
+            leaf = trie.word2leaf[(token.byte_string, number)]
+            assert found[leaf] == pytest.approx(weights[number])
+            assert trie.leaf2word[leaf] == (token.byte_string, number)
+    assert trie.root == len(trie.children) - 1
+    assert found.dtype == (np.float32 if kind is ParallelTokenCharacterTrie else np.float64)
+    for node, edges in enumerate(trie.children):
+        assert all(below < node for below in edges.values())  # children first, root last
+    rows = np.array([weights, weights[::-1]])
+    np.testing.assert_allclose(trie.batch_weight_sum(rows)[1], trie.weight_sum(weights[::-1]))
+    np.testing.assert_allclose(trie.batch_weight_max(rows)[0], trie.weight_max(weights))
+
+
+def test_plain_bytes_warn_and_may_not_be_twice() -> None:
+    with pytest.warns(DeprecationWarning, match="give Tokens"):
+        trie = TokenCharacterTrie([b"a", b"ab"])
+    assert set(trie.word2leaf) == {b"a", b"ab"}
+    with pytest.raises(ValueError, match="Duplicate"):
+        TokenCharacterTrie([b"a", b"a"])
+    with pytest.raises(ValueError, match="Duplicate"):
+        TokenCharacterTrie([Token(0, b"a"), Token(0, b"a")])
+    with pytest.raises(ValueError, match="2 weights for 1"):
+        TokenCharacterTrie([Token(0, b"a")]).weight_sum([1, 2])
+    with pytest.raises(ValueError, match="device"):
+        ParallelTokenCharacterTrie([Token(0, b"a")], device="tpu")
+
+
+def test_a_cancelled_weight_harms_no_other_and_loops_may_change(text) -> None:
+    trie = AsyncTokenCharacterTrie.from_vocab(decode_vocab(text)[0], backend="sequential")
+    n = text.n_vocab
+    expected = trie.trie.weight_sum(np.ones(n))
+    asked: list[int] = []
+    real = trie.trie.batch_weight_sum
+    trie.trie.batch_weight_sum = lambda ws: (asked.append(len(ws)), real(ws))[1]
+
+    async def main():
+        tasks = [asyncio.ensure_future(trie.weight_sum(np.ones(n))) for _ in range(6)]
+        bad = asyncio.ensure_future(trie.weight_sum(np.ones(3)))
+        best = asyncio.ensure_future(trie.weight_max(-np.ones(n)))
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        return await asyncio.gather(*tasks, bad, best, return_exceptions=True)
+
+    for _ in range(2):
+        *sums, bad, best = asyncio.run(main())
+        assert isinstance(sums.pop(2), asyncio.CancelledError)
+        assert all(np.array_equal(each, expected) for each in sums)
+        assert isinstance(bad, ValueError)
+        assert best[trie.trie.root] == -1
+    assert max(asked) >= 5
+    with pytest.raises(ValueError, match="Unknown backend"):
+        AsyncTokenCharacterTrie.from_vocab([], backend="x")
+    assert "digraph" in TokenCharacterTrie([Token(0, b"a")]).visualize([1, 2, 3])
+
+
+# Caches -------------------------------------------------------------------------------------------
+
+
+def test_an_output_cache_keeps_the_latest_and_setting_again_puts_nobody_out() -> None:
+    cache = OutputCache(2)
+    cache["a"], cache["b"] = 1, 2
+    cache["b"] = 3
+    assert "a" in cache
+    assert cache["a"] == 1
+    cache["c"] = 4
+    assert "b" not in cache
+    assert len(cache) == 2
+    with pytest.raises(KeyError):
+        cache["b"]
+    cache.clear()
+    assert len(cache) == 0
+
+
+def test_a_token_trie_loses_nothing_when_added_to_and_may_be_deep() -> None:
+    trie = TokenTrie()
+    child = trie.add_token(1)
+    below = child.add_token(2, logprobs="x")
+    assert trie.add_token(1) is child
+    assert trie.get_token(1).get_token(2) is below
+    assert trie.has_token(1)
+    last = trie.extend_cache(0, [1, 2] + [3] * 3000, np.zeros((3002, 4), np.float32), 0)
+    np.testing.assert_allclose(last.logprobs, np.log(np.full(4, 0.25)), rtol=1e-6)
+    assert trie.get_token(1).get_token(2) is below
+    last.past_key_values = object()
+    trie.clear_kv_cache()
+    assert last.past_key_values is None
+    assert repr(trie) == "<TokenTrie of 3002 tokens>"
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+def test_the_mock_gives_the_documented_numbers_however_long_the_context(text) -> None:
+    mock = MockAsyncLM(text)
+    rows = {ids: np.asarray(mock.next_token_logprobs_sync(list(ids))) for ids in [(), (3, 0), (5,)]}
+    drawn = np.random.RandomState(5).rand(text.n_vocab)
+    expected = drawn - np.log(np.exp(drawn).sum())
+    np.testing.assert_allclose(rows[5,], expected, atol=1e-6)
+    assert rows[()].shape == (text.n_vocab,)
+    assert np.isfinite(np.asarray(mock.next_token_logprobs_sync([60_000] * 5000))).all()
+    again = asyncio.run(MockAsyncLM.from_name("tiny").next_token_logprobs([5]))
+    np.testing.assert_array_equal(np.asarray(again), rows[5,])
+    with pytest.raises(ValueError, match="lora_name"):
+        mock.next_token_logprobs_sync([1], lora_name="law")
+    assert isinstance(load_model_by_name("tiny", backend="mock"), MockAsyncLM)
+
+
+def test_models_by_name_and_what_is_not_there() -> None:
+    model = load_model_by_name("tiny")
+    assert isinstance(model, TreeLM)
+    assert model.lm.info.name == "numpy"
+    assert load_model_by_name("tiny", "numpy", {"n_ctx": 64}).lm.n_ctx == 64
+    with pytest.raises(ValueError, match="Invalid backend: 'sgl'"):
+        load_model_by_name("tiny", backend="sgl")
+    for name, kind in (("vllm", AsyncVirtualLM), ("mlx", AsyncMlxLM)):
+        with pytest.raises(EngineUnavailable, match=f"no {name} engine"):
+            load_model_by_name("tiny", backend=name)
+        assert kind.__init__.__doc__
+    assert isinstance(EngineUnavailable("x"), ImportError)
+
+
+@pytest.fixture(scope="module")
+def hf():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(str(files("weft") / "data" / "tiny"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.torch
+def test_a_clients_program_runs_on_a_loaded_model(hf) -> None:
+    """What genlm-control does: all prefixes in one batch, lora_name on each call, byte tokens."""
+    import torch
+
+    model = AsyncTransformer(*hf)
+    ids = hf[1].encode("Once upon a time")
+    assert all(isinstance(token, Token) for token in model.byte_vocab)
+    assert len(model.byte_vocab) == len(model.str_vocab)
+
+    async def program():
+        prefixes = [ids[: n + 1] for n in range(len(ids))]
+        rows = await model.batch_next_token_logprobs(prefixes, lora_name=None)
+        one = await model.next_token_logprobs(ids, lora_name=None)
+        sample = await model.sample(ids, 5, [], temperature=0, lora_name=None)
+        return rows, one, sample
+
+    rows, one, sample = asyncio.run(program())
+    with torch.no_grad():
+        plain = hf[0](torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert isinstance(rows, torch.Tensor)
+    torch.testing.assert_close(rows, plain, atol=1e-4, rtol=0)
+    torch.testing.assert_close(one, plain[-1], atol=1e-4, rtol=0)
+    assert sample[0] == int(plain[-1].argmax())
+    assert model.model is hf[0]
+    assert (model.batch_size, model.timeout, model.queries) == (20, 0.02, [])
+    with pytest.raises(ValueError, match="empty"):
+        model.next_token_logprobs_sync([])
+
+
+@pytest.mark.torch
+def test_queries_put_in_by_hand_are_answered_each_with_its_own(hf) -> None:
+    model = AsyncTransformer(*hf, batch_size=3)
+
+    async def program():
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(5)]
+        model.add_query([5, 6], futures[0])
+        model.add_query([10**6], futures[1], past=None)
+        assert len(model.queries) == 2
+        model.add_query([5, 7], futures[2])  # that makes three
+        assert not model.queries
+        assert futures[0].done()
+        assert isinstance(futures[1].exception(), ValueError)
+        model.add_query([8], futures[3])
+        model.reset_async_queries()
+        assert futures[3].cancelled()
+        model.add_query([8, 9], futures[4])
+        model.batch_evaluate_queries()
+        return futures[0].result(), futures[2].result(), futures[4].result()
+
+    for ids, row in zip(([5, 6], [5, 7], [8, 9]), asyncio.run(program()), strict=True):
+        np.testing.assert_array_equal(row, model.next_token_logprobs_sync(ids))
+
+
+@pytest.mark.torch
+def test_known_parameters_are_mapped_or_refused(hf, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        AsyncTransformer(*hf, timeout=-1)
+    with pytest.raises(Unsupported, match="bitsandbytes_opts"):
+        AsyncTransformer.from_name("x", bitsandbytes_opts={"load_in_8bit": True})
+    with pytest.raises(Unsupported, match="attn_implementation"):
+        AsyncTransformer.from_name("x", hf_opts={"attn_implementation": "eager"})
+    folder = str(files("weft") / "data" / "tiny")
+    model = AsyncTransformer.from_name(folder, hf_opts={"torch_dtype": "float32"}, batch_size=4)
+    assert (model.lm.info.dtype, model.batch_size) == ("float32", 4)
+    capped = AsyncMlxLM(weft.load("tiny"), cache_size=3)
+    for number in range(9):
+        capped.next_token_logprobs_sync([5, number])
+    assert capped.lm.scheduler.cache.used_bytes <= 3 * 4 * capped.lm.info.n_vocab
+
+
+@pytest.mark.torch
+def test_concurrent_extensions_of_stored_contexts_are_each_their_own(hf) -> None:
+    """Their known errors: rows mixed between prefixes, caches changed in place, waiters left."""
+    import torch
+
+    model = AsyncTransformer(*hf)
+    rng = random.Random(3)
+    heads = [[rng.randrange(5, 900) for _ in range(6)] for _ in range(2)]
+    for head in heads:
+        model.cache_kv(head)
+    contexts = [[*head, 7, *tail] for head in heads for tail in ([], [8], [8, 9])] * 2
+
+    async def program():
+        return await asyncio.gather(*map(model.next_token_logprobs, contexts))
+
+    for _ in range(2):
+        for ids, row in zip(contexts, asyncio.run(program()), strict=True):
+            with torch.no_grad():
+                plain = hf[0](torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            torch.testing.assert_close(row, plain, atol=1e-4, rtol=0)
+    node, n_matched, past, base = model.walk_cache(contexts[0])
+    assert (n_matched, base) == (7, 6)
+    assert node.logits is not None
+    assert past is not None
