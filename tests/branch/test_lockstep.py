@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fakes import BrokenEngine
 from weft import LM, Branch, BranchStore, Loom
 from weft.engines.numpy import NumpyEngine
-from weft.errors import ConfigError
+from weft.errors import ConfigError, ForwardError
 from weft.sched.work import Extend, Logits
 from weft.tokens.tokenizer import Tokenizer
 
@@ -172,3 +174,53 @@ def test_ended_branches_give_their_room_back(lm: LM) -> None:
 def test_a_penalty_window_is_refused_by_name(lm: LM) -> None:
     with pytest.raises(ConfigError, match="every accepted token"):
         Branch.create(lm, penalty_last_n=64)
+
+
+def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine) -> None:
+    broken = BrokenEngine(engine, {3})
+    lm = LM(broken, Tokenizer.from_folder(TINY), n_batch=16)
+    store = BranchStore(lm)
+    first, second = Branch.create(lm, seed=1), Branch.create(lm, seed=2)
+    pairs = [(first, [*range(30, 60)]), (second, [*range(80, 120)])]
+    with pytest.raises(ForwardError):
+        store.prefill(pairs)
+    assert first.position == second.position == 0
+    store.prefill(pairs)
+    assert (first.tokens, second.tokens) == (pairs[0][1], pairs[1][1])
+    lm.driver.close()
+
+
+def test_a_commit_of_more_branches_than_a_batch_is_one_call(engine: NumpyEngine) -> None:
+    wrapped = BrokenEngine(engine, set())
+    lm = LM(wrapped, Tokenizer.from_folder(TINY), n_batch=20)
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(50)]
+    for _ in range(2):
+        pairs = [(branch, branch.produce().token) for branch in branches]
+        before = len(wrapped.calls)
+        store.commit(pairs)
+        assert len(wrapped.calls) - before == 3
+    before, tokens = len(wrapped.calls), [branch.tokens for branch in branches]
+    wrapped.fail_on.add(before + 2)  # the last of three passes
+    pairs = [(branch, branch.produce().token) for branch in branches]
+    with pytest.raises(ForwardError):
+        store.commit(pairs)
+    assert [branch.tokens for branch in branches] == tokens
+    assert [(branch, branch.produce().token) for branch in branches] == pairs
+    store.commit(pairs)
+    assert [branch.tokens[:-1] for branch in branches] == tokens
+    branch = branches[-1]
+    np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
+    lm.driver.close()
+
+
+def test_commits_from_two_threads_are_each_right(lm: LM) -> None:
+    parent = root(lm)
+    groups = [[parent.fork(seed=10 * g + i) for i in range(3)] for g in range(2)]
+    twins = [[parent.fork(seed=10 * g + i) for i in range(3)] for g in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda group: lockstep(BranchStore(lm), group, 6), groups))
+    for group in twins:
+        lockstep(BranchStore(lm), group, 6)
+    tokens = [[branch.tokens for branch in group] for group in groups]
+    assert tokens == [[branch.tokens for branch in group] for group in twins]
