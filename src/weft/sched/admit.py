@@ -26,7 +26,7 @@ class Admission:
         counters: Counters,
         suspend: Callable[[Task], None],
         refuse: Callable[[Job], None],
-        relieve: Callable[[], None],
+        relieve: Callable[[], bool],
     ) -> None:
         """suspend: stops work on a task; a live run's tail goes into the tree, where it can be
         evicted. refuse: answers a job that can never fit, and takes it off the queue. relieve: lets
@@ -83,13 +83,12 @@ class Admission:
 
     def _try(self, job: Job, may_evict: bool) -> str:
         room = self.tree.room
-        if isinstance(job, CommitJob):
-            job.prepare()
-        counts = [self._enter(task) for task in job.tasks]
+        counts = self._enter_all(job)
         # Others grow meanwhile, and a run will want its first slots.
         reserve = self.tree.room.growth if self.admitted else 0
-        if room.is_over or self._is_short(reserve):
-            self.relieve()
+        if (room.is_over or self._is_short(reserve)) and self.relieve():
+            self._undo(job)
+            counts = self._enter_all(job)  # its own stays may have been idle
         if room.is_over or self._is_short(reserve):
             if not may_evict:
                 self._undo(job)
@@ -111,6 +110,11 @@ class Admission:
         """Whether no eviction could make enough room, with a slot spare for each admitted job."""
         capacity = self.tree.room.capacity
         return capacity is not None and self.tree.room.must + reserve > capacity
+
+    def _enter_all(self, job: Job) -> list[tuple[int, int]]:
+        if isinstance(job, CommitJob):
+            job.prepare()
+        return [self._enter(task) for task in job.tasks]
 
     def _enter(self, task: Task) -> tuple[int, int]:
         """Put a task's path into the tree and pin it; return slots found, and slots to compute."""

@@ -63,7 +63,8 @@ class Fitting:
         for tail in [run.tail for run in runs] + self.stays.tails(shares):
             assert tail is not None
             room.tighten(tail, tail.fragment.length + 1)
-        if room.capacity is not None and room.must <= room.capacity:
+        may_fit = room.capacity is not None and room.must <= room.capacity
+        if may_fit and self.tree.make_room():
             return None
         self._fail(job, kv_full(job, self.tree))
         return job

@@ -188,11 +188,16 @@ class Stays:
                 self.close(keep.stay)
         self._gone.extend(busy)
 
-    def relieve(self) -> None:
-        """Close all idle stays: their KV can be found, read and evicted by others."""
+    def relieve(self) -> bool:
+        """Close all idle stays: their KV can be found, read and evicted by others.
+
+        Returns whether there were any.
+        """
+        n_open = len(self.opened)
         self.drain()
         for stay in [stay for stay in self.opened if not stay.is_busy]:
             self.close(stay)
+        return len(self.opened) < n_open
 
     def open(self, stay: Stay) -> None:
         """Pin a resident path and start a tail."""

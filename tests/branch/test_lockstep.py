@@ -1,0 +1,226 @@
+"""Branches that are committed again and again: what is fast is also what is right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakes import BrokenEngine
+from weft import LM, Branch, BranchStore, Loom
+from weft.engines.numpy import NumpyEngine
+from weft.errors import ConfigError, ForwardError
+from weft.sched.work import Extend, Logits
+from weft.tokens.tokenizer import Tokenizer
+
+TINY = Path(str(files("weft") / "data" / "tiny"))
+PROMPT = [*range(40, 60)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[NumpyEngine]:
+    engine = NumpyEngine.load(TINY)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def lm(engine: NumpyEngine) -> Iterator[LM]:
+    lm = LM(engine, Tokenizer.from_folder(TINY))
+    yield lm
+    lm.tree.check()
+    lm.driver.close()
+    assert lm.tree.room.must == 0
+
+
+def root(lm: LM, **options) -> Branch:
+    branch = Branch.create(lm, **{"seed": 1, **options})
+    branch.prefill(PROMPT)
+    return branch
+
+
+def plain(lm: LM, ids: list[int]) -> np.ndarray:
+    """The row after some tokens, asked of the scheduler alone."""
+    lm.clear_cache()
+    (ticket,) = tickets = lm.submit([Extend(lm.place(ids), (), (Logits(len(ids)),))])
+    lm.drive(tickets)
+    return ticket.result()[0]
+
+
+def lockstep(store: BranchStore, branches: list[Branch], n: int) -> None:
+    for _ in range(n):
+        store.commit([(branch, branch.produce().token) for branch in branches])
+
+
+def test_what_a_commit_draws_ahead_is_what_produce_would_draw(lm: LM) -> None:
+    ahead = root(lm, temperature=1.2)
+    for _ in range(5):
+        early = ahead.produce()
+        late = ahead.fork(seed=1)
+        late.set_logits(ahead.logits)  # forgets what was drawn ahead; the stream is the same
+        assert late.produce().token == early.token
+        assert late.produce().logprob == pytest.approx(early.logprob, abs=1e-4)
+        assert late.produce().kept_logprob == pytest.approx(early.kept_logprob, abs=1e-4)
+        ahead.commit(early.token)
+
+
+def test_settings_changed_after_a_commit_hold_for_the_next_draw(lm: LM) -> None:
+    branch = root(lm, temperature=0.0)
+    branch.commit(branch.produce().token)
+    first = branch.produce().token
+    branch.steer({first: -np.inf})
+    assert branch.produce().token != first
+    branch.clear_steer()
+    branch.set_logit_bias({first: -np.inf})
+    assert branch.produce().token != first
+    branch.clear_logit_bias()
+    assert branch.produce().token == first
+
+
+def test_rows_of_branches_that_go_on_are_those_of_their_paths(lm: LM) -> None:
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(5)]
+    lockstep(store, branches, 4)
+    fork, back = branches[0].fork(at=len(PROMPT) + 2), branches[1].fork()
+    back.rewind(1)
+    lockstep(store, [*branches, fork, back], 3)
+    for branch in [*branches, fork, back]:
+        np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
+
+
+def test_rows_that_were_dropped_are_read_again(lm: LM) -> None:
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(3)]
+    lockstep(store, branches, 2)
+    rows = branches[0].row
+    assert rows is not None
+    assert rows.step is not None
+    rows.step.drop()
+    np.testing.assert_allclose(branches[0].logits, plain(lm, branches[0].tokens), atol=1e-4)
+
+
+def test_figures_of_a_token_that_was_not_drawn_survive_a_dropped_row(lm: LM) -> None:
+    kept, dropped = root(lm), root(lm)
+    for branch in (kept, dropped):
+        branch.commit(77)
+    assert dropped.row is not None
+    assert dropped.row.step is not None
+    dropped.row.step.drop()
+    dropped.drawn = None
+    for branch in (kept, dropped):
+        branch.commit(78)
+    assert dropped.perplexity == pytest.approx(kept.perplexity, rel=1e-4)
+
+
+def test_another_face_finds_what_branches_have_run(lm: LM) -> None:
+    loom = Loom(lm, "Use 4 9 10 13 to make 24.")
+    branch = Branch.create(lm, seed=2)
+    branch.prefill(loom.tokens)
+    for _ in range(6):
+        branch.commit(branch.produce().token)
+    before = lm.stats().prefilled
+    (ticket,) = tickets = lm.submit([Extend(lm.place(branch.tokens))])
+    lm.drive(tickets)
+    assert ticket.error is None
+    assert lm.stats().prefilled == before
+    loom.grow(n=2, max_tokens=2, seed=1, show=False)
+    lockstep(BranchStore(lm), [branch], 2)
+    np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
+
+
+@pytest.mark.parametrize("n_passes", range(5))
+def test_a_cancelled_commit_leaves_the_branch_as_it_was(lm: LM, n_passes: int) -> None:
+    """However far it came: the loop is given a few passes before the cancel."""
+    branches = [root(lm).fork() for _ in range(3)]
+    store = BranchStore(lm)
+    lockstep(store, branches, 2)
+    tokens = [branch.tokens for branch in branches]
+
+    async def main() -> bool:
+        call = asyncio.ensure_future(store.acommit([(branch, 9) for branch in branches]))
+        for _ in range(n_passes):
+            await asyncio.sleep(0.002)
+        call.cancel()
+        results = await asyncio.gather(call, return_exceptions=True)
+        was_cancelled = isinstance(results[0], asyncio.CancelledError)
+        await store.acommit([(branch, 11) for branch in branches])
+        return was_cancelled
+
+    middle = [] if asyncio.run(main()) else [9]
+    for branch, before in zip(branches, tokens, strict=True):
+        assert branch.tokens == [*before, *middle, 11]
+        assert branch.position == len(branch.tokens)
+        np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
+
+
+def test_ended_branches_give_their_room_back(lm: LM) -> None:
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(4)]
+    lockstep(store, branches, 3)
+    for branch in branches[:2]:
+        branch.prune()
+    store.retain_only(branches[2])
+    del branches, parent, branch
+    assert lm.stats().pinned_tokens == 0
+    lm.clear_cache()
+    assert lm.stats().kv_tokens == 0
+
+
+def test_a_penalty_window_is_refused_by_name(lm: LM) -> None:
+    with pytest.raises(ConfigError, match="every accepted token"):
+        Branch.create(lm, penalty_last_n=64)
+
+
+def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine) -> None:
+    broken = BrokenEngine(engine, {3})
+    lm = LM(broken, Tokenizer.from_folder(TINY), n_batch=16)
+    store = BranchStore(lm)
+    first, second = Branch.create(lm, seed=1), Branch.create(lm, seed=2)
+    pairs = [(first, [*range(30, 60)]), (second, [*range(80, 120)])]
+    with pytest.raises(ForwardError):
+        store.prefill(pairs)
+    assert first.position == second.position == 0
+    store.prefill(pairs)
+    assert (first.tokens, second.tokens) == (pairs[0][1], pairs[1][1])
+    lm.driver.close()
+
+
+def test_a_commit_of_more_branches_than_a_batch_is_one_call(engine: NumpyEngine) -> None:
+    wrapped = BrokenEngine(engine, set())
+    lm = LM(wrapped, Tokenizer.from_folder(TINY), n_batch=20)
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(50)]
+    for _ in range(2):
+        pairs = [(branch, branch.produce().token) for branch in branches]
+        before = len(wrapped.calls)
+        store.commit(pairs)
+        assert len(wrapped.calls) - before == 3
+    before, tokens = len(wrapped.calls), [branch.tokens for branch in branches]
+    wrapped.fail_on.add(before + 2)  # the last of three passes
+    pairs = [(branch, branch.produce().token) for branch in branches]
+    with pytest.raises(ForwardError):
+        store.commit(pairs)
+    assert [branch.tokens for branch in branches] == tokens
+    assert [(branch, branch.produce().token) for branch in branches] == pairs
+    store.commit(pairs)
+    assert [branch.tokens[:-1] for branch in branches] == tokens
+    branch = branches[-1]
+    np.testing.assert_allclose(branch.logits, plain(lm, branch.tokens), atol=1e-4)
+    lm.driver.close()
+
+
+def test_commits_from_two_threads_are_each_right(lm: LM) -> None:
+    parent = root(lm)
+    groups = [[parent.fork(seed=10 * g + i) for i in range(3)] for g in range(2)]
+    twins = [[parent.fork(seed=10 * g + i) for i in range(3)] for g in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda group: lockstep(BranchStore(lm), group, 6), groups))
+    for group in twins:
+        lockstep(BranchStore(lm), group, 6)
+    tokens = [[branch.tokens for branch in group] for group in groups]
+    assert tokens == [[branch.tokens for branch in group] for group in twins]

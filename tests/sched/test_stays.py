@@ -1,0 +1,220 @@
+"""Stays and commits: what they run is the path's own, whatever else runs, fails or is short."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
+from rig import MakeRig, MemoryEngine, Rig, draw_after, logits_after, run, sampler
+from weft.engines.base import Engine
+from weft.errors import Cancelled, ForwardError, KVFull
+from weft.kv.cursor import Place
+from weft.sched.kept import KeptRows, StepRows
+from weft.sched.stays import Stay
+from weft.sched.work import Commit, Extend, Logits, Ticket
+
+ENGINES: dict[str, Callable[[set[int]], Engine]] = {
+    "plain": lambda fail_on: BrokenEngine(MemoryEngine(), fail_on),
+    "sequence": lambda _: SequenceFake(MemoryEngine(), 6),
+    "hidden": lambda _: HiddenFake(MemoryEngine()),
+    "late": lambda fail_on: LateFake(MemoryEngine(), fail_on),
+}
+
+
+class Owner:
+    """Who has a stay. `ids`: what its path must be."""
+
+    def __init__(self, rig: Rig, place: Place, ids: Sequence[int], number: int) -> None:
+        self.rig = rig
+        self.ids = list(ids)
+        self.number = number
+        self.stay = rig.scheduler.stays.begin(self, place)
+
+    @property
+    def sampler(self):
+        return sampler(self.number)
+
+
+def commit(owners: Sequence[Owner], tokens: Sequence[int], rig: Rig) -> Ticket:
+    stays = [owner.stay for owner in owners]
+    (ticket,) = rig.submit(Commit(stays, tokens, [owner.sampler for owner in owners]))
+    return ticket
+
+
+def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Ticket) -> None:
+    """A commit gave what the rule says; the owners' paths go on."""
+    for owner, token, found in zip(owners, tokens, ticket.result(), strict=True):
+        owner.ids.append(token)
+        logits = found.rows.logits(found.number)
+        assert logits is not None
+        np.testing.assert_array_equal(logits, logits_after(owner.ids))
+        drawn = draw_after(owner.ids, owner.sampler)
+        assert drawn.kept is not None
+        assert found.drawn is not None
+        assert found.drawn[0] == int(drawn.ids[0])
+        np.testing.assert_allclose(found.drawn[1:], [drawn.logprobs[0], drawn.kept[0]], atol=1e-6)
+
+
+def assert_path(rig: Rig, stay: Stay, ids: Sequence[int]) -> None:
+    with rig.scheduler.lock:
+        assert [*stay.base.ids(), *stay.tokens] == list(ids)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: int) -> None:
+    """Beside runs and extends, in little room, with failures, forks and owners that go."""
+    rng = random.Random(seed)
+    fail_on = set(rng.sample(range(8, 200), 8)) if seed % 2 else set()
+    engine = ENGINES[kind](fail_on)
+    rig = make(
+        engine, capacity=rng.choice([None, 60, 90]), n_ctx=40, n_batch=rng.choice([3, 5, 16])
+    )
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(4)]
+    number, n_done = 4, 0
+    for _ in range(60):
+        call = rng.choice(["commit"] * 6 + ["fork", "drop", "others", "rewind"])
+        if call == "commit":
+            rng.shuffle(owners)
+            cut = rng.randrange(1, len(owners) + 1)
+            parts = [part for part in (owners[:cut], owners[cut:][: rng.randrange(3)]) if part]
+            tokens = [[rng.randrange(4) for _ in part] for part in parts]
+            tickets = [commit(p, t, rig) for p, t in zip(parts, tokens, strict=True)]
+            if rng.random() < 0.1:
+                tickets[0].cancel()
+            rig.driver.drive(tickets)
+            for part, given, ticket in zip(parts, tokens, tickets, strict=True):
+                if ticket.error is None:
+                    assert_committed(part, given, ticket)
+                    n_done += 1
+                else:
+                    assert isinstance(ticket.error, KVFull | ForwardError | Cancelled)
+        elif call == "fork" and len(owners) < 7:
+            parent = rng.choice(owners)
+            place = rig.scheduler.stays.release(parent.stay)
+            parent.stay = rig.scheduler.stays.begin(parent, place)
+            owners.append(Owner(rig, place.fork(), parent.ids, number))
+            number += 1
+        elif call == "rewind":
+            owner = rng.choice(owners)
+            place = rig.scheduler.stays.release(owner.stay)
+            depth = rng.randrange(1, place.depth + 1)
+            owner.stay, owner.ids = (
+                rig.scheduler.stays.begin(owner, place.at(depth)),
+                owner.ids[:depth],
+            )
+        elif call == "drop" and len(owners) > 2:
+            owners.pop(rng.randrange(len(owners)))
+        elif call == "others":
+            place = rig.place(rng.choice(owners).ids)
+            item = run(place, 3, max_tokens=2) if rng.random() < 0.5 else Extend(place, [0, 1])
+            rig.drive_quietly(item)
+        for owner in owners:
+            assert_path(rig, owner.stay, owner.ids)
+            if len(owner.ids) > 34:
+                owner.stay = rig.scheduler.stays.begin(owner, rig.place([1, 2, 3]))
+                owner.ids = [1, 2, 3]
+        if rig.scheduler.flight is None:
+            rig.tree.check()
+    assert n_done > 10
+
+
+@pytest.mark.parametrize("n_batch", [3, 8, 64])
+def test_a_commit_takes_as_few_forwards_as_there_are_batches(make: MakeRig, n_batch: int) -> None:
+    rig = make(n_batch=n_batch)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(8)]
+    for _ in range(3):
+        before = len(rig.engine.sizes)
+        tokens = [owner.number for owner in owners]
+        ticket = commit(owners, tokens, rig)
+        rig.driver.drive([ticket])
+        assert_committed(owners, tokens, ticket)
+        assert len(rig.engine.sizes) - before == -(-8 // n_batch)
+
+
+def test_a_pass_that_fails_takes_back_those_before_it(make: MakeRig) -> None:
+    engine = BrokenEngine(MemoryEngine(), set())
+    rig = make(engine, n_batch=4)
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(8)]
+    tokens = list(range(8))
+    rig.driver.drive([first := commit(owners, tokens, rig)])
+    assert_committed(owners, tokens, first)
+    engine.fail_on.add(len(engine.calls) + 1)  # the second of two passes
+    rig.driver.drive([failed := commit(owners, tokens, rig)])
+    with pytest.raises(ForwardError):
+        failed.result()
+    for owner in owners:
+        assert owner.stay.tail is not None
+        assert owner.stay.tail.fragment.length == len(owner.stay.tokens) == 1
+    rig.driver.drive([again := commit(owners, tokens, rig)])
+    assert_committed(owners, tokens, again)
+
+
+def test_idle_stays_make_room_for_others_and_wake(make: MakeRig) -> None:
+    rig = make(capacity=24)
+    owners = [Owner(rig, rig.place([n]), [n], n) for n in range(4)]
+    for _ in range(3):
+        for owner in owners:
+            rig.driver.drive([ticket := commit([owner], [5], rig)])
+            assert_committed([owner], [5], ticket)
+    assert len(rig.ask([9] * 20, Logits(20))[0]) == 16
+    assert not rig.scheduler.stays.opened
+    for owner in owners:
+        rig.driver.drive([ticket := commit([owner], [6], rig)])
+        assert_committed([owner], [6], ticket)
+
+
+def test_what_a_stay_has_run_is_found_by_others(make: MakeRig) -> None:
+    rig = make()
+    owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
+    for token in (3, 4, 5):
+        rig.driver.drive([ticket := commit([owner], [token], rig)])
+        assert_committed([owner], [token], ticket)
+    before = rig.scheduler.counters.prefilled
+    rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
+    assert rig.scheduler.counters.prefilled == before
+    child = Owner(rig, rig.scheduler.stays.release(owner.stay), owner.ids, 1)
+    rig.driver.drive([ticket := commit([child], [7], rig)])
+    assert_committed([child], [7], ticket)
+    assert rig.scheduler.counters.prefilled == before
+
+
+def test_stays_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
+    rig = make()
+    owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
+    rig.driver.drive([commit([owner], [3], rig)])
+    assert rig.tree.room.must > 0
+    del owner
+    gc.collect()
+    rig.driver.try_drain()
+    assert rig.tree.room.must == 0
+    assert not rig.scheduler.stays.opened
+
+
+class _Output:
+    """Rows that say which they are."""
+
+    def logits(self, index: int) -> np.ndarray:
+        return np.full(4, index, dtype=np.float32)
+
+
+def test_rows_that_nobody_asked_for_go_when_their_budget_is_spent() -> None:
+    kept = KeptRows(100)
+    held = [kept.add(StepRows(_Output(), 30, ())) for _ in range(6)]  # type: ignore[arg-type]
+    alive = [rows for rows in held if rows.logits(0) is not None]
+    assert alive
+    assert alive[-1] is held[-1]
+    assert 30 * len(alive) <= 100
+    assert held[0].logits(0) is None
+    for _ in range(100):
+        kept.add(StepRows(_Output(), 30, ()))  # type: ignore[arg-type]
+        assert kept._used <= 130
+    copied = StepRows(_Output(), 30, [2])  # type: ignore[arg-type]
+    assert copied.logits(2) is not None
+    assert copied.logits(1) is None
