@@ -36,7 +36,9 @@ def main() -> None:
             branch, entropies = decode(lm, text, dynamic=dynamic)
             name = "by entropy" if dynamic else "fixed 0.7 "
             mean = sum(entropies) / len(entropies)
-            print(f"{name}  entropy {mean:.2f}  perplexity {branch.perplexity:.2f}  {branch.text!r}")
+            print(
+                f"{name}  entropy {mean:.2f}  perplexity {branch.perplexity:.2f}  {branch.text!r}"
+            )
 
 
 if __name__ == "__main__":
