@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+from draft import draft_model
 from numpy.typing import NDArray
 
 import weft
@@ -16,15 +14,6 @@ from weft import Branch, BranchStore, samples
 
 Probabilities = NDArray[np.float64]
 N_DRAFT, N_TOKENS = 4, 40
-
-
-def draft_model(folder: Path, n_layers: int = 6) -> weft.LM:
-    """The embedded model without its last layers: smaller, of the same vocabulary."""
-    shutil.copytree(str(files("weft") / "data" / "tiny"), folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = n_layers
-    (folder / "config.json").write_text(json.dumps(config))
-    return weft.load(folder, engine="numpy")
 
 
 def probabilities(branch: Branch) -> Probabilities:

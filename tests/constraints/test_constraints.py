@@ -138,6 +138,11 @@ def test_a_forbidden_token_changes_nothing_and_a_clone_goes_its_own_way(compiler
     matcher.accept(b)
     assert matcher.must_end
     assert matcher.may_end
+    end = min(compiler.text.stop_ids)
+    assert matcher.is_allowed(end)
+    assert not twin.is_allowed(end)
+    matcher.accept(end)
+    assert matcher.must_end
     assert not twin.may_end
     assert compiler.matcher(Regex("ab|cd")).is_allowed(c)  # the one kept stands at its beginning
 

@@ -144,6 +144,7 @@ def test_a_branch_under_a_grammar_forks_rewinds_and_refuses(make, kind) -> None:
     branch.prefill(ids)
     wrong = lm.tokenize("Z", add_bos=False)[0]
     assert not branch.is_legal(wrong)
+    assert branch.legal().tolist() == [branch.is_legal(t) for t in range(lm.info.n_vocab)]
     with pytest.raises(ConstraintError):
         branch.commit(wrong)
     assert branch.tokens == ids

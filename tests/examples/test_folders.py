@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,11 +19,15 @@ SAYS = {
     "best_of_n": "best: ",
     "chat": "chosen: The answer is 95.",
     "contrastive": "contrastive: ",
+    "embeddings": "4 of 4 right",
     "entropy": "by entropy",
+    "game24": "tree, breadth first  right",
     "grammar": "valid: {'name': 'Lena'",
     "reflection": "answer: 5 (",
     "rerank": "4 4 10\n",
+    "smc_json": "best: {'name': 'Lena'",
     "speculative": "accepted ",
+    "three_faces": "tokens prefilled after the loom: 1",
     "streaming": "400 tokens in 5 windows of 160",
 }
 
@@ -32,7 +37,11 @@ def module(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    sys.path.insert(0, str(ROOT / name))  # as Python does for a script
+    try:
+        spec.loader.exec_module(loaded)
+    finally:
+        sys.path.remove(str(ROOT / name))
     return loaded
 
 

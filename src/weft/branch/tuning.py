@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..sampling.params import SamplingParams
@@ -107,6 +108,16 @@ class Tunable(State):
         self.alive()
         matcher = self.sampler.matcher
         return matcher is None or matcher.is_allowed(self.checked_token(token))
+
+    def legal(self) -> NDArray[np.bool_]:
+        """Return which tokens the grammar allows next: bool [V]; all True without one."""
+        self.alive()
+        matcher = self.sampler.matcher
+        bits = np.full(-(-self.lm.info.n_vocab // 32), -1, dtype=np.int32)
+        if matcher is not None:
+            matcher.fill(bits)
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
+        return allowed[: self.lm.info.n_vocab].astype(bool)
 
     # Figures ----------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class Grammar(Constraint):
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"{self._what()} is not valid: {told(matcher.get_error())}")
-        return GrammarMatcher(matcher)
+        return GrammarMatcher(matcher, compiler.text.stop_ids)
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
@@ -182,10 +182,11 @@ class Choice(Grammar):
 class GrammarMatcher(Matcher):
     """An llguidance matcher."""
 
-    __slots__ = ("inner",)
+    __slots__ = ("_ends", "inner")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, ends: frozenset[int]) -> None:
         self.inner = inner
+        self._ends = ends
 
     def fill(self, bits: NDArray[np.int32]) -> None:
         """See `Matcher.fill`."""
@@ -195,10 +196,13 @@ class GrammarMatcher(Matcher):
         """See `Matcher.accept`."""
         if not self.is_allowed(token):
             raise ConstraintError(f"the grammar does not allow token {token} here")
-        self.inner.consume_token(token)
+        if not self.inner.is_stopped():
+            self.inner.consume_token(token)
 
     def is_allowed(self, token: int) -> bool:
         """See `Matcher.is_allowed`."""
+        if token in self._ends:
+            return bool(self.inner.is_accepting())
         return bool(self.inner.validate_tokens([token]) == 1)
 
     def forced(self) -> list[int]:
@@ -217,7 +221,7 @@ class GrammarMatcher(Matcher):
 
     def clone(self) -> GrammarMatcher:
         """See `Matcher.clone`."""
-        return GrammarMatcher(self.inner.deep_copy())
+        return GrammarMatcher(self.inner.deep_copy(), self._ends)
 
 
 def checked_text(what: str, text: object) -> str:

@@ -1,0 +1,40 @@
+"""Three faces on one tree: a loom, branches and awaited log-probabilities share every prefix."""
+
+from __future__ import annotations
+
+import asyncio
+
+import weft
+from weft import AsyncLM, Branch, Loom, samples
+
+
+def main() -> None:
+    lm = weft.load("tiny")
+
+    # A reasoning tree: four first steps, one prefill, one batch.
+    loom = Loom(lm, samples.game24)
+    steps = loom.grow(n=4, max_tokens=24, stop="\n", seed=1, show=False)
+    best = max(steps, key=lambda step: step.mean_logprob)
+    print("loom:   ", best.text.strip())
+
+    # Decode state: a branch from the same prefix. Nothing of it is computed again.
+    before = lm.stats().prefilled
+    branch = Branch.create(lm, temperature=0.0)
+    branch.prefill(best.get_prefix_tokens())
+    for _ in branch:
+        if "\n" in branch.text:
+            break
+    print("branch: ", branch.text.strip())
+
+    # Log-probabilities of every prefix of that path, awaited together: one step.
+    model, path = AsyncLM(lm), branch.tokens
+    prefixes = [path[: n + 1] for n in range(len(path))]
+    rows = asyncio.run(model.batch_next_token_logprobs(prefixes))
+    surest = float(rows[:-1].max(axis=1).mean())
+    print(f"asynclm: {len(rows)} rows, the likeliest token has {surest:.2f} nats on average")
+    print(f"tokens prefilled after the loom: {lm.stats().prefilled - before}")
+    print(lm.stats())
+
+
+if __name__ == "__main__":
+    main()
