@@ -205,9 +205,8 @@ class Search:
         return SearchResult(best, text, self.loom, self.meter.cost(), solved)
 
     def _completed(self, path: Heddle, answer_tokens: int) -> Steps[Heddle | None]:
-        room = int(min(answer_tokens, self.meter.room()))
+        room = int(min(answer_tokens, self.meter.longest()))
         if room < 1:
-            self.meter.stopped = "tokens"
             return None
         made = yield from self.meter.grow([path], max_tokens=room, temperature=0.0)
         for end in made:
