@@ -30,7 +30,6 @@ from weft.search.mcts import UCT
 from weft.search.particles import Particles
 
 NAMES = list(SMALL)
-IN_ROUNDS = [name for name in NAMES if name != "best_of_n"]
 
 
 class Stop(Exception):
@@ -88,7 +87,13 @@ def test_broken_off_and_resumed_is_as_never_broken_off(
     assert lm.stats().decoded == before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("beam", "best_of_n") else [])
+        for name in NAMES
+    ],
+)
 def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
     name: str, lm: weft.LM, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +147,7 @@ def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
     assert result.cost.stopped == "seconds"
 
 
-@pytest.mark.parametrize("name", IN_ROUNDS)
+@pytest.mark.parametrize("name", ["tot", "mcts", "smc"])
 def test_progress_tells_each_round_in_order(name: str, lm: weft.LM) -> None:
     levels: list[Level] = []
     result = small(name, lm, samples.game24, budget_tokens=200, progress=levels.append)
@@ -193,6 +198,7 @@ def test_a_file_of_another_search_is_refused(lm: weft.LM, tmp_path: Path) -> Non
         (samples.story, {}),
         (samples.sum, {"n": 3}),
         (samples.sum, {"checked": False}),
+        (samples.sum, {"temperature": 0.1}),
     ]:
         with pytest.raises(ConfigError, match="holds another search"):
             search.best_of_n(lm, prompt, seed=1, **{**options, **other})
