@@ -180,8 +180,10 @@ def test_part_of_a_line_is_no_candidate(lm: weft.LM) -> None:
 
 @pytest.mark.parametrize("propose", ["continue", "suggest"])
 def test_one_kind_of_proposals_alone(lm: weft.LM, propose: str) -> None:
-    result = small(lm, propose=propose, seed=2)
-    sampled = [bool(child.logprobs) for child in result.loom.children]
+    result = small(lm, propose=propose)
+    # Where no line had hope, the start itself is completed: that child has no score.
+    lines = [child for child in result.loom.children if child.score is not None]
+    sampled = [bool(child.logprobs) for child in lines]
     assert all(sampled) if propose == "continue" else not any(sampled)
 
 

@@ -59,7 +59,7 @@ def best_of_n(
     count = branches("n", n)
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     meter, sampling = search.meter, dict(settings.sampling)
-    if (room := meter.room()) < sampling["max_tokens"]:
+    if (room := meter.longest()) < sampling["max_tokens"]:
         sampling["max_tokens"] = max(int(room), 1)
     made = search.found(search.state["answers"]) if search.done else []
     if not made:

@@ -103,17 +103,25 @@ class Meter:
         """Return how many tokens may still be generated."""
         return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
 
-    def rows(self, max_tokens: int, reserve: int = 0) -> float:
-        """Return how many rows of full length may still be begun; note the budget that says 0."""
-        paid = max(self.room() - reserve, 0) // max_tokens
+    def free(self) -> float:
+        """Return how many tokens the tree may still take in."""
         if self.budget.kv_bytes is None:
-            held = math.inf
-        else:
-            free = self.budget.kv_bytes - self.held()
-            held = max(free, 0) // (max_tokens * self.slot_bytes)
-        if min(paid, held) < 1:
-            self.stopped = "tokens" if paid < 1 else "kv"
-        return min(paid, held)
+            return math.inf
+        return max(self.budget.kv_bytes - self.held(), 0) // self.slot_bytes
+
+    def longest(self) -> float:
+        """Return how many tokens one more row may have; note the budget that says 0."""
+        most = min(self.room(), self.free())
+        if most < 1:
+            self.stopped = "tokens" if self.room() < 1 else "kv"
+        return most
+
+    def rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
+        """Return how many of `n` rows of full length may be begun; note the budget that says 0."""
+        paid, held = max(self.room() - reserve, 0), self.free()
+        if min(paid, held) < max_tokens:
+            self.stopped = "tokens" if paid < max_tokens else "kv"
+        return int(min(n * max_tokens, paid, held)) // max_tokens
 
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
@@ -127,7 +135,7 @@ class Meter:
         waiting = list(at)
         is_over = None if self.budget.seconds is None else self.out_of_time
         while waiting and not self.out_of_time():
-            n_rows = int(min(len(waiting), self.rows(max_tokens, reserve)))
+            n_rows = self.rows(len(waiting), max_tokens, reserve)
             if not n_rows:
                 break
             rows, waiting = waiting[:n_rows], waiting[n_rows:]

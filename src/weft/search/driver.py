@@ -20,6 +20,8 @@ from .score import text_of
 from .steps import Steps
 
 KEY = "search"
+# What has the same repr in every process.
+_PLAIN = (int, float, str, list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Search:
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
         fresh, loom = begin(lm, prompt)
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
-        self._shape = {"name": name, **{key: repr(value) for key, value in numbers.items()}}
+        sampling = {k: v for k, v in settings.sampling.items() if isinstance(v, _PLAIN)}
+        shown = {**numbers, "sampling": sorted(sampling.items())}
+        self._shape = {"name": name, **{key: repr(value) for key, value in shown.items()}}
         self.meter = Meter(settings.budget, settings.seed, self._held)
         self.meter.slot_bytes = lm.info.kv_bytes_per_token
         if saved is not None:
@@ -205,9 +209,8 @@ class Search:
         return SearchResult(best, text, self.loom, self.meter.cost(), solved)
 
     def _completed(self, path: Heddle, answer_tokens: int) -> Steps[Heddle | None]:
-        room = int(min(answer_tokens, self.meter.room()))
+        room = int(min(answer_tokens, self.meter.longest()))
         if room < 1:
-            self.meter.stopped = "tokens"
             return None
         made = yield from self.meter.grow([path], max_tokens=room, temperature=0.0)
         for end in made:

@@ -1,0 +1,288 @@
+"""The laws of every search: ask and tell, budgets, progress, going on from a file, both calls."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import weft
+from searches import FEW, SMALL, small, tree
+from weft import Heddle, Loom, samples, search
+from weft.errors import ConfigError, FormatError
+from weft.search import Level, SearchResult
+from weft.search.adaptive import Thompson
+from weft.search.beam import Beam
+from weft.search.breadth import BreadthFirst
+from weft.search.depth import DepthFirst
+from weft.search.driver import Search
+from weft.search.mcts import UCT
+from weft.search.particles import Particles
+
+NAMES = list(SMALL)
+
+
+class Stop(Exception):
+    """Raised from a progress callback."""
+
+
+@pytest.fixture(scope="module")
+def found(lm: weft.LM) -> Callable[[str], SearchResult]:
+    """Each search of the sample puzzle, run once."""
+    made: dict[str, SearchResult] = {}
+
+    def get(name: str) -> SearchResult:
+        if name not in made:
+            made[name] = small(name, lm, samples.game24)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_search_solves_an_easy_puzzle(name: str, found: Any) -> None:
+    result = found(name)
+    assert result.solved
+    assert result.best in set(result.loom.walk())
+    assert result.cost.candidates > 0
+    assert result.cost.stopped is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_broken_off_and_resumed_is_as_never_broken_off(
+    name: str, lm: weft.LM, found: Any, tmp_path: Path
+) -> None:
+    """Also: the same seed gives the same tree, with every text and score."""
+    file, seen = tmp_path / "search.weft", list[int]()
+
+    def stop(level: Level) -> None:
+        seen.append(level.depth)
+        if level.depth == 2:
+            raise Stop
+
+    if name == "best_of_n":
+        small(name, lm, samples.game24, resume=file)
+    else:
+        with pytest.raises(Stop):
+            small(name, lm, samples.game24, resume=file, progress=stop)
+    result = small(name, lm, samples.game24, resume=file, progress=lambda level: None)
+    assert tree(result.loom) == tree(found(name).loom)
+    assert result.text == found(name).text
+    assert result.cost.tokens == found(name).cost.tokens
+    assert result.log_evidence == found(name).log_evidence
+    # A search that is over is read, not run.
+    before = lm.stats().decoded
+    again = small(name, lm, samples.game24, resume=file)
+    assert (again.text, again.cost.tokens) == (result.text, result.cost.tokens)
+    assert lm.stats().decoded == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("beam", "best_of_n") else [])
+        for name in NAMES
+    ],
+)
+def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
+    name: str, lm: weft.LM, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for algorithm in (BreadthFirst, DepthFirst, Beam, UCT, Thompson, Particles):
+        monkeypatch.setattr(algorithm, "tell", _twice_shuffled(algorithm.tell))
+
+    async def both() -> SearchResult:
+        call = getattr(search, "a" + name.removesuffix("-dfs"))
+        result: SearchResult = await call(lm, samples.game24, seed=1, **SMALL[name])
+        return result
+
+    result = asyncio.run(both())
+    assert tree(result.loom) == tree(found(name).loom)
+    assert result.text == found(name).text
+
+
+def _twice_shuffled(tell: Any) -> Any:
+    def told(self: Any, search: Search, nodes: Sequence[Heddle]) -> Sequence[Heddle]:
+        mixed = list(nodes)
+        Random(7).shuffle(mixed)
+        first = list(tell(self, search, mixed))
+        state = copy.deepcopy(search.state)
+        assert list(tell(self, search, nodes)) == first
+        assert search.state == state
+        assert json.loads(json.dumps(state)) == state
+        return first
+
+    return told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_token_budget_is_never_exceeded(name: str, lm: weft.LM) -> None:
+    budget = 150
+    before = lm.stats().decoded
+    result = small(name, lm, samples.game24, budget_tokens=budget)
+    assert result.cost.tokens == lm.stats().decoded - before <= budget
+    assert result.cost.stopped == "tokens"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kv_budget_bounds_the_tree(name: str, lm: weft.LM) -> None:
+    slot = lm.info.kv_bytes_per_token
+    result = small(name, lm, samples.game24, budget_kv_bytes=120 * slot)
+    assert result.cost.stopped == "kv"
+    assert sum(len(node.tokens) for node in result.loom.walk()) <= 120
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
+    result = small(name, lm, samples.game24, budget_s=1e-3)
+    assert result.cost.stopped == "seconds"
+
+
+@pytest.mark.parametrize("name", ["tot", "mcts", "smc"])
+def test_progress_tells_each_round_in_order(name: str, lm: weft.LM) -> None:
+    levels: list[Level] = []
+    result = small(name, lm, samples.game24, budget_tokens=200, progress=levels.append)
+    assert [level.depth for level in levels] == list(range(1, len(levels) + 1))
+    tokens = [level.cost.tokens for level in levels]
+    assert tokens == sorted(tokens)
+    nodes = set(result.loom.walk())
+    assert all(nodes.issuperset(level.candidates) for level in levels)
+
+
+def test_killed_in_the_middle_of_a_round_it_goes_on_to_the_same_answer(
+    lm: weft.LM, tmp_path: Path
+) -> None:
+    """The process gets SIGKILL while the third round is being valued."""
+    if os.name != "posix":
+        pytest.skip("needs SIGKILL")
+    file = tmp_path / "search.weft"
+    program = f"""
+import os, signal, weft
+calls = []
+def value(nodes):
+    calls.append(nodes)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [float(len(node.text)) for node in nodes]
+weft.search.tot(weft.load("tiny"), {samples.game24!r}, seed=1, breadth=2, n_continue=3,
+                n_suggest=0, value=value, resume={str(file)!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert Loom.open(file, lm).meta["search"]["round"] == 2
+
+    def value(nodes: list[Heddle]) -> list[float]:
+        return [float(len(node.text)) for node in nodes]
+
+    options: dict[str, Any] = {"breadth": 2, "n_continue": 3, "n_suggest": 0, "value": value}
+    resumed = search.tot(lm, samples.game24, seed=1, resume=file, **options)
+    whole = search.tot(lm, samples.game24, seed=1, **options)
+    assert tree(resumed.loom) == tree(whole.loom)
+    assert resumed.cost.tokens == whole.cost.tokens
+
+
+def test_a_file_of_another_search_is_refused(lm: weft.LM, tmp_path: Path) -> None:
+    file, plain = tmp_path / "search.weft", tmp_path / "plain.weft"
+    options: dict[str, Any] = {"n": 2, "max_tokens": 4, "resume": file}
+    search.best_of_n(lm, samples.sum, seed=1, **options)
+    for prompt, other in [
+        (samples.story, {}),
+        (samples.sum, {"n": 3}),
+        (samples.sum, {"checked": False}),
+        (samples.sum, {"temperature": 0.1}),
+    ]:
+        with pytest.raises(ConfigError, match="holds another search"):
+            search.best_of_n(lm, prompt, seed=1, **{**options, **other})
+    with pytest.raises(ConfigError, match="was begun with 1"):
+        search.best_of_n(lm, samples.sum, seed=2, **options)
+    Loom(lm, samples.sum).save(plain)
+    with pytest.raises(FormatError, match="no search"):
+        search.best_of_n(lm, samples.sum, resume=plain)
+
+
+def test_plain_calls_work_inside_a_running_loop(lm: weft.LM) -> None:
+    async def inside() -> str:
+        return search.best_of_n(lm, samples.sum, n=2, max_tokens=8, seed=1).text
+
+    assert (
+        asyncio.run(inside()) == search.best_of_n(lm, samples.sum, n=2, max_tokens=8, seed=1).text
+    )
+
+
+def test_awaited_searches_leave_the_loop_free_and_run_beside_each_other(lm: weft.LM) -> None:
+    async def three() -> tuple[list[SearchResult], int]:
+        ticks, over = 0, False
+
+        async def tick() -> None:
+            nonlocal ticks
+            while not over:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticker = asyncio.create_task(tick())
+        calls = [search.atot(lm, samples.game24, seed=s, breadth=2, **FEW) for s in (1, 1, 2)]
+        results = await asyncio.gather(*calls)
+        over = True
+        await ticker
+        return results, ticks
+
+    (first, second, other), ticks = asyncio.run(three())
+    assert tree(first.loom) == tree(second.loom) != tree(other.loom)
+    assert ticks > 10
+
+
+def test_a_cancelled_search_leaves_the_tree_whole(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.game24)
+
+    async def begin_and_cancel() -> None:
+        task = asyncio.create_task(search.atot(lm, loom, seed=1, n_suggest=30))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(begin_and_cancel())
+    for node in loom.walk():
+        assert all(child.parent is node for child in node.children)
+    assert search.tot(lm, loom, seed=1, breadth=2, **FEW).loom is loom
+
+
+@pytest.mark.parametrize("name", ["tot", "mcts", "adaptive", "beam", "smc"])
+def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) -> None:
+    result = small(name, lm, samples.sum, max_tokens=24, answer_tokens=24, budget_tokens=1500)
+    assert result.solved is None
+    assert "95" in result.text
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mcts", {"rounds": 0}, "rounds is 0"),
+        ("mcts", {"batch": 0}, "batch is 0"),
+        ("mcts", {"rollouts": -1}, "rollouts is -1"),
+        ("mcts", {"exploration": -1.0}, "exploration is -1"),
+        ("adaptive", {"widen": 0}, "widen is 0"),
+        ("adaptive", {"value": lambda nodes: [2.0] * len(nodes)}, "from 0 to 1"),
+        ("beam", {"width": 0}, "width is 0"),
+        ("beam", {"n": 0}, "n is 0"),
+        ("smc", {"n": 0}, "n is 0"),
+        ("smc", {"ess": 2}, "ess is 2"),
+        ("smc", {"potential": lambda nodes: [0.0]}, "one number a node"),
+        ("tot", {"order": "wide"}, "'bfs' and 'dfs'"),
+        ("tot", {"budget_kv_bytes": 0}, "budget_kv_bytes is 0"),
+        ("tot", {"max_token": 3}, "max_tokens"),
+        ("tot", {"n": 3}, "n has no meaning"),
+    ],
+)
+def test_mistakes_are_named(name: str, options: dict[str, Any], message: str, lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(name, lm, samples.game24, **options)
