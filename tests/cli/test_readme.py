@@ -15,14 +15,17 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def parts() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
 def program() -> str:
-    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 1
-    return str(found[0])
+    """Both parts: the second goes on from the first."""
+    return "\n".join(parts())
 
 
 def test_the_program_has_twelve_lines() -> None:
-    assert len([line for line in program().splitlines() if line]) == 12
+    assert [len([line for line in part.splitlines() if line]) for part in parts()] == [12, 8]
 
 
 def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path) -> None:
@@ -38,7 +41,8 @@ def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "Use 4 9 10 13 to make 24." in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("prefilled ")
+    assert done.stdout.splitlines()[-2].startswith("prefilled ")
+    assert done.stdout.splitlines()[-1] == "(2048,)"
     assert (tmp_path / "24.loom.json").stat().st_size > 0
 
 

@@ -190,6 +190,24 @@ weft.search.tot(weft.load("tiny"), {samples.game24!r}, seed=1, breadth=2, n_cont
     assert resumed.cost.tokens == whole.cost.tokens
 
 
+@pytest.mark.parametrize("name", ["smc", "beam", "best_of_n"])
+def test_a_constraint_holds_from_the_first_line_to_the_completed_end(
+    name: str, lm: weft.LM
+) -> None:
+    """Lines of 9 tokens and two rounds: the end is always the completion's."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    options: dict[str, Any] = {"constraint": schema, "temperature": 1.5}
+    if name != "best_of_n":
+        options |= {"depth": 2, "max_tokens": 9, "stop": None, "answer_tokens": 60}
+    found = small(name, lm, samples.record, **options)
+    assert set(json.loads(found.text)) == {"name", "age"}
+
+
 def test_a_file_of_another_search_is_refused(lm: weft.LM, tmp_path: Path) -> None:
     file, plain = tmp_path / "search.weft", tmp_path / "plain.weft"
     options: dict[str, Any] = {"n": 2, "max_tokens": 4, "resume": file}

@@ -103,7 +103,7 @@ class Search:
                 self.settings.progress(Level(self.round, tuple(told), kept, self.meter.cost()))
             if self.meter.stopped is not None:
                 break
-        return (yield from self._answer(list(algorithm.best(self))[:tries], proposer.reserve))
+        return (yield from self._answer(list(algorithm.best(self))[:tries], proposer))
 
     def rng(self) -> Random:
         """Return the round's own random stream."""
@@ -187,14 +187,14 @@ class Search:
         yield from judge.score(told)
         return told
 
-    def _answer(self, paths: list[Heddle], answer_tokens: int) -> Steps[SearchResult]:
+    def _answer(self, paths: list[Heddle], proposer: Proposer) -> Steps[SearchResult]:
         """Complete the best path, and the next ones as long as a checker says no."""
         best: Heddle | None = None
         if self.done:
             (best,) = self.found([self.state["best"]])
             paths = []
         for path in paths or ([] if best else [self.start]):
-            end = path if path.terminal else (yield from self._completed(path, answer_tokens))
+            end = path if path.terminal else (yield from proposer.completed(path))
             best = best or end
             if end is None or self.task is None or self.task.is_solved(text_of(end)):
                 best = end or best
@@ -207,12 +207,3 @@ class Search:
         text = text_of(best)
         solved = None if self.task is None else self.task.is_solved(text)
         return SearchResult(best, text, self.loom, self.meter.cost(), solved)
-
-    def _completed(self, path: Heddle, answer_tokens: int) -> Steps[Heddle | None]:
-        room = int(min(answer_tokens, self.meter.longest()))
-        if room < 1:
-            return None
-        made = yield from self.meter.grow([path], max_tokens=room, temperature=0.0)
-        for end in made:
-            end.score = path.score
-        return made[0] if made else None

@@ -76,12 +76,26 @@ class Proposer:
 
     def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
         """Return whole answers, one below each node listed; a cut one is left out."""
+        made = yield from self._whole(nodes, self.reserve, temperature)
+        self.meter.candidates += len(made)
+        return [node for node in made if not is_cut(node)]
+
+    def completed(self, path: Heddle) -> Steps[Heddle | None]:
+        """Return the end of a path by its likeliest tokens, as long as the budget lets it be."""
+        room = int(min(self.reserve, self.meter.longest()))
+        made = (yield from self._whole([path], room, 0.0)) if room >= 1 else []
+        for end in made:
+            end.score = path.score
+        return made[0] if made else None
+
+    def _whole(
+        self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
+    ) -> Steps[list[Heddle]]:
+        """Grow to the end; what bounds a line's tokens bounds an answer's, but not its length."""
         sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
         if temperature is not None:
             sampling["temperature"] = temperature
-        made = yield from self.meter.grow(nodes, max_tokens=self.reserve, **sampling)
-        self.meter.candidates += len(made)
-        return [node for node in made if not is_cut(node)]
+        return (yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling))
 
     def _numbers(
         self, wanted: Sequence[tuple[Heddle, int, int | None]]
