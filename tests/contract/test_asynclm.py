@@ -329,6 +329,10 @@ class Two(AsyncLM):
         return row
 
 
+class Half(AsyncLM):
+    """A model that lacks them."""
+
+
 def test_two_methods_make_a_whole_model(text) -> None:
     model = Two(text)
     assert asyncio.run(model.batch_next_token_logprobs([[1], [2]])).shape == (2, 2048)
@@ -340,5 +344,9 @@ def test_two_methods_make_a_whole_model(text) -> None:
     assert model.byte_vocab[200].byte_string == text.vocab_bytes[200]
     with pytest.raises(NotImplementedError):
         model.add_new_lora("x", "y")
+    with pytest.raises(NotImplementedError, match="Half must define next_token_logprobs_sync"):
+        Half(text).next_token_logprobs_sync([1])
+    with pytest.raises(TypeError, match="Half takes no strict"):
+        Half(text, strict=True)
     with pytest.raises(RuntimeError, match="lora_name="):
         model.set_lora("x", "y")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,10 +17,10 @@ from ..tokens.token import Token, tokens_of
 from ..tokens.tokenizer import Tokenizer
 
 
-class AsyncLM(ABC):
+class AsyncLM:
     """Log-probabilities of the next token, for any context, awaited.
 
-    `AsyncLM(lm)` gives the one over an `LM` (see `TreeLM`). A subclass needs only the two
+    `AsyncLM(lm)` gives the one over an `LM` (see `TreeLM`). A subclass defines the two
     `next_token_logprobs` methods; the rest follows from them.
 
     tokenizer: what was handed in.
@@ -34,21 +33,26 @@ class AsyncLM(ABC):
             return object.__new__(TreeLM)
         return object.__new__(cls)
 
-    def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library."""
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library.
+
+        Of `AsyncLM` itself: an LM, with the options of `TreeLM`.
+        """
+        if options:
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(options)}")
         self.tokenizer = tokenizer
 
-    @abstractmethod
     async def next_token_logprobs(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """Return the log-probabilities of every token after `token_ids`: float32 [V], nats."""
+        raise NotImplementedError(f"{type(self).__name__} must define next_token_logprobs")
 
-    @abstractmethod
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """The same, blocking."""
+        raise NotImplementedError(f"{type(self).__name__} must define next_token_logprobs_sync")
 
     async def batch_next_token_logprobs(
         self, token_ids_list: Sequence[Sequence[int]], lora_name: str | None = None
