@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import json
 import os
 import signal
@@ -225,6 +226,15 @@ def test_a_file_of_another_search_is_refused(lm: weft.LM, tmp_path: Path) -> Non
     Loom(lm, samples.sum).save(plain)
     with pytest.raises(FormatError, match="no search"):
         search.best_of_n(lm, samples.sum, resume=plain)
+
+
+@pytest.mark.parametrize("name", ["tot", "best_of_n", "beam", "mcts", "adaptive", "smc", "greedy"])
+def test_both_calls_have_one_signature(name: str) -> None:
+    plain, awaited = getattr(search, name), getattr(search, f"a{name}")
+    assert inspect.signature(plain) == inspect.signature(awaited)
+    assert inspect.signature(plain).return_annotation == "SearchResult"
+    assert inspect.iscoroutinefunction(awaited)
+    assert awaited.__name__ == f"a{name}"
 
 
 def test_plain_calls_work_inside_a_running_loop(lm: weft.LM) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import wraps
+from inspect import Signature, signature
 from typing import Any, ParamSpec, TypeVar
 
 from ..lm import LM
@@ -110,6 +111,7 @@ def plain(search: Callable[P, Steps[R]]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return run(search(*args, **kwargs))
 
+    call.__signature__ = _shown(search)  # type: ignore[attr-defined]
     return call
 
 
@@ -126,4 +128,12 @@ def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     acall.__doc__ = f"As `{search.__name__}`, beside a running loop. A cancelled task leaves the "
     acall.__doc__ += "tree whole."
     acall.__wrapped__ = search  # type: ignore[attr-defined]
+    acall.__signature__ = _shown(search)  # type: ignore[attr-defined]
     return acall
+
+
+def _shown(search: Callable[..., Any]) -> Signature:
+    """Return what callers see: the result, not the work that leads to it."""
+    shown = signature(search)
+    result = str(shown.return_annotation).removeprefix("Steps[").removesuffix("]")
+    return shown.replace(return_annotation=result)
