@@ -10,7 +10,8 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from weft.errors import ConfigError, Unsupported
+from weft.constraints import JsonSchema
+from weft.errors import ConfigError
 from weft.sampling.params import SamplingOptions, SamplingParams
 
 
@@ -53,9 +54,13 @@ def test_numpy_numbers_are_taken_and_become_plain() -> None:
     assert params.seed == 2**63
 
 
-def test_constraint_waits_for_grammars() -> None:
-    with pytest.raises(Unsupported, match="grammars come later"):
-        SamplingParams(constraint={"type": "object"})
+def test_a_constraint_is_kept_as_a_value() -> None:
+    params = SamplingParams(constraint={"type": "object"})
+    assert params.constraint == JsonSchema({"type": "object"})
+    assert params == SamplingParams(constraint=JsonSchema('{"type": "object"}'))
+    assert hash(params) == hash(SamplingParams(constraint=JsonSchema('{"type": "object"}')))
+    with pytest.raises(ConfigError, match="constraint is 3"):
+        SamplingParams(constraint=3)
 
 
 def test_equal_params_are_equal_and_hash_alike_however_written() -> None:
