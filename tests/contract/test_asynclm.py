@@ -104,6 +104,9 @@ def test_what_is_wrong_reaches_its_own_caller_only(make) -> None:
     for call in (model.next_token_logprobs_sync, model.cache_kv):
         with pytest.raises(ValueError, match="empty"):
             call([])
+    for wrong in ([1.5], "abc", None):
+        with pytest.raises(ValueError, match="whole numbers"):
+            model.next_token_logprobs_sync(wrong)
     with pytest.raises(ValueError, match="unknown LoRA adapter: 'law'"):
         model.next_token_logprobs_sync(ids, lora_name="law")
     with pytest.raises(ConfigError, match="AsyncLM is of an LM"):

@@ -144,6 +144,8 @@ def test_what_is_wrong_with_a_call_is_said_before_anything_ran(make) -> None:
         assert branch.tokens == other.tokens == tokens
     with pytest.raises(ConfigError, match="another LM"):
         BranchStore(_Foreign(lm)).commit([(branch, 5)])
+    with pytest.raises(ConfigError, match="pairs of a branch"):
+        store.commit([branch])
     store.commit([])
     store.prefill([])
     branch.prefill([])
@@ -259,6 +261,9 @@ def test_logits_are_copies_can_be_set_and_merged(make) -> None:
     assert child.logits[11] != 99
     with pytest.raises(ConfigError, match="shape"):
         branch.set_logits(wanted[:-1])
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ConfigError, match=r"NaN or \+inf"):
+            branch.set_logits(np.where(wanted == 99, wrong, wanted))
     one, two = branch.fork(), child.fork()
     expected = one.logits - 0.5 * (one.logits + two.logits)
     main, store = branch.fork(), BranchStore(lm)

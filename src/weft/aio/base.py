@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -165,8 +166,11 @@ def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
 
 
 def checked_ids(token_ids: Sequence[int]) -> list[int]:
-    """Return a context as a list. Raises: ConfigError for an empty one."""
-    ids = [int(token) for token in token_ids]
+    """Return a context as a list. Raises: ConfigError for an empty one, or what are no ids."""
+    try:
+        ids = [operator.index(token) for token in token_ids]
+    except TypeError as error:
+        raise ConfigError(f"token_ids is {token_ids!r}; allowed are ids: whole numbers") from error
     if not ids:
         raise ConfigError("token_ids is empty; give at least one token, such as the begin token")
     return ids

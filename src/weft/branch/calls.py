@@ -182,7 +182,10 @@ async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
 def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
     """Return the branches of a call. Raises before anything ran: StaleHandle, ConfigError."""
     branches: dict[Branch, None] = {}
-    for branch, _ in pairs:
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not hasattr(pair[0], "alive"):
+            raise ConfigError(f"{call} has {pair!r}; allowed are pairs of a branch and its tokens")
+        branch = pair[0]
         branch.alive()
         if branch.lm is not lm:
             raise ConfigError(f"{branch!r} belongs to another LM; {call} takes branches of one")

@@ -43,6 +43,10 @@ class Tunable(State):
             raise ConfigError(
                 f"logits of shape {array.shape}; allowed is ({self.lm.info.n_vocab},)"
             )
+        if np.isnan(array).any() or np.isposinf(array).any() or np.isneginf(array).all():
+            raise ConfigError(
+                "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
+            )
         self.row, self.drawn = RawRow(array), None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
