@@ -13,7 +13,8 @@ import pytest
 from contract.helpers import PROMPT, TOLERANCE, prompt_ids
 from fakes import BrokenEngine
 from weft import Branch, BranchStore, Loom
-from weft.errors import ConfigError, ForwardError, HasChildren, KVFull, StaleHandle
+from weft.constraints import Regex
+from weft.errors import ConfigError, DeadEnd, ForwardError, HasChildren, KVFull, StaleHandle
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -102,6 +103,54 @@ def test_a_failed_commit_changes_nothing_and_may_be_made_again(make, kind, n_bef
     assert store.produce(branches) == pieces
     store.commit(pairs)
     assert [b.tokens[-1] for b in branches] == [p.token for p in pieces]
+    for branch in branches:  # each token was counted once, however often it was tried
+        counted = branch.sampler.history
+        assert int(counted.counts.sum()) == n_before + 1
+        assert branch.metrics.n_accepted == n_before + 1
+
+
+def test_a_failed_commit_leaves_the_grammar_where_it_was(make, kind) -> None:
+    lm = make(kind, wrap=lambda engine: BrokenEngine(engine, set()))
+    branch = root(lm, constraint=Regex("ab"))
+    a, b = (lm.tokenize(letter, add_bos=False)[0] for letter in "ab")
+    lm.engine.fail_on.add(len(lm.engine.calls))
+    with pytest.raises(ForwardError):
+        branch.commit(a)
+    assert branch.is_legal(a)
+    branch.commit(a)
+    assert branch.is_legal(b)
+    assert not branch.is_legal(a)
+
+
+def test_what_is_set_while_a_commit_is_on_its_way_holds_for_the_next_draw(make) -> None:
+    lm = make("numpy")
+
+    async def main(change) -> int:
+        branch = root(lm, temperature=1.0)
+        token = branch.produce().token
+        task = asyncio.ensure_future(branch.acommit(token))
+        await asyncio.sleep(0)
+        change(branch)
+        await task
+        return (await branch.aproduce()).token
+
+    usual = asyncio.run(main(lambda branch: None))
+    assert asyncio.run(main(lambda branch: branch.steer({usual: -math.inf}))) != usual
+    greedy = asyncio.run(main(lambda branch: branch.set_sampler_params(temperature=0.0)))
+    biased = asyncio.run(main(lambda branch: branch.set_logit_bias({42: 1e4})))
+    other = root(lm, temperature=1.0)
+    other.commit(other.produce().token)
+    assert greedy == int(other.logits.argmax())
+    assert biased == 42
+
+
+def test_a_bias_that_forbids_all_is_told_by_the_draw_and_not_by_the_commit(make) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=1.0)
+    branch.set_logit_bias(dict.fromkeys(range(lm.info.n_vocab), -math.inf))
+    branch.commit(9)
+    with pytest.raises(DeadEnd):
+        branch.produce()
 
 
 def test_kv_full_in_the_middle_of_a_commit_changes_nothing(make, kv_kind) -> None:
@@ -462,6 +511,18 @@ def test_characters_over_several_tokens_come_whole(make) -> None:
     assert "".join(pieces) == "é漢🦊"
     assert len(ids) > 3
     assert "" in pieces
+
+
+def test_the_batch_size_changes_no_token(make, oracle) -> None:
+    texts = []
+    for n_batch in (3, 7, 512):
+        lm = make("numpy", n_batch=n_batch)
+        branch = root(lm, temperature=0.0)
+        for _ in range(12):
+            branch.commit(branch.produce().token)
+        texts.append(branch.tokens)
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0][-1] == int(oracle(texts[0][:-1])[-1].argmax())
 
 
 def test_create_refuses_what_has_no_meaning(make) -> None:
