@@ -102,3 +102,11 @@ def test_weights_far_below_zero_do_not_underflow() -> None:
     assert effective_size([0.0, -math.inf]) == pytest.approx(1)
     assert log_mean_exp([-5000.0, -5000.0]) == pytest.approx(-5000)
     assert log_mean_exp([-math.inf]) == -math.inf
+
+
+def test_on_a_task_a_hopeless_particle_weighs_next_to_nothing_and_is_not_impossible() -> None:
+    lm = weft.load("tiny")
+    result = search.smc(lm, samples.game24, n=16, seed=2, ess=0.0, depth=2, temperature=2.0)
+    scores = [node.score for node in result.loom.walk() if node.score is not None]
+    assert min(scores) == pytest.approx(math.log(1e-6))
+    assert max(scores) > math.log(0.5)

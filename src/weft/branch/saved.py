@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError, ModelMismatch
+from ..errors import FormatError, ModelMismatch, WeftError
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
 from .metrics import Accepted, chain
@@ -63,7 +63,9 @@ def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> 
         raise ModelMismatch("the branch was saved with another model; load it with that one")
     try:
         return _made(kind, lm, data)
-    except (KeyError, TypeError, IndexError) as error:
+    except WeftError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"the saved branch is broken: {error!r}") from error
 
 

@@ -1,0 +1,97 @@
+"""Saved branches, awaited stores, and what a store tells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import weft
+from weft import Branch, BranchStore, samples
+from weft.constraints import Allow
+from weft.errors import ConfigError, FormatError, ModelMismatch, StaleHandle
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return weft.load("tiny", kv_budget="8MiB")
+
+
+@pytest.fixture
+def branch(lm) -> Branch:
+    made = Branch.create(lm, seed=2, grammar={"type": "integer"})
+    made.prefill(lm.tokenize(samples.opening))
+    return made
+
+
+def test_a_file_that_holds_no_branch_is_refused(lm, branch, tmp_path) -> None:
+    data = branch.save()
+    for wrong, error in (
+        ({**data, "version": 99}, FormatError),
+        ({**data, "format": "x"}, FormatError),
+        ({**data, "fingerprint": "x"}, ModelMismatch),
+        ({**data, "accepted": [[1]]}, FormatError),
+        ({key: value for key, value in data.items() if key != "tokens"}, FormatError),
+    ):
+        with pytest.raises(error):
+            Branch.load(lm, wrong)
+    file = tmp_path / "x.json"
+    for text in ("{", "[]"):
+        file.write_text(text)
+        with pytest.raises(FormatError, match="holds no saved branch"):
+            Branch.load(lm, file)
+    with pytest.raises(FormatError, match="holds no saved branch"):
+        Branch.load(lm, tmp_path / "nosuch.json")
+
+
+def test_the_grammar_of_a_saved_branch_goes_on(lm, branch) -> None:
+    minus = lm.tokenize("-", add_bos=False)[0]
+    branch.commit(minus)
+    again = Branch.load(lm, json.loads(json.dumps(branch.save())))
+    assert not again.is_legal(minus)
+    assert again.legal().tolist() == branch.legal().tolist()
+
+
+def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
+    store = BranchStore(lm)
+    forks = [branch.fork() for _ in range(3)]
+
+    async def main() -> None:
+        pieces = await store.aproduce(forks)
+        await store.acommit([(b, p.token) for b, p in zip(forks, pieces, strict=True)])
+        await store.aprefill([(forks[0], [5, 6]), (forks[1], [])])
+        for fork in forks:
+            fork.tenancy.read(fork.needed_row())
+        again = await store.aproduce(forks[1:])
+        assert [piece.token for piece in again] == [b.produce().token for b in forks[1:]]
+
+    asyncio.run(main())
+    assert store.branches[-3:] == forks
+    pressure = store.pressure()
+    assert pressure.remaining is not None
+    assert 0 < pressure.remaining <= pressure.capacity
+    assert pressure.n_branches == len(store.branches)
+    assert store.available is None
+    with pytest.raises(ConfigError, match="at is 'x'"):
+        branch.fork(at="x")
+    with branch as held:
+        assert held.children == forks
+    assert all(fork.disposed for fork in forks)
+    with pytest.raises(StaleHandle):
+        store.produce(forks)
+
+
+def test_a_set_of_tokens_bounds_a_branch(lm) -> None:
+    letters = {lm.tokenize(letter, add_bos=False)[0] for letter in "abc"}
+    made = Branch.create(lm, grammar=Allow(letters), seed=1)
+    made.prefill(lm.tokenize(samples.opening))
+    assert set(made.legal().nonzero()[0]) == letters | lm.text.stop_ids
+    for _ in range(5):
+        piece = made.produce()
+        if piece.is_stop:
+            break
+        made.commit(piece.token)
+    assert set(made.text) <= set("abc")
+    with pytest.raises(weft.WeftError, match="not among the 4 allowed"):
+        made.commit(max(letters) + 1)
