@@ -13,6 +13,7 @@ from ..kv.cursor import Place
 from ..kv.tree import TokenTree
 from .admit import Admission, kv_full
 from .fit import Fitting
+from .retire import refuse_retired
 from .rows import RowCache
 from .runs import Runs
 from .stays import CommitJob, Share, Stays, new_job
@@ -52,6 +53,7 @@ class Scheduler:
         self.fitting = Fitting(tree, self.runs, self.stays, self.admission, self._fail)
         self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
         self.flight: Launched | None = None
+        self.retired: dict[str, str] = {}  # namespaces that are gone, and what to say of them
         self._inbox: deque[Job | Ticket] = deque()
         self._age = 0
         self._n_ended = 0
@@ -67,6 +69,7 @@ class Scheduler:
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         with self.lock:
+            refuse_retired(items, self.retired)
             for group in groups:
                 self._age += 1
                 if group:

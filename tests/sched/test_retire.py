@@ -1,0 +1,67 @@
+"""A namespace that goes takes its own work with it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fakes import HiddenFake, LateFake, SequenceFake
+from rig import MakeRig, MemoryEngine, assert_result, logits_after, run, sampler
+from weft.engines.base import Engine
+from weft.errors import StaleHandle
+from weft.sched.retire import retire
+from weft.sched.work import Commit, Extend, Logits
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "plain": MemoryEngine,
+    "sequence": lambda: SequenceFake(MemoryEngine(), 8),
+    "hidden": lambda: HiddenFake(MemoryEngine()),
+    "late": lambda: LateFake(MemoryEngine(), per_step=3),
+}
+
+
+class Owner:
+    """Who has a stay."""
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("n_steps", range(6))
+def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_steps: int) -> None:
+    """Whether it is queued, waiting, live, in flight or committing."""
+    rig = make(ENGINES[kind](), n_batch=8)
+    owner, places = Owner(), {n: rig.place([1, 2, 3], namespace=n) for n in (None, "law", "med")}
+    stays = {n: rig.scheduler.stays.begin(owner, place) for n, place in places.items()}
+    items, work = {}, {}
+    for number, (name, place) in enumerate(places.items()):
+        items[name] = run(place, number, max_tokens=8)
+        long = Extend(rig.place([4] * 11, place), (), (Logits(14),))
+        commit = Commit([stays[name]], [5], [sampler(number)])
+        work[name] = rig.submit(items[name], long, commit)
+    rig.step(n_steps)
+    rig.driver.exclusive(lambda: retire(rig.scheduler, "law", "law was removed"))
+    rig.driver.drive([ticket for tickets in work.values() for ticket in tickets])
+    for ticket in work["law"]:
+        assert ticket.error is None or str(ticket.error) == "law was removed"
+    assert isinstance(work["law"][0].error, StaleHandle)
+    for name in (None, "med"):
+        generated, long, committed = work[name]
+        assert_result(rig, items[name], generated.result())
+        assert long.result()[0].tolist() == logits_after([1, 2, 3] + [4] * 11).tolist()
+        assert committed.result()[0].rows.logits(committed.result()[0].number) is not None
+    for item in (Extend(places["law"]), items["law"], Commit([stays["law"]], [5], [None])):
+        with pytest.raises(StaleHandle, match="law was removed"):
+            rig.submit(item)
+    assert all(node.namespace != "law" or not node.resident for node in rig.tree.nodes())
+
+
+def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -> None:
+    rig = make()
+    place = rig.place([1, 2], namespace="law")
+    rig.drive(Extend(place))
+    rig.driver.exclusive(lambda: retire(rig.scheduler, "law", "gone"))
+    assert place.ids() == [1, 2]
+    del place
+    rig.drive(Extend(rig.place([1, 2], namespace="med")))
+    rig.driver.exclusive(lambda: retire(rig.scheduler, "med", "gone"))
+    assert not rig.tree.roots.keys() & {"law", "med"}
