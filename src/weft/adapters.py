@@ -3,86 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from os import PathLike
+from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import ConfigError, Unsupported
+from .errors import ConfigError, StaleHandle
+from .sched.retire import retire
 
 if TYPE_CHECKING:
     from .lm import LM
 
 
-@runtime_checkable
-class TakesAdapters(Protocol):
-    """An engine that runs rows with an adapter (`Row.adapter`)."""
+class Loaded(NamedTuple):
+    """One loaded adapter: its namespace in the tree, and a fingerprint of its weights."""
 
-    def add_adapter(self, name: str, folder: Any) -> None:
-        """Load an adapter. Raises: ConfigError for one that does not fit, changing nothing."""
-
-    def remove_adapter(self, name: str) -> None:
-        """Give an adapter's memory back."""
+    space: str
+    fingerprint: str
 
 
 class Adapters:
-    """The adapters of one LM.
+    """The adapters of one LM; iterating gives their names.
 
-    A namespace of the tree is a name and how often it was loaded: what an earlier adapter of that
+    A namespace of the tree is a name and how often one was loaded: what an earlier adapter of that
     name computed is never met again.
     """
 
     def __init__(self) -> None:
-        self._spaces: dict[str, str] = {}
+        self._loaded: dict[str, Loaded] = {}
         self._n_loaded = 0
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._spaces)
+        return iter(list(self._loaded))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._spaces
+        return name in self._loaded
 
     def space(self, name: str | None) -> str | None:
         """Return an adapter's namespace; None is the model alone. Raises: ConfigError."""
-        if name is None:
-            return None
-        if name not in self._spaces:
-            known = ", ".join(sorted(self._spaces)) or "none"
-            raise ConfigError(f"unknown LoRA adapter: {name!r}; known are {known}")
-        return self._spaces[name]
+        return None if name is None else self._get(name).space
 
-    def add(self, lm: LM, name: str, folder: Any) -> None:
-        """Load an adapter; one of the same name is replaced, and what it computed forgotten.
+    def fingerprint(self, name: str | None) -> str:
+        """Return a fingerprint of an adapter's weights; empty for the model alone."""
+        return "" if name is None else self._get(name).fingerprint
 
-        Raises: Unsupported where the engine takes none; ConfigError, ModelLoadError.
+    def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
+        """Load an adapter; one of the same name is replaced as if removed before.
+
+        Raises: Unsupported where the engine takes none, or not this kind; ConfigError for one of
+        another model, ModelLoadError for files that are missing or broken. Nothing changes then.
         """
-        engine = _engine(lm)
         if not isinstance(name, str) or not name:
             raise ConfigError(f"an adapter's name is {name!r}; allowed is a text, not empty")
-        self._n_loaded += 1
-        space = f"{name}#{self._n_loaded}"
-        lm.driver.exclusive(lambda: engine.add_adapter(space, folder))
-        if name in self._spaces:
-            self.remove(lm, name)
-        self._spaces[name] = space
+        if not isinstance(folder, str | PathLike):
+            raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path")
+
+        def load() -> None:
+            space = f"{name}#{self._n_loaded + 1}"
+            fingerprint = lm.engine.add_adapter(space, folder)
+            self._n_loaded += 1
+            before = self._loaded.get(name)
+            self._loaded[name] = Loaded(space, fingerprint)
+            if before is not None:
+                _retire(lm, name, before.space, "replaced by another of that name; ask again")
+
+        _refuse_closed(lm)
+        lm.driver.exclusive(load)
 
     def remove(self, lm: LM, name: str) -> None:
-        """Forget an adapter and its KV. Work that still wants it fails. Raises: ConfigError."""
-        space = self.space(name)
-        assert space is not None
-        del self._spaces[name]
-        engine = _engine(lm)
+        """Forget an adapter and its KV. Other work goes on.
+
+        Work that waits for it, and places of it, raise StaleHandle. Raises: ConfigError for an
+        unknown name.
+        """
 
         def unload() -> None:
-            lm.scheduler.take_in()
-            lm.tree.clear(namespace=space)
-            engine.remove_adapter(space)
+            loaded = self._get(name)
+            del self._loaded[name]
+            _retire(lm, name, loaded.space, "removed; add it again")
 
+        _refuse_closed(lm)
         lm.driver.exclusive(unload)
 
+    def _get(self, name: str) -> Loaded:
+        loaded = self._loaded.get(name)
+        if loaded is None:
+            known = ", ".join(sorted(self._loaded)) or "none"
+            raise ConfigError(f"unknown LoRA adapter: {name!r}; known are {known}")
+        return loaded
 
-def _engine(lm: LM) -> TakesAdapters:
-    engine = lm.engine
-    if not isinstance(engine, TakesAdapters):
-        raise Unsupported(
-            f"the {lm.info.name} engine runs no LoRA adapters",
-            hint='weft.load(…, engine="torch") does',
-        )
-    return engine
+
+def name_of(space: str | None) -> str | None:
+    """Return the name of the adapter whose namespace this is."""
+    return None if space is None else space.rpartition("#")[0]
+
+
+def _retire(lm: LM, name: str, space: str, why: str) -> None:
+    retire(lm.scheduler, space, f"the LoRA adapter {name!r} was {why}")
+    lm.engine.remove_adapter(space)
+
+
+def _refuse_closed(lm: LM) -> None:
+    if lm.closed:
+        raise StaleHandle("this LM is closed; load it again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -112,7 +113,8 @@ class LM:
         """Return the place after `ids`, which follow `after` (None: the root). Runs no model.
 
         namespace: the adapter whose tree it is in, at the root.
-        Raises: ConfigError for ids outside the vocabulary, ContextOverflow beyond n_ctx.
+        Raises: ConfigError for ids outside the vocabulary or an unknown adapter, ContextOverflow
+        beyond n_ctx.
         """
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -291,6 +293,14 @@ class LM:
         ConfigError for an empty text. Cost: a forward per n_batch tokens, between other work.
         """
         return embed(self, texts, pooling=pooling, normalize=normalize)
+
+    def add_adapter(self, name: str, folder: str | PathLike[str]) -> None:
+        """Load a LoRA adapter in PEFT's format under a name; see `adapters.Adapters.add`."""
+        self.adapters.add(self, name, folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; see `adapters.Adapters.remove`."""
+        self.adapters.remove(self, name)
 
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""

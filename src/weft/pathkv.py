@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from .adapters import name_of
 from .errors import ConfigError, KVFull, ModelMismatch, Unsupported
 from .kv.cursor import Cursor, Place
 from .kv.parts import is_evictable
@@ -71,8 +72,9 @@ class PathKV:
         """
         place = self._place(path)
         arrays = self.export(place)
-        info = self._lm.info
-        return pack(SavedPath(info.fingerprint, info.model, place.ids(), place.namespace, arrays))
+        name = name_of(place.namespace)
+        mark = self._fingerprint(name)
+        return pack(SavedPath(mark, self._lm.info.model, place.ids(), name, arrays))
 
     def save(self, path: Path, file: str | os.PathLike[str]) -> None:
         """Write `to_bytes` to a file: afterwards it is the old one or the new one, whole.
@@ -86,15 +88,24 @@ class PathKV:
 
         source: what `to_bytes` gave, or a file of `save`.
         Raises: FormatError for what is no such file, or broken; ModelMismatch when another model
-        made it; KVFull when it cannot fit even alone.
+        or adapter made it; KVFull when it cannot fit even alone; ConfigError when it was made with
+        an adapter whose name is not known here.
         """
         info = self._lm.info
         self._refuse_hidden()
         saved = unpack(source if isinstance(source, bytes) else read(source))
-        if saved.fingerprint != info.fingerprint:
+        base = saved.fingerprint
+        if saved.namespace is not None:
+            base = base.rpartition("+")[0]
+        if base != info.fingerprint:
             raise ModelMismatch(
                 f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
                 " with the model that made it, or prefill the tokens again"
+            )
+        if saved.fingerprint != self._fingerprint(saved.namespace):
+            raise ModelMismatch(
+                f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
+                " that made it, or prefill the tokens again"
             )
         saved.check_size(info.n_layers, info.kv_bytes_per_token)
         place = self._lm.place(saved.token_ids, namespace=saved.namespace)
@@ -220,6 +231,11 @@ class PathKV:
             return True
         finally:
             tree.unpin(cursor)
+
+    def _fingerprint(self, adapter: str | None) -> str:
+        """Return what a file of this model, with this adapter, is marked with."""
+        mark, own = self._lm.info.fingerprint, self._lm.adapters.fingerprint(adapter)
+        return mark if adapter is None else f"{mark}+{own}"
 
     def _refuse_hidden(self) -> None:
         if self._lm.tree.fragments is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +16,49 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:fan_in_fan_out"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`"),
+    pytest.mark.filterwarnings("ignore:aLoRA is"),
 ]
 torch = pytest.importorskip("torch", reason="torch is not installed")
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
 from families import build  # noqa: E402
 from weft import AsyncLM, load  # noqa: E402
-from weft.errors import ConfigError, ModelLoadError, StaleHandle, Unsupported  # noqa: E402
+from weft.aio.tree import read_of  # noqa: E402
+from weft.errors import (  # noqa: E402
+    ConfigError,
+    ModelLoadError,
+    ModelMismatch,
+    StaleHandle,
+    Unsupported,
+)
+from weft.sampling.chain import Sampler  # noqa: E402
+from weft.sampling.params import SamplingParams  # noqa: E402
+from weft.sched.work import Run  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj", "o_proj"], "gpt2": ["c_attn", "c_proj"]}
+
+
+# A setting that is followed, a family it is tried on.
+FOLLOWED = [
+    ("llama", {}),
+    ("gpt2", {}),
+    ("llama", {"use_rslora": True}),
+    ("llama", {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}}),
+    ("llama", {"layers_to_transform": [1], "init_lora_weights": "orthogonal"}),
+    ("llama", {"target_modules": ["q_proj", "lm_head"]}),
+]
+REFUSED = [
+    ({"use_dora": True}, "use_dora"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+    ({"alora_invocation_tokens": [8]}, "alora_invocation_tokens"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+    ({"init_lora_weights": "olora"}, "init_lora_weights='olora'"),
+    ({"bias": "lora_only"}, "bias='none' is run"),
+    ({"target_modules": ["embed_tokens"]}, "lora_embedding_A"),
+]
 
 
 def adapter(folder: Path, name: str, seed: int, **options):
@@ -55,8 +90,7 @@ def text():
     return Tokenizer.wrap(backend)
 
 
-@pytest.mark.parametrize("name", list(TARGETS))
-@pytest.mark.parametrize("options", [{}, {"use_rslora": True}])
+@pytest.mark.parametrize(("name", "options"), FOLLOWED)
 def test_an_adapter_gives_what_peft_gives_and_the_model_alone_stays(
     tmp_path, text, name, options
 ) -> None:
@@ -108,31 +142,115 @@ def test_a_name_taken_again_forgets_what_the_first_computed(tmp_path, text) -> N
         model.next_token_logprobs_sync(IDS, lora_name="law")
     with pytest.raises(ConfigError, match="unknown LoRA adapter"):
         model.remove_lora("law")
-    from weft.aio.tree import read_of
-
-    ticket = lm.submit([read_of(place)])[0]
-    lm.drive([ticket])
     with pytest.raises(StaleHandle, match="'law' was removed"):
-        ticket.result()
+        lm.submit([read_of(place)])
+
+
+def test_a_removed_adapter_fails_what_waits_for_it_and_nothing_else(tmp_path, text) -> None:
+    adapter(tmp_path / "law", "llama", 1)
+    lm = lm_of("llama", text)
+    lm.add_adapter("law", tmp_path / "law")
+    greedy = SamplingParams(temperature=0)
+
+    def ask():
+        places = [lm.place(IDS, namespace=name) for name in (None, "law")]
+        return lm.submit([Run(place, Sampler(greedy, 0), max_tokens=6) for place in places])
+
+    whole = ask()
+    lm.drive(whole)
+    alone, law = (ticket.result().tokens for ticket in whole)
+    assert alone != law, "equal tokens under another adapter go on differently"
+    cut = ask()
+    for _ in range(3):
+        lm.driver.exclusive(lambda: None)
+        lm.scheduler.step()
+    lm.remove_adapter("law")
+    lm.drive(cut)
+    assert cut[0].result().tokens == alone
+    with pytest.raises(StaleHandle, match="'law' was removed"):
+        cut[1].result()
+    lm.tree.check()
+
+
+def test_many_names_taken_and_given_back_leave_nothing(tmp_path, text) -> None:
+    adapter(tmp_path / "law", "llama", 1)
+    lm = lm_of("llama", text)
+    for _ in range(4):
+        lm.add_adapter("law", tmp_path / "law")
+        AsyncLM(lm).next_token_logprobs_sync(IDS, lora_name="law")
+    lm.remove_adapter("law")
+    assert not list(lm.adapters)
+    assert not lm.tree.roots
+    copy = weakref.ref(lm.engine.model)
+    lm.close()
+    gc.collect()
+    assert copy() is None
+    with pytest.raises(StaleHandle, match="closed"):
+        lm.add_adapter("law", tmp_path / "law")
+
+
+def test_the_owners_model_is_not_adapted(tmp_path, text) -> None:
+    adapter(tmp_path / "law", "llama", 1)
+    own, ids = build("llama").eval(), torch.tensor([IDS])
+    with torch.no_grad():
+        before, weights = own(ids).logits, [w.clone() for w in own.parameters()]
+        lm = load(own, text.object)
+        lm.add_adapter("law", tmp_path / "law")
+        AsyncLM(lm).next_token_logprobs_sync(IDS, lora_name="law")
+        assert torch.equal(own(ids).logits, before)
+    assert all(map(torch.equal, own.parameters(), weights))
+    assert not any(module._forward_hooks for module in own.modules())
+
+
+def test_kv_made_with_an_adapter_is_loaded_for_that_adapter_only(tmp_path, text) -> None:
+    for n in (1, 2):
+        adapter(tmp_path / str(n), "llama", n)
+    lm, other = lm_of("llama", text), lm_of("llama", text)
+    lm.add_adapter("law", tmp_path / "1")
+    kept = lm.kv.to_bytes(lm.place(IDS, namespace="law"))
+    with pytest.raises(ConfigError, match="unknown LoRA adapter: 'law'"):
+        other.kv.load(kept)
+    other.add_adapter("law", tmp_path / "2")
+    with pytest.raises(ModelMismatch, match="another LoRA adapter named 'law'"):
+        other.kv.load(kept)
+    other.add_adapter("law", tmp_path / "1")
+    place = other.kv.load(kept)
+    assert other.kv.size(place) == len(IDS)
+    got, expected = (
+        AsyncLM(each, as_torch=False).next_token_logprobs_sync([*IDS, 7], lora_name="law")
+        for each in (other, lm)
+    )
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert other.stats().reused >= len(IDS)
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED)
+def test_what_would_be_computed_otherwise_is_refused_by_name(
+    tmp_path, text, options, named
+) -> None:
+    adapter(tmp_path, "llama", 1, **options)
+    lm = lm_of("llama", text)
+    with pytest.raises(Unsupported, match=named):
+        lm.add_adapter("x", tmp_path)
+    assert not list(lm.adapters)
 
 
 def test_what_is_no_plain_adapter_of_this_model_is_refused(tmp_path, text) -> None:
     lm = lm_of("llama", text)
     with pytest.raises(ModelLoadError, match=r"adapter_config\.json"):
-        lm.adapters.add(lm, "x", tmp_path)
+        lm.add_adapter("x", tmp_path)
     adapter(tmp_path / "gpt2", "gpt2", 1)
     with pytest.raises(ConfigError, match="of another model"):
-        lm.adapters.add(lm, "x", tmp_path / "gpt2")
-    adapter(tmp_path / "dora", "llama", 1, use_dora=True)
-    with pytest.raises(Unsupported, match="use_dora"):
-        lm.adapters.add(lm, "x", tmp_path / "dora")
-    config = tmp_path / "dora" / "adapter_config.json"
+        lm.add_adapter("x", tmp_path / "gpt2")
+    config = tmp_path / "gpt2" / "adapter_config.json"
     config.write_text(json.dumps({"peft_type": "IA3"}))
     with pytest.raises(Unsupported, match="IA3"):
-        lm.adapters.add(lm, "x", tmp_path / "dora")
+        lm.add_adapter("x", tmp_path / "gpt2")
     with pytest.raises(ConfigError, match="name is ''"):
-        lm.adapters.add(lm, "", tmp_path)
+        lm.add_adapter("", tmp_path)
+    with pytest.raises(ConfigError, match="folder is None"):
+        lm.add_adapter("x", None)
     assert not list(lm.adapters)
     tiny = load("tiny")
     with pytest.raises(Unsupported, match="numpy engine runs no LoRA"):
-        tiny.adapters.add(tiny, "x", tmp_path)
+        tiny.add_adapter("x", tmp_path)

@@ -216,11 +216,11 @@ class TreeLM(AsyncLM):
 
     def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
         """Load a LoRA adapter under a name, for `lora_name=`. Raises: Unsupported."""
-        self.lm.adapters.add(self.lm, lora_name, lora_path)
+        self.lm.add_adapter(lora_name, lora_path)
 
     def remove_lora(self, lora_name: str) -> None:
         """Forget an adapter and all that was cached of it."""
-        self.lm.adapters.remove(self.lm, lora_name)
+        self.lm.remove_adapter(lora_name)
 
     # Parts ------------------------------------------------------------------------------------
 

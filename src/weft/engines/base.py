@@ -63,7 +63,6 @@ class EngineInfo:
     owner_thread: bool = False
     own_random: bool = False
     n_embd: int = 0
-    adapters: frozenset[str] = frozenset()
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -270,6 +269,21 @@ class Engine(ABC):
         Raises: Unsupported, unless the engine says otherwise.
         """
         raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
+
+    def add_adapter(self, name: str, folder: Any) -> str:
+        """Load a LoRA adapter for rows that name it; return a fingerprint of what it computes.
+
+        Raises: Unsupported, unless the engine says otherwise; ConfigError, ModelLoadError for one
+        that does not fit, changing nothing.
+        """
+        raise Unsupported(
+            f"the {self.info.name} engine runs no LoRA adapters",
+            hint='weft.load(…, engine="torch") does',
+        )
+
+    def remove_adapter(self, name: str) -> None:
+        """Give an adapter's memory back; no row names it any more."""
+        raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
 
     @abstractmethod
     def close(self) -> None:

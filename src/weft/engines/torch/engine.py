@@ -152,9 +152,9 @@ class TorchEngine(Engine):
         states = hidden.float().cpu().numpy()
         return [states[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
 
-    def add_adapter(self, name: str, folder: str | Path) -> None:
+    def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
-        self._lora.add(name, folder)
+        return self._lora.add(name, folder)
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; rows that still name it are refused."""
@@ -164,7 +164,7 @@ class TorchEngine(Engine):
         if not self._closed:
             self._closed = True
             self.fragments.clear()
-            del self._head, self.model
+            del self._head, self.model, self._modules, self._lora
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -9,12 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError, ModelLoadError, StaleHandle, Unsupported
 
 _KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight$")
+_BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$")
+
+# Settings that say how an adapter was trained or made, and those that are followed below. Any other
+# that is on would change what the adapter computes.
+_KNOWN = frozenset(
+    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode"
+    " r lora_alpha lora_dropout bias use_rslora rank_pattern alpha_pattern fan_in_fan_out"
+    " target_modules exclude_modules layers_to_transform layers_pattern init_lora_weights"
+    " loftq_config eva_config corda_config lora_ga_config megatron_config megatron_core"
+    " qalora_group_size".split()
+)
+# Beginnings that leave the model's own weights as they are; the others train beside a residual.
+_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 class Low(NamedTuple):
@@ -37,13 +53,17 @@ class Adapters:
         self._layers: dict[str, dict[str, Low]] = {}
         self._hooked: set[str] = set()
 
-    def add(self, name: str, folder: str | Path) -> None:
-        """Read a PEFT folder. Raises: ModelLoadError, Unsupported, ConfigError; nothing changes."""
+    def add(self, name: str, folder: str | Path) -> str:
+        """Read a PEFT folder; return a fingerprint of what its layers add.
+
+        Raises: ModelLoadError, Unsupported, ConfigError; nothing changes then.
+        """
         layers = read_adapter(Path(folder), self._modules)
         for path in layers.keys() - self._hooked:
             self._modules[path].register_forward_hook(self._hook(path))
             self._hooked.add(path)
         self._layers[name] = layers
+        return fingerprint_of(layers)
 
     def remove(self, name: str) -> None:
         """Forget an adapter."""
@@ -73,28 +93,62 @@ def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, Lo
     halves: dict[str, dict[str, Tensor]] = {}
     for key, tensor in read_weights(folder).items():
         found = _KEY.match(key)
-        if found is None:
-            raise Unsupported(f"the adapter in {folder} has {key}; only lora_A and lora_B are run")
-        halves.setdefault(found["module"], {})[found["half"]] = tensor
+        if found is not None:
+            halves.setdefault(found["module"], {})[found["half"]] = tensor
+        elif not is_own_weight(key, tensor, modules):
+            raise Unsupported(
+                f"the adapter in {folder} has {key}; only lora_A and lora_B beside the model's own"
+                " weights are run"
+            )
+    if not halves:
+        raise ConfigError(f"the adapter in {folder} has no layers")
     layers = {}
     for path, pair in halves.items():
-        module = modules.get(path)
-        weight = getattr(module, "weight", None)
-        if module is None or weight is None or set(pair) != {"A", "B"}:
-            raise ConfigError(
-                f"the adapter in {folder} is of another model: it has no layer {path}"
-            )
+        weight = weight_for(path, pair, folder, modules)
         down, up = (pair[half].to(weight.device, weight.dtype) for half in "AB")
-        sizes = sorted((down.shape[1], up.shape[0]))
-        if sizes != sorted(weight.shape) or down.shape[0] != up.shape[1]:
-            raise ConfigError(
-                f"the adapter in {folder} is of another model: {path} takes {tuple(weight.shape)},"
-                f" the adapter has {tuple(down.shape)} and {tuple(up.shape)}"
-            )
         layers[path] = Low(down, up, scale_of(config, path, down.shape[0]))
-    if not layers:
-        raise ConfigError(f"the adapter in {folder} has no layers")
     return layers
+
+
+def weight_for(
+    path: str, pair: Mapping[str, Tensor], folder: Path, modules: Mapping[str, nn.Module]
+) -> Tensor:
+    """Return the weight of the layer that two halves are for. Raises: ConfigError, Unsupported."""
+    module = modules.get(path)
+    if module is None or set(pair) != {"A", "B"}:
+        raise ConfigError(f"the adapter in {folder} is of another model: it has no layer {path}")
+    if not isinstance(module, nn.Linear | Conv1D):
+        raise Unsupported(
+            f"the adapter in {folder} changes {path}, a {type(module).__name__}; LoRA is run on"
+            " linear layers"
+        )
+    down, up, weight = pair["A"], pair["B"], module.weight
+    n_out, n_in = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
+    if down.shape[1:] != (n_in,) or up.shape != (n_out, down.shape[0]):
+        raise ConfigError(
+            f"the adapter in {folder} is of another model: {path} takes {n_in} to {n_out} numbers,"
+            f" the adapter has {tuple(down.shape)} and {tuple(up.shape)}"
+        )
+    return weight
+
+
+def is_own_weight(key: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether this is the model's own weight, which PEFT saves beside an adapted output layer."""
+    found = _BASE.match(key)
+    weight = getattr(modules.get(found["module"]), "weight", None) if found is not None else None
+    if not isinstance(weight, Tensor) or weight.shape != tensor.shape:
+        return False
+    return torch.equal(tensor.to(weight.device, weight.dtype), weight)
+
+
+def fingerprint_of(layers: Mapping[str, Low]) -> str:
+    """Return a hash of what an adapter adds, equal wherever it is run in one dtype."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path, low in sorted(layers.items()):
+        digest.update(f"{path} {low.scale!r} {tuple(low.down.shape)}".encode())
+        for half in (low.down, low.up):
+            digest.update(half.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -107,9 +161,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
     if config.get("peft_type") != "LORA":
         raise Unsupported(f"adapters of type {config.get('peft_type')} are not run; LORA is")
-    for name in ("use_dora", "use_qalora", "modules_to_save", "trainable_token_indices"):
-        if config.get(name):
+    for name, value in config.items():
+        if value and name not in _KNOWN:
             raise Unsupported(f"the adapter in {folder} has {name}; plain LoRA is run")
+    begun = config.get("init_lora_weights")
+    if begun not in _PLAIN_INITS:
+        raise Unsupported(
+            f"the adapter in {folder} has init_lora_weights={begun!r}, so it is of a changed model;"
+            " save it from PEFT with path_initial_model_for_weight_conversion"
+        )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise Unsupported(f"the adapter in {folder} has biases; bias='none' is run")
     return config
