@@ -202,7 +202,8 @@ def test_the_first_token_streams_soon(started) -> None:
 def test_ctrl_c_keeps_the_loom(started, command) -> None:
     """So hot that tokens are all but equally likely: hardly a branch ends by itself in time."""
     process = started("run", samples.story, "-n", "4", "--temp", "100", "--max-tokens", "1500")
-    assert process.stdout.read(4) == b"[1] "
+    # Some steps later every branch has tokens: one that has shown none is not kept.
+    assert process.stdout.read(80)[:4] == b"[1] "
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
