@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import DeadEnd
+from ..errors import DeadEnd, ForwardError
 from ..sampling.bridge import draw_rows
-from ..sampling.chain import NOTHING
+from ..sampling.chain import BROKEN, NOTHING
 from .metrics import Produced
 from .state import State, surprisal
 
@@ -33,5 +33,7 @@ def _draw(branches: Sequence[State]) -> None:
     for branch, row, token, logprob, kept in zip(branches, raw, *figures, strict=True):
         if token == NOTHING:
             raise DeadEnd(f"grammar, bias and steering leave {branch!r} no token")
+        if token == BROKEN:
+            raise ForwardError(f"the model gave logits with NaN or +inf for {branch!r}")
         own = -surprisal(row, token) if branch.steering else logprob
         branch.drawn = branch.produced(token, own, kept)

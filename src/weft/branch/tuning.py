@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..sampling.params import SamplingParams
+from ..sched.rows import LogitsRow
 from .metrics import Base, Metrics, in_base, perplexity
 from .state import Floats, State, entropy, surprisal
-from .tenancy import RawRow
 
 # What the known system draws by when nothing is said.
 DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -46,7 +46,9 @@ class Tunable(State):
             raise ConfigError(
                 "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
             )
-        self.row, self.drawn = RawRow(array), None
+        row = LogitsRow()
+        self.lm.scheduler.rows.fill(row, array)
+        self.row, self.drawn = row, None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """Add to the logits of these tokens; -inf bans. Replaces earlier steering; not forked."""

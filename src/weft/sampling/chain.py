@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..constraints.base import Matcher
 from ..constraints.masks import Masks
-from ..errors import ConfigError, DeadEnd
+from ..errors import ConfigError
 from . import filters
 from .arrays import SamplingArrays
 from .gumbel import Contest, best_of_all, best_of_left, group_noise
@@ -25,7 +25,8 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
-NOTHING = -1  # instead of a token, where a constraint leaves none
+NOTHING = -1  # instead of a token, where constraint and bias leave none
+BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
 # Logits that are looked at together: rows of large vocabularies come one by one, out of the cache.
 _BLOCK = 1 << 19
 
@@ -146,9 +147,7 @@ class Chain:
 
         logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
         positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit.
-        A constrained sampler that no token is left to gets NOTHING.
-        Raises: ForwardError if a row has NaN or +inf, or is all -inf; DeadEnd if logit_bias alone
-        leaves no token.
+        A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
         out = _room_for(len(self.samplers), kept)
         if not self.samplers:
@@ -183,6 +182,10 @@ class Chain:
     def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
         lanes, at = contest.lanes, contest.at
+        broken = np.flatnonzero(~np.isfinite(raw.max(axis=1)))
+        if broken.size:
+            raw = raw.copy()
+            raw[broken] = 0
         found = moments(raw, self._scratch)
         if len(lanes) > len(raw):
             arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
@@ -193,7 +196,8 @@ class Chain:
         out.ids[lanes] = ids
         out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
         out.entropies[lanes] = found.entropies[at]
-        out.ids[lanes[dead]] = NOTHING
+        out.ids[lanes[np.isin(at, dead)]] = NOTHING
+        out.ids[lanes[np.isin(at, broken)]] = BROKEN
 
     def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
         """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
@@ -204,11 +208,9 @@ class Chain:
         if len(arrays.bias):
             _check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
-            if self._masks is None and np.isneginf(edited.max(axis=1)).any():
-                raise DeadEnd("logit_bias forbids every token; leave at least one without -inf")
         if self._stateful:
             edited = self._penalised(edited, arrays, lanes)
-        if self._masks is None:
+        if self._masks is None and not len(arrays.bias):
             return edited, self._rows[:0]
         dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
         edited[dead] = raw[dead]
