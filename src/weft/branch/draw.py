@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import DeadEnd
+from ..errors import ConstraintError, DeadEnd
 from ..sampling.bridge import draw_rows
 from ..sampling.chain import NOTHING
 from .metrics import Produced
@@ -29,8 +29,19 @@ def _draw(branches: Sequence[State]) -> None:
     result = draw_rows(steered, samplers, [branch.position for branch in branches])
     assert result.kept is not None
     figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
+    dead: list[State] = []
     for branch, row, token, logprob, kept in zip(branches, raw, *figures, strict=True):
         if token == NOTHING:
-            raise DeadEnd(f"grammar, bias and steering leave {branch!r} no token")
+            dead.append(branch)
+            continue
         own = -surprisal(row, token) if branch.steering else logprob
         branch.drawn = branch.produced(token, own, kept)
+    if dead:  # the others have drawn: asked again, they give the same
+        raise _error_of(dead[0])
+
+
+def _error_of(branch: State) -> ConstraintError:
+    matcher = branch.sampler.matcher
+    if matcher is not None and matcher.failure is not None:
+        return ConstraintError(f"{branch!r}: {matcher.failure}")
+    return DeadEnd(f"grammar, bias and steering leave {branch!r} no token")

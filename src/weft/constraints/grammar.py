@@ -36,10 +36,12 @@ class Grammar(Constraint):
         is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
         if is_error:
             raise GrammarError(f"{self._what()} is not valid: {told(messages[0])}")
+        if not compiler.has_all_bytes:
+            text = _unforced(text)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"{self._what()} is not valid: {told(matcher.get_error())}")
-        return GrammarMatcher(matcher, compiler.text.stop_ids)
+        return GrammarMatcher(matcher, compiler.stop_ids)
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
@@ -180,7 +182,10 @@ class Choice(Grammar):
 
 
 class GrammarMatcher(Matcher):
-    """An llguidance matcher."""
+    """An llguidance matcher.
+
+    The library answers also when it has given up, as if the text had ended: ask it after each step.
+    """
 
     __slots__ = ("_ends", "inner")
 
@@ -191,16 +196,24 @@ class GrammarMatcher(Matcher):
     def fill(self, bits: NDArray[np.int32]) -> None:
         """See `Matcher.fill`."""
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self.filled(bits)
+
+    def filled(self, bits: NDArray[np.int32]) -> None:
+        """Correct a mask that the library has just filled: where it gave up, nothing may come."""
+        if self.inner.is_error():
+            bits[:] = 0
 
     def accept(self, token: int) -> None:
         """See `Matcher.accept`."""
         if not self.is_allowed(token):
-            raise ConstraintError(f"the grammar does not allow token {token} here")
-        if not self.inner.is_stopped():
-            self.inner.consume_token(token)
+            raise ConstraintError(self.failure or f"the grammar does not allow token {token} here")
+        if not self.inner.is_stopped() and not self.inner.consume_token(token):
+            raise ConstraintError(self.failure or f"the grammar cannot go on after token {token}")
 
     def is_allowed(self, token: int) -> bool:
         """See `Matcher.is_allowed`."""
+        if self.inner.is_error():
+            return False
         if token in self._ends:
             return bool(self.inner.is_accepting())
         return bool(self.inner.validate_tokens([token]) == 1)
@@ -217,11 +230,44 @@ class GrammarMatcher(Matcher):
     @property
     def must_end(self) -> bool:
         """See `Matcher.must_end`."""
-        return bool(self.inner.is_stopped())
+        if self.inner.is_stopped():
+            return not self.inner.is_error()
+        # Without end tokens nobody can draw the end where it is all that is left.
+        return not self._ends and self.may_end and not self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether a token beside the library's own end may come, where the text may end."""
+        return int.from_bytes(self.inner.compute_bitmask()).bit_count() > 1
+
+    @property
+    def failure(self) -> str | None:
+        """See `Matcher.failure`."""
+        if not self.inner.is_error():
+            return None
+        reason = str(self.inner.get_error()).split("<state>")[0]
+        if reason.startswith("NoExtensionBias"):  # no token goes on: a dead end, not a fault
+            return None
+        return f"the grammar library gave up: {told(reason)}"
 
     def clone(self) -> GrammarMatcher:
         """See `Matcher.clone`."""
         return GrammarMatcher(self.inner.deep_copy(), self._ends)
+
+
+def _unforced(text: str) -> str:
+    """Return llguidance's grammar with every token left to the masks.
+
+    What is forced is tokenised by the library, and a tokenizer that cannot write every byte gives it
+    other text than it asked for.
+    """
+    option = '%llguidance {"no_forcing": true}\n'
+    if not text.startswith("{"):
+        return option + text
+    (made,) = json.loads(text)["grammars"]
+    lark = made.get("lark_grammar")
+    if lark is None:
+        lark = f"start: %json {json.dumps(made['json_schema'])}"
+    return option + str(lark)
 
 
 def checked_text(what: str, text: object) -> str:

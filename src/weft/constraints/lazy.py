@@ -111,7 +111,7 @@ class LazyMatcher(Matcher):
 
     def _begin(self, text: bytes) -> None:
         started = self._inner.clone()
-        for token in self._compiler.guidance.tokenize_bytes(text):
+        for token in self._compiler.ids_of(text):
             if not started.is_allowed(token):
                 raise ConstraintError(
                     f"a trigger came, but the grammar cannot begin with {text!r}: a grammar that is"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..engines.base import LateTokens, Row, ScoreSpan
-from ..errors import DeadEnd
+from ..errors import ConstraintError, DeadEnd
 from ..kv.cursor import Place
 from ..kv.tree import TokenTree
 from ..sampling.bridge import draw_batch
@@ -74,7 +74,10 @@ class Runs:
         for token in matcher.forced()[: max(room, 0)]:
             if token in stops:
                 break
-            run.sampler.accept(token)
+            try:
+                run.sampler.accept(token)
+            except ConstraintError:  # the draw that follows finds nothing to draw, and says why
+                break
             run.forced.append(token)
 
     def _can_step(self, run: RunTask) -> bool:
@@ -183,11 +186,12 @@ class Runs:
 
     def accept(self, run: RunTask, token: int, logprob: float, entropy: float) -> None:
         """Note a drawn token and end the run's members that are done with it."""
-        if token == NOTHING:
+        matcher = run.sampler.matcher
+        if token != NOTHING:
+            self._accept(run, token, logprob, entropy, counted=False)
+        elif matcher is None or not matcher.must_end:  # else what was forced has finished the text
             self.fail(run, dead_end(run))
             return
-        self._accept(run, token, logprob, entropy, counted=False)
-        matcher = run.sampler.matcher
         if matcher is not None and not run.job.done and matcher.must_end:
             # Only an end token may follow: it need not be drawn.
             stops = run.members[0].item.stop_ids
@@ -206,9 +210,13 @@ class Runs:
                 member.state.ended_by, member.state.finish_reason = token, "stop"
             self.settle_members(run)
             return
-        run.tokens.append(token)
         if not counted:
-            run.sampler.accept(token)
+            try:
+                run.sampler.accept(token)
+            except ConstraintError as error:
+                self.fail(run, error)
+                return
+        run.tokens.append(token)
         if run.path_ids is not None:
             run.path_ids.append(token)
         last = False
@@ -320,8 +328,11 @@ def scored(run: RunTask, first: int) -> tuple[ScoreSpan, ...]:
     return (ScoreSpan(first, tuple(run.forced)),) if run.forced else ()
 
 
-def dead_end(run: RunTask) -> DeadEnd:
+def dead_end(run: RunTask) -> ConstraintError:
     """Return the error of a run that nothing is left to."""
+    matcher = run.sampler.matcher
+    if matcher is not None and matcher.failure is not None:
+        return ConstraintError(f"after {len(run.tokens)} new tokens, {matcher.failure}")
     return DeadEnd(
         f"the constraint and the logit bias leave no token after {len(run.tokens)} new ones:"
         f" the last token ids are {run.tokens[-8:]}"

@@ -243,5 +243,7 @@ def merge_key(task: RunTask) -> MergeKey:
     """Return what greedy runs that are one run have in common; None for other runs."""
     if not task.sampler.greedy or task.started or task.cursor is None:
         return None
+    if task.sampler.matcher is not None:  # which may have begun at another node of the same text
+        return None
     neutral = replace(task.sampler.params, n=1, seed=None, stop=(), max_tokens=1)
     return (task.cursor, neutral, task.members[0].item.stop_ids)
