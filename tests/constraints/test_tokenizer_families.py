@@ -70,11 +70,27 @@ def is_record(text: str) -> bool:
 # what is asked for, whether a text is it, and texts that are
 CASES: list[tuple[Constraint, Callable[[str], object], list[str]]] = [
     (JsonSchema(SCHEMA), is_record, ['{"name": "\\n\\"", "näme 🙂": "日本", "age": 7}']),
-    (Regex("(hello|ü🙂){2}[^a-z]{3}"), re.compile("(hello|ü🙂){2}[^a-z]{3}", re.S).fullmatch, ["ü🙂helloé🙂!"]),
-    (Lark('start: "<" /[a-c]+/ ">" | "日本語 text"'), re.compile("<[a-c]+>|日本語 text").fullmatch, ["<abc>"]),
-    (GBNF('root ::= "(" root ")" | [ab🙂]{1,3}'), re.compile(r"(\()*[ab🙂]{1,3}(\))*").fullmatch, ["((a🙂))"]),
-    (Choice([" hello", "hello", "true\n", "🙂🙂"]), {" hello", "hello", "true\n", "🙂🙂"}.__contains__, [" hello", "true\n"]),
-]  # fmt: skip
+    (
+        Regex("(hello|ü🙂){2}[^a-z]{3}"),
+        re.compile("(hello|ü🙂){2}[^a-z]{3}", re.S).fullmatch,
+        ["ü🙂helloé🙂!"],
+    ),
+    (
+        Lark('start: "<" /[a-c]+/ ">" | "日本語 text"'),
+        re.compile("<[a-c]+>|日本語 text").fullmatch,
+        ["<abc>"],
+    ),
+    (
+        GBNF('root ::= "(" root ")" | [ab🙂]{1,3}'),
+        re.compile(r"(\()*[ab🙂]{1,3}(\))*").fullmatch,
+        ["((a🙂))"],
+    ),
+    (
+        Choice([" hello", "hello", "true\n", "🙂🙂"]),
+        {" hello", "hello", "true\n", "🙂🙂"}.__contains__,
+        [" hello", "true\n"],
+    ),
+]
 
 
 @cache

@@ -122,7 +122,7 @@ def words() -> Tokenizer:
 
 
 def metaspace_bytes() -> Tokenizer:
-    """Llama files as written today: Metaspace before the first word, byte fallback, no normalizer."""
+    """Llama files as written today: Metaspace before the first word, byte fallback."""
     made = sentencepiece()
     made.normalizer = None
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -171,7 +171,7 @@ def mistral(version: str = "tokenizer.model.v1") -> Tokenizer:
 
 
 def tekken() -> Tokenizer:
-    """Mistral's byte-level vocabulary of 131,072 tokens; words that are no token fall into bytes."""
+    """Mistral's byte-level vocabulary of 131,072 tokens; other words fall into bytes."""
     data = json.loads(_mistral_file("tekken_240718.json").read_text("utf-8"))
     n_special = data["config"]["default_num_special_tokens"]
     letters = {byte: letter for letter, byte in _byte_letters().items()}

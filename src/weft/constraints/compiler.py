@@ -46,9 +46,9 @@ class Compiler:
     def ids_of(self, spelled: bytes) -> list[int]:
         """Return tokens whose bytes, joined, are exactly these.
 
-        As the tokenizer writes it at the start of a text, or where that puts a space in front, as text
-        that goes on. Where both are other text (unknown tokens, other case), and for bytes that are no
-        text, the longest tokens that fit, from the left; a byte that no token has is left out.
+        As the tokenizer writes it at the start of a text, or where that puts a space in front, as
+        text that goes on. Where both are other text (unknown tokens, other case), and for bytes
+        that are no text, the longest tokens that fit; a byte that no token has is left out.
         """
         try:
             written = spelled.decode()
@@ -119,8 +119,8 @@ class Compiler:
 class _View:
     """A tokenizer as llguidance asks for it: the model's tokens, and one more.
 
-    The library takes the number of tokens for the width of its masks, whatever it is told beside. The
-    one more is the end where the tokenizer names none; no model draws it.
+    The library takes the number of tokens for the width of its masks, whatever it is told beside.
+    The one more is the end where the tokenizer names none; no model draws it.
     """
 
     def __init__(self, compiler: Compiler) -> None:

@@ -257,8 +257,8 @@ class GrammarMatcher(Matcher):
 def _unforced(text: str) -> str:
     """Return llguidance's grammar with every token left to the masks.
 
-    What is forced is tokenised by the library, and a tokenizer that cannot write every byte gives it
-    other text than it asked for.
+    What is forced is tokenised by the library, and a tokenizer that cannot write every byte gives
+    it other text than it asked for.
     """
     option = '%llguidance {"no_forcing": true}\n'
     if not text.startswith("{"):
