@@ -17,7 +17,7 @@ import pytest
 from llama_reference import CONFIG, random_tensors, write_safetensors
 from tokens import builders
 from weft import Branch, Loom
-from weft.constraints import GBNF, Allow, Choice, Constraint, JsonSchema, Lark, Regex
+from weft.constraints import GBNF, Allow, Choice, Constraint, JsonSchema, Lark, Lazy, Regex
 from weft.constraints.base import Matcher, n_words
 from weft.constraints.compiler import Compiler
 from weft.constraints.masks import Masks
@@ -264,3 +264,19 @@ def test_an_end_token_that_the_model_does_not_have_is_no_end(text: Tokenizer) ->
 @pytest.fixture
 def text() -> Tokenizer:
     return tokenizer("embedded")
+
+
+def test_a_lazy_grammar_and_a_cut_text_are_gone_on_with(lm: LM) -> None:
+    loom = Loom(lm, "hello")
+    words = Lazy(Regex("o[0-9]{2}!"), ["o"])
+    for node in loom.grow(n=4, constraint=words, max_tokens=120, seed=2, show=False):
+        text = b"".join(map(lm.text.token_bytes, node.tokens)).decode(errors="replace")
+        cut = node.finish_reason == "length"
+        assert re.fullmatch("[^o]*(o[0-9]{2}!)?", text, re.S) or (
+            cut and re.search("o[0-9]{0,2}$", text)
+        )
+    (begun,) = loom.grow(n=1, constraint=JsonSchema(SCHEMA), max_tokens=9, seed=3, show=False)
+    assert begun.finish_reason == "length"
+    for child in begun.grow(n=2, constraint=JsonSchema(SCHEMA), max_tokens=200, seed=4, show=False):
+        if child.finish_reason == "stop":
+            assert is_record(begun.text + child.text)

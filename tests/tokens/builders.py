@@ -151,6 +151,13 @@ def duplicates() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(vocab))
 
 
+def with_words(*words: str) -> Tokenizer:
+    """Byte-level, with tokens added that are these words."""
+    made = byte_level()
+    made.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return made
+
+
 def characters() -> Tokenizer:
     """WordPiece over letters and signs of ASCII, and no more: most text cannot be written in it."""
     signs = [chr(code) for code in range(33, 127)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ class Matcher(ABC):
     @abstractmethod
     def is_allowed(self, token: int) -> bool:
         """Say whether a token may come next; changes nothing."""
+
+    def takes(self, tokens: Sequence[int]) -> bool:
+        """Say whether these tokens may come next, one after the other; changes nothing."""
+        twin = self.clone()
+        for token in tokens:
+            if not twin.is_allowed(token):
+                return False
+            twin.accept(token)
+        return True
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, whatever the model says; changes nothing."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, GrammarError
 from .base import Constraint, Matcher
+from .patterns import as_regex
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,12 +91,16 @@ class JsonSchema(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Regex(Grammar):
-    """Text that a regular expression matches from beginning to end."""
+    """Text that a regular expression matches from beginning to end.
+
+    pattern: text, read as Rust's regular expressions are; or a compiled pattern, which means what
+    it means in Python, flags included (GrammarError for what cannot be had: look-around, say).
+    """
 
     pattern: str
 
     def __init__(self, pattern: str | re.Pattern[str]) -> None:
-        text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+        text = as_regex(pattern) if isinstance(pattern, re.Pattern) else pattern
         object.__setattr__(self, "pattern", checked_text("a regular expression", text))
 
     def grammar(self) -> str:
@@ -164,7 +169,8 @@ class Choice(Grammar):
 
     def __init__(self, texts: Sequence[str]) -> None:
         given = () if isinstance(texts, str) else tuple(texts)
-        if not given or not all(isinstance(text, str) and text for text in given):
+        good = all(isinstance(text, str) and text and _is_text(text) for text in given)
+        if not given or not good:
             raise ConfigError(f"Choice is of {texts!r}; allowed are one or more non-empty strings")
         object.__setattr__(self, "texts", given)
 
@@ -217,6 +223,12 @@ class GrammarMatcher(Matcher):
         if token in self._ends:
             return bool(self.inner.is_accepting())
         return bool(self.inner.validate_tokens([token]) == 1)
+
+    def takes(self, tokens: Sequence[int]) -> bool:
+        """See `Matcher.takes`."""
+        if self.inner.is_error():
+            return False
+        return bool(self.inner.validate_tokens(list(tokens)) == len(tokens))
 
     def forced(self) -> list[int]:
         """See `Matcher.forced`."""
@@ -274,7 +286,17 @@ def checked_text(what: str, text: object) -> str:
     """Return a text, or refuse what is none."""
     if not isinstance(text, str) or not text.strip():
         raise GrammarError(f"{what} is {text!r}; allowed is a text that is not empty")
+    if not _is_text(text):
+        raise GrammarError(f"{what} has half a letter (a surrogate) in it: {text[:60]!r}")
     return text
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_pydantic(value: object) -> bool:
