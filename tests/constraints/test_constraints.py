@@ -95,7 +95,7 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
     ("make", "said"),
     [
         (lambda: Regex("((("), "line 1.*unclosed group"),
-        (lambda: GBNF("root ::= ((("), "line 1.*Expected"),
+        (lambda: GBNF("root ::= ((("), "line 1: expected"),
         (lambda: GBNF('root ::= nosuch "a"'), "nosuch"),
         (lambda: Lark("start: foo\n"), "line 1.*unknown name"),
         (lambda: JsonSchema({"type": "nosuch"}), "nosuch"),

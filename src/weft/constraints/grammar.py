@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, GrammarError
 from .base import Constraint, Matcher
+from .gbnf import as_lark
 from .patterns import as_regex
+from .rules import DEEPEST, is_too_deep
+from .schema import schema_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from .compiler import Compiler
 
 _LINE = re.compile(r"line (\d+)|at (\d+)\(\d+\)|^(\d+)[:(]")
+_SHOWN = re.compile(r"(?m)^ *(\d+ \|.*|\^+) *$")
+_PLACE = re.compile(r"(at|line) \d+(\(\d+\))?:? *|\n.*", re.S)
 
 
 class Grammar(Constraint):
@@ -36,16 +41,20 @@ class Grammar(Constraint):
         text = self.grammar()
         is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
         if is_error:
-            raise GrammarError(f"{self._what()} is not valid: {told(messages[0])}")
+            raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")
         if not compiler.has_all_bytes:
             text = _unforced(text)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"{self._what()} is not valid: {told(matcher.get_error())}")
+            raise GrammarError(f"{self._what()} is not valid: {self._told(matcher.get_error())}")
         return GrammarMatcher(matcher, compiler.stop_ids)
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
+
+    def _told(self, message: str) -> str:
+        """Return the library's message about this grammar."""
+        return told(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class JsonSchema(Grammar):
             text = json.dumps(parsed, sort_keys=False)
         except (TypeError, ValueError) as error:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+        except RecursionError:
+            raise GrammarError("the JSON schema is nested too deep") from None
         if not isinstance(parsed, Mapping | bool):
             raise GrammarError(f"the JSON schema is {text[:60]}; allowed is an object")
         object.__setattr__(self, "schema", text)
@@ -76,8 +87,13 @@ class JsonSchema(Grammar):
         """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
+        if is_too_deep(parsed := json.loads(self.schema), _schemas_in(parsed)):
+            raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
         form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        made: str = LLMatcher.grammar_from_json_schema(self.schema, defaults=form)  # type: ignore[arg-type]
+        try:
+            made: str = LLMatcher.grammar_from_json_schema(self.schema, defaults=form)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise GrammarError(f"the JSON schema is not valid: {error}") from error
         return made
 
     def parse(self, text: str) -> Any:
@@ -128,6 +144,8 @@ class Lark(Grammar):
         """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
+        if _is_deep_lark(self.text):
+            raise GrammarError(f"the Lark has rules that lead more than {DEEPEST} levels deep")
         made: str = LLMatcher.grammar_from_lark(self.text)
         return made
 
@@ -147,14 +165,17 @@ class GBNF(Grammar):
 
     def grammar(self) -> str:
         """See `Grammar.grammar`."""
-        from llguidance import LLMatcher, gbnf_to_lark
+        return as_lark(self.text)[0]
 
-        try:
-            lark = gbnf_to_lark.gbnf_to_lark(self.text)
-        except Exception as error:  # the converter has no error class of its own
-            raise GrammarError(f"the GBNF is not valid: {told(str(error))}") from error
-        made: str = LLMatcher.grammar_from_lark(lark)
-        return made
+    def _told(self, message: str) -> str:
+        """Name the line of the user's text, not of what was made of it."""
+        found = _LINE.search(message)
+        if found is None:
+            return told(message)
+        lines = as_lark(self.text)[1]
+        number = int(next(filter(None, found.groups())))
+        line = lines[min(number, len(lines)) - 1]
+        return f"line {line}: {' '.join(_PLACE.sub('', message).split())}"
 
     def to_dict(self) -> dict[str, Any]:
         """See `Constraint.to_dict`."""
@@ -282,6 +303,45 @@ def _unforced(text: str) -> str:
     return option + str(lark)
 
 
+def _schemas_in(schema: Any) -> Callable[[Any], list[Any]]:
+    """Return what gives the objects and lists in a part of a schema, and what it refers to."""
+    named: dict[str, Any] = {}
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            named |= {str(part[key]): part for key in ("$id", "$anchor") if key in part}
+        todo += _containers(part)
+
+    def inner(part: Any) -> list[Any]:
+        found = _containers(part)
+        ref = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(ref, str):
+            target = named.get(ref, named.get(ref.lstrip("#")))
+            found += _containers([schema_at(schema, ref) if target is None else target])
+        return found
+
+    return inner
+
+
+def _containers(part: Any) -> list[Any]:
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [each for each in inner if isinstance(each, dict | list)]
+
+
+def _is_deep_lark(text: str) -> bool:
+    """Whether rules lead too deep. It reads names alone, which may find more than there is."""
+    bodies: dict[str, list[str]] = {}
+    words: list[str] = []
+    for line in text.splitlines():
+        begun = re.match(r"\s*[?!]?(\w+)\s*(\[[^\]]*\]|\{[^}]*\}|\.\d+)?\s*:", line)
+        if begun:
+            words = bodies.setdefault(begun[1], [])
+        words += re.findall(r"\w+", line[begun.end() :] if begun else line)
+    start = bodies.get("start", [])
+    return is_too_deep(start, lambda body: [bodies[word] for word in body if word in bodies])
+
+
 def checked_text(what: str, text: object) -> str:
     """Return a text, or refuse what is none."""
     if not isinstance(text, str) or not text.strip():
@@ -306,7 +366,7 @@ def is_pydantic(value: object) -> bool:
 
 def told(message: str) -> str:
     """Return a library's message on one line, the line of the grammar first if it is named."""
-    text = " ".join(message.split())
+    text = " ".join(_SHOWN.sub("", message).split())
     found = _LINE.search(text)
     if found is None or text.startswith("line "):
         return text
