@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import GrammarError
-from .lexemes import Lexeme, Lexemes, Shape
+from .lexemes import Cut, Lexeme, Lexemes
 from .rules import (
     DEEPEST,
     Chain,
@@ -33,6 +33,7 @@ from .rules import (
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _DEEPEST = 100  # groups in groups
+_NEST = 8  # parts in each other that a line of Lark has
 _WORD = frozenset(string.ascii_letters + string.digits + "-_")
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"}
 _HEX = {"x": 2, "u": 4, "U": 8}
@@ -300,7 +301,7 @@ class _Writer:
         self.numbers = {name: number for number, name in enumerate(rules)}
         self.terminals: dict[str, int] = {}  # wanted, with the line that wants them
         self.lines: list[tuple[str, int]] = []
-        self.n_lexemes = 0
+        self.n_made = 0
 
     def text(self) -> tuple[str, list[int]]:
         root = self.rules["root"]
@@ -312,31 +313,32 @@ class _Writer:
         while left := [name for name in self.terminals if name not in done]:
             for name in left:
                 rule = self.rules[name]
-                self.lines.append((f"T{self.numbers[name]}: {self.terminal(rule.body)}", rule.line))
+                self.lines.append(
+                    (f"T{self.numbers[name]}: {self.terminal(rule.body, rule.line, 0)}", rule.line)
+                )
             done.update(left)
         return "\n".join(line for line, _ in self.lines), [number for _, number in self.lines]
 
-    def add(self, name: str, shape: Shape | Lexeme | Ref, line: int) -> None:
-        self.lines.append((f"{name}: {self.rule(shape, line)}", line))
+    def add(self, name: str, shape: Cut, line: int) -> None:
+        self.lines.append((f"{name}: {self.rule(shape, line, 0)}", line))
 
-    def rule(self, shape: Shape | Lexeme | Ref, line: int) -> str:
+    def rule(self, shape: Cut, line: int, depth: int) -> str:
         """Return a part of a rule that has lexemes in it."""
         if isinstance(shape, Lexeme):
             return self.lexeme(shape, line)
         if isinstance(shape, Ref):
             return f"r{self.numbers[shape.name]}"
-        return _together(shape.of, [self.rule(each, line) for each in shape.parts])
+        made = [self.rule(each, line, (depth + 1) % _NEST) for each in shape.parts]
+        return self.named("g", _together(shape.of, made), line, depth)
 
     def lexeme(self, lexeme: Lexeme, line: int) -> str:
         """Return what stands for a lexeme in a rule: one terminal."""
-        made = self.terminal(Chain(lexeme.parts))
+        made = self.terminal(Chain(lexeme.parts), line, 1)
         if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], Letters | Ref):
             return made
-        self.n_lexemes += 1
-        self.lines.append((f"L{self.n_lexemes}: {made}", line))
-        return f"L{self.n_lexemes}"
+        return self.named("L", made, line, _NEST - 1)
 
-    def terminal(self, part: Part) -> str:
+    def terminal(self, part: Part, line: int, depth: int) -> str:
         """Return a part as what a terminal is made of."""
         if isinstance(part, Letters):
             return f"/{_spelled(part)}/"
@@ -349,9 +351,17 @@ class _Writer:
             if isinstance(part, Chain) and isinstance(each, Letters):
                 run += _spelled(each)
                 continue
-            made += [f"/{run}/"] * bool(run) + [self.terminal(each)]
+            made += [f"/{run}/"] * bool(run) + [self.terminal(each, line, (depth + 1) % _NEST)]
             run = ""
-        return _together(part, made + [f"/{run}/"] * bool(run))
+        return self.named("L", _together(part, made + [f"/{run}/"] * bool(run)), line, depth)
+
+    def named(self, kind: str, made: str, line: int, depth: int) -> str:
+        """Return a part, at each some levels the name of a rule for it: the library's limit."""
+        if depth < _NEST - 1 or " " not in made:
+            return made
+        self.n_made += 1
+        self.lines.append((f"{kind}{self.n_made}: {made}", line))
+        return f"{kind}{self.n_made}"
 
 
 def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:

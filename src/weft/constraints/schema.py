@@ -66,7 +66,8 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str) -> str:
     knows far more.
     """
     try:
-        parsed = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+        given = json.loads(schema) if isinstance(schema, str) else schema
+        parsed = json.loads(json.dumps(given, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"JSON parse error: {error}") from error
     if not isinstance(parsed, Mapping):
