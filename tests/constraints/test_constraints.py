@@ -78,7 +78,10 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
     assert as_constraint({3, 4}) == Allow([4, 3])
     with pytest.raises(ConfigError, match="allowed is a Pydantic class"):
         as_constraint("abc")
-    for wrong in (lambda: Choice([]), lambda: Choice("ab"), lambda: Choice([""])):
+    surrogate = ["a", "\ud83d"]
+    for wrong in (
+        lambda: Choice([]), lambda: Choice("ab"), lambda: Choice([""]), lambda: Choice(surrogate)
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match="Choice"):
             wrong()
     for wrong in (lambda: Allow(()), lambda: Allow({-1}), lambda: Allow({"a"})):
@@ -101,6 +104,11 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
         (lambda: JsonSchema({"type": "nosuch"}), "nosuch"),
         (lambda: JsonSchema("{"), "not JSON"),
         (lambda: JsonSchema("3"), "allowed is an object"),
+        (lambda: JsonSchema(False), "no JSON fits"),
+        (lambda: JsonSchema('{"const": "\\ud83d"}'), "JSON schema is not valid"),
+        (lambda: Regex("\ud83d"), "half a letter"),
+        (lambda: Regex("ab\na(?=b)"), "Regex is not valid: line 1: regex parse error"),
+        (lambda: Lark('start: b\nb: c ~ 3'), 'line 2: at 2.4.: unknown name: "c"$'),
         (lambda: Regex(""), "not empty"),
         (lambda: GBNF("  "), "not empty"),
     ],
@@ -118,6 +126,9 @@ def test_a_wrong_grammar_says_line_and_reason_at_once(compiler, make, said: str)
         (Lark('start: "a"+ "b"'), ["ab", "aaab"], ["b", "a"]),
         (GBNF('root ::= "{" ws "}"\nws ::= [ \\n]*'), ["{}", "{ \n }"], ["{", "{a}"]),
         (JsonSchema({"enum": ["x", 3]}), ['"x"', "3"], ["4", "x"]),
+        (JsonSchema(True), ['{"a": [1, null]}', "3"], ["a", ""]),
+        (Regex("a?"), ["", "a"], ["aa"]),
+        (GBNF('root ::= ""'), [""], ["a"]),
     ],
 )
 def test_what_fits_is_allowed_and_nothing_else(compiler, constraint, good, bad) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from contract.helpers import STORY, TOLERANCE
-from weft import Branch, Loom
+from weft import Branch, BranchStore, Loom
 from weft.constraints import Allow, Choice, JsonSchema, Lark, Lazy, Regex
 from weft.constraints.grammar import GrammarMatcher
 from weft.errors import ConfigError, ConstraintError, DeadEnd, GrammarError
@@ -268,3 +268,21 @@ def test_a_forced_end_needs_no_end_token(make, kind) -> None:
     for constraint in (Choice(["yes, all of it"]), Regex("[0-9]{3}"), JsonSchema({"const": "é🙂"})):
         for node in loom.grow(n=3, constraint=constraint, logit_bias=no_end, max_tokens=40, **WARM):
             assert (node.finish_reason, node.terminal) == ("stop", True)
+
+
+def test_a_dead_branch_of_a_batch_takes_no_draw_of_the_others(make, kind) -> None:
+    lm = make(kind)
+    ids = Loom(lm, STORY).tokens
+    digits = {lm.tokenize(d, add_bos=False)[0]: -np.inf for d in "0123456789"}
+    alive = Branch.create(lm, grammar=Regex("[a-z]+"), seed=1)
+    dead = Branch.create(lm, grammar=Regex("[0-9]"), logit_bias=digits, seed=1)
+    for branch in (dead, alive):
+        branch.prefill(ids)
+    store = BranchStore(lm)
+    with pytest.raises(DeadEnd):
+        store.produce([dead, alive])
+    drawn = alive.drawn
+    assert drawn is not None
+    assert store.produce([alive]) == [drawn]
+    alive.prune()
+    dead.prune()

@@ -87,11 +87,15 @@ class JsonSchema(Grammar):
         """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
-        if is_too_deep(parsed := json.loads(self.schema), _schemas_in(parsed)):
+        parsed = json.loads(self.schema)
+        if parsed is False:
+            raise GrammarError("no JSON fits the schema false")
+        if is_too_deep(parsed, _schemas_in(parsed)):
             raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+        text = "{}" if parsed is True else self.schema
         form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
         try:
-            made: str = LLMatcher.grammar_from_json_schema(self.schema, defaults=form)  # type: ignore[arg-type]
+            made: str = LLMatcher.grammar_from_json_schema(text, defaults=form)  # type: ignore[arg-type]
         except ValueError as error:
             raise GrammarError(f"the JSON schema is not valid: {error}") from error
         return made
@@ -125,6 +129,10 @@ class Regex(Grammar):
 
         made: str = LLMatcher.grammar_from_regex(self.pattern)
         return made
+
+    def _told(self, message: str) -> str:
+        """Leave out where the expression stands in what the library made of it."""
+        return f"line 1: {told(message).split('(in regex): ', 1)[-1]}"
 
     def to_dict(self) -> dict[str, Any]:
         """See `Constraint.to_dict`."""
