@@ -40,6 +40,11 @@ ALL = [
 ]
 
 
+def _ring(n: int) -> str:
+    rules = "\n".join(f'r{index}: "a" r{index + 1} | "b"' for index in range(n))
+    return f'start: r0\n{rules}\nr{n}: "c" start'
+
+
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     text = Tokenizer.from_folder(Path(str(files("weft") / "data" / "tiny")))
@@ -107,8 +112,9 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
         (lambda: JsonSchema(False), "no JSON fits"),
         (lambda: JsonSchema('{"const": "\\ud83d"}'), "JSON schema is not valid"),
         (lambda: Regex("\ud83d"), "half a letter"),
+        (lambda: Lark(_ring(3_000)), "deep"),  # llguidance would crash
         (lambda: Regex("ab\na(?=b)"), "Regex is not valid: line 1: regex parse error"),
-        (lambda: Lark('start: b\nb: c ~ 3'), 'line 2: at 2.4.: unknown name: "c"$'),
+        (lambda: Lark("start: b\nb: c ~ 3"), 'line 2: at 2.4.: unknown name: "c"$'),
         (lambda: Regex(""), "not empty"),
         (lambda: GBNF("  "), "not empty"),
     ],
@@ -129,6 +135,7 @@ def test_a_wrong_grammar_says_line_and_reason_at_once(compiler, make, said: str)
         (JsonSchema(True), ['{"a": [1, null]}', "3"], ["a", ""]),
         (Regex("a?"), ["", "a"], ["aa"]),
         (GBNF('root ::= ""'), [""], ["a"]),
+        (Lark(_ring(200)), ["ab", "aaab"], ["a"]),
     ],
 )
 def test_what_fits_is_allowed_and_nothing_else(compiler, constraint, good, bad) -> None:

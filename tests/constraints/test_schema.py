@@ -265,6 +265,15 @@ def test_any_schema_is_right_or_refused_by_name(seed: int) -> None:
             ["{}", '{"ab": null, "a": 1, "abd": 2}', '{"x": 1, "": 2, "abcd": 3}'],
             ['{"ab": 1}', '{"abc": 1}', '{"a": 1, "ab": 2}', '{"\\u0061b": 1}', '{"a": null}'],
         ),
+        (
+            {
+                "properties": {"a" * 40: {"const": 1}, 'q"': {"const": 2}},
+                "additionalProperties": {"const": 3},
+                "type": ["object"],
+            },
+            [f'{{"{"a" * 40}": 1, "{"a" * 39}": 3, "{"a" * 41}": 3, "{"a" * 20}b": 3}}'],
+            [f'{{"{"a" * 40}": 3}}', '{"q\\"": 3}', '{"\\u0061": 3}'],
+        ),
         # required of a key that is not listed
         (
             {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"]},
@@ -334,6 +343,8 @@ def test_any_schema_is_right_or_refused_by_name(seed: int) -> None:
             ['{"a": 1}', '{"b": {}}'],
         ),
         ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+        ({"type": "array", "uniqueItems": False}, ["[1, 1]"], ["1"]),
+        ({"$ref": "#/anyOf/1", "anyOf": [True, {"const": 1}]}, ["1"], ["2"]),
         ({"anyOf": [{"type": "array", "items": False, "minItems": 1}, {"const": "é\n\"\\"}]},
          ['"é\\n\\"\\\\"'], ["[]"]),
         ({"properties": {"a": {"type": "null"}}}, ["1", '{"a": null}', '"x"'], ['{"a": 1}']),

@@ -186,14 +186,16 @@ def test_fifty_records_of_fifty_are_valid(make) -> None:
 _MANY = " | ".join(f"r{i}" for i in range(2100))
 _RULES = "\n".join(f'r{i}: "x" r{i} | "y{i}"' for i in range(2100))
 TOO_MANY = Lark(f'start: "c" | "a" "b" ({_MANY})\n{_RULES}')
+CHOSEN = Lark(f'start: "c" | "a" ("b" | "d") ({_MANY})\n{_RULES}')
 
 
-def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind) -> None:
+@pytest.mark.parametrize("grammar", [TOO_MANY, CHOSEN], ids=["forced", "drawn"])
+def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind, grammar) -> None:
     lm = make(kind)
     loom = Loom(lm, STORY)
     b = lm.tokenize("b", add_bos=False)[0]
     only_ab = {lm.tokenize("c", add_bos=False)[0]: -np.inf}
-    calls = {"constraint": TOO_MANY, "logit_bias": only_ab, "max_tokens": 8, **WARM}
+    calls = {"constraint": grammar, "logit_bias": only_ab, "max_tokens": 8, **WARM}
     with pytest.raises(ConstraintError, match="the grammar library gave up.*2000") as caught:
         loom.grow(n=2, **calls)
     assert not isinstance(caught.value, DeadEnd)
@@ -212,7 +214,7 @@ def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind) -
     failed, fine = asyncio.run(beside())
     assert isinstance(failed, ConstraintError)
     assert [node.text for node in fine] == alone
-    with Branch.create(lm, grammar=TOO_MANY) as branch:
+    with Branch.create(lm, grammar=grammar) as branch:
         branch.prefill(loom.tokens)
         branch.commit(lm.tokenize("a", add_bos=False)[0])
         with pytest.raises(ConstraintError, match="gave up"):
