@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from .base import Constraint, Matcher
 from .gbnf import as_lark
 from .patterns import as_regex
 from .rules import DEEPEST, is_too_deep
-from .schema import schema_at
+from .schema import is_deep_schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ class JsonSchema(Grammar):
         parsed = json.loads(self.schema)
         if parsed is False:
             raise GrammarError("no JSON fits the schema false")
-        if is_too_deep(parsed, _schemas_in(parsed)):
+        if is_deep_schema(parsed):
             raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
         text = "{}" if parsed is True else self.schema
         form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -309,32 +309,6 @@ def _unforced(text: str) -> str:
     if lark is None:
         lark = f"start: %json {json.dumps(made['json_schema'])}"
     return option + str(lark)
-
-
-def _schemas_in(schema: Any) -> Callable[[Any], list[Any]]:
-    """Return what gives the objects and lists in a part of a schema, and what it refers to."""
-    named: dict[str, Any] = {}
-    todo = [schema]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, dict):
-            named |= {str(part[key]): part for key in ("$id", "$anchor") if key in part}
-        todo += _containers(part)
-
-    def inner(part: Any) -> list[Any]:
-        found = _containers(part)
-        ref = part.get("$ref") if isinstance(part, dict) else None
-        if isinstance(ref, str):
-            target = named.get(ref, named.get(ref.lstrip("#")))
-            found += _containers([schema_at(schema, ref) if target is None else target])
-        return found
-
-    return inner
-
-
-def _containers(part: Any) -> list[Any]:
-    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    return [each for each in inner if isinstance(each, dict | list)]
 
 
 def _is_deep_lark(text: str) -> bool:

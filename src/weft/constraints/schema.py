@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from ..errors import GrammarError
 from .gbnf import read, read_rules
-from .rules import ends, passing
+from .rules import DEEPEST, ends, is_too_deep, passing
 
 # Rules that schemas lean on; a rule is written only when it is used. No letter is written as two
 # escapes (surrogates), so that lengths count.
@@ -49,6 +49,7 @@ _KNOWN = {
 _PLAIN = _KNOWN - {"allOf", "anyOf", "oneOf", "$ref"}
 _MOST = 500  # combinations of options in one place
 _LONG = 400  # letters of members that stand in a rule; more get a rule of their own
+_NAME = 80  # letters of a rule's name, at most
 _NEST = 16  # groups in each other, until one gets a rule of its own
 
 Schema = Mapping[str, Any] | bool
@@ -72,6 +73,8 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str) -> str:
         raise GrammarError(f"JSON parse error: {error}") from error
     if not isinstance(parsed, Mapping):
         raise GrammarError(f"the JSON schema is {parsed!r}; allowed is an object")
+    if is_deep_schema(parsed):
+        raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
     try:
         return _Writer(parsed).text()
     except RecursionError:
@@ -195,7 +198,8 @@ class _Writer:
     def _new(self, name: str) -> str:
         """Return a name that no rule has."""
         numbered = (f"{name}-{number}" for number in count(2))
-        return next(each for each in chain([name], numbered) if each not in self.rules | _RULES)
+        names = chain([name], numbered)
+        return next(each for each in names if each not in self.rules and each not in _RULES)
 
     def _bodies(self, flat: Flat, name: str) -> Iterator[str]:
         """Yield what JSON may be in a place of one combination of options."""
@@ -431,6 +435,32 @@ def schema_at(schema: Any, path: str) -> Any:
         else:
             return None
     return found
+
+
+def is_deep_schema(schema: Any) -> bool:
+    """Whether what a schema holds and refers to leads too deep; see `DEEPEST`."""
+    named: dict[str, Any] = {}
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            named |= {str(part[key]): part for key in ("$id", "$anchor") if key in part}
+        todo += _containers(part)
+
+    def inner(part: Any) -> list[Any]:
+        found = _containers(part)
+        ref = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(ref, str):
+            target = named.get(ref, named.get(ref.lstrip("#")))
+            found += _containers([schema_at(schema, ref) if target is None else target])
+        return found
+
+    return is_too_deep(schema, inner)
+
+
+def _containers(part: Any) -> list[Any]:
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [each for each in inner if isinstance(each, dict | list)]
 
 
 def checked(schema: Any, name: str, *, is_root: bool = False) -> None:
