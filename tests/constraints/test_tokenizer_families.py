@@ -196,13 +196,19 @@ def test_a_batch_of_masks_fits_the_model_and_not_the_tokenizer(name: str) -> Non
         made = compiler(name, wider)
         matchers = [made.matcher(case[0]) for case in CASES] + [None, made.matcher(Allow({5}))]
         logits = np.zeros((len(matchers), made.n_vocab), dtype=np.float32)
-        masked = Masks(len(matchers)).over(logits, matchers)
+        masked = _masked(logits, matchers)
         assert np.isfinite(masked[-2]).all()
         assert np.isfinite(masked[-1]).sum() == len({5, *made.stop_ids})
         for row, matcher in zip(masked[:-2], matchers, strict=False):
-            alone = Masks(1).over(logits[:1], [matcher])[0]
+            alone = _masked(logits[:1], [matcher])[0]
             assert (np.isfinite(row) == np.isfinite(alone)).all()
             assert np.isfinite(row).any()
+
+
+def _masked(logits: np.ndarray, matchers: list[Matcher | None]) -> np.ndarray:
+    masks = Masks(len(matchers))
+    masks.finish(matchers, logits.shape[1])
+    return masks.over(logits, np.arange(len(matchers)))
 
 
 # The whole way, with a model ---------------------------------------------------------------------
