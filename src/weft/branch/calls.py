@@ -59,7 +59,7 @@ class Commit:
 class _CommitPart:
     """One branch's share of a commit."""
 
-    __slots__ = ("accepted_before", "branch", "sampler", "token", "used")
+    __slots__ = ("accepted_before", "branch", "sampler", "steering", "token", "used")
 
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
@@ -68,6 +68,7 @@ class _CommitPart:
             branch.lm.place((self.token,), after=branch.place)  # which says what is wrong
         self.accepted_before = branch.accepted_ahead(self.token)
         self.used = self.sampler = branch.sampler
+        self.steering = branch.steering
         if not self.accepted_before and self.used.needs_host:
             self.sampler = self.used.clone()
             self.sampler.accept(self.token)
@@ -81,12 +82,9 @@ class _CommitPart:
         known = drawn is not None and drawn.token == self.token
         return not known and branch.lm.scheduler.rows.read(branch.row) is None
 
-    def ahead(self) -> Sampler | None:
-        """Return what may draw the token after in the same step: what nothing else has a say in."""
-        sampler = self.sampler
-        if sampler.needs_host or sampler.params.logit_bias or self.branch.steering:
-            return None
-        return sampler
+    def ahead(self) -> Sampler:
+        """Return what draws the token after in the same step: it has accepted this one already."""
+        return self.sampler.steered(self.steering) if self.steering else self.sampler
 
     def finish(self, line: Line, answer: Committed) -> None:
         branch, token = self.branch, self.token
@@ -102,7 +100,8 @@ class _CommitPart:
         branch.advanced(line, token)
         branch.row, branch.drawn = answer.row, None
         branch.stream.push(token)
-        if answer.drawn is not None and branch.sampler is self.sampler and not branch.steering:
+        as_asked = branch.sampler is self.sampler and branch.steering is self.steering
+        if answer.drawn is not None and as_asked:
             branch.drawn = branch.produced(*answer.drawn)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DeadEnd, StaleHandle
+from ..errors import ConfigError, StaleHandle
 from ..kv.cursor import Place
 from ..sampling.chain import Sampler
 from ..sampling.params import SamplingParams
@@ -198,16 +198,9 @@ class State:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
 
-    def steered(self, logits: Floats) -> Floats:
-        """Return logits with the steering added."""
-        if not self.steering:
-            return logits
-        edited = logits.copy()
-        ids = np.fromiter(self.steering, dtype=np.int64)
-        edited[ids] += np.fromiter(self.steering.values(), dtype=np.float32)
-        if not np.isfinite(edited).any():
-            raise DeadEnd(f"the steering of {self!r} forbids every token")
-        return edited
+    def drawing(self) -> Sampler:
+        """Return what draws the next token: the sampler, with the steering."""
+        return self.sampler.steered(self.steering) if self.steering else self.sampler
 
     def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
         """Return token biases, checked."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..constraints.base import n_words
 from ..errors import ConfigError
 from ..sampling.params import SamplingParams
 from ..sched.rows import LogitsRow
@@ -118,7 +119,7 @@ class Tunable(State):
         """Return which tokens the grammar allows next: bool [V]; all True without one."""
         self.alive()
         matcher = self.sampler.matcher
-        bits = np.full(-(-self.lm.info.n_vocab // 32), -1, dtype=np.int32)
+        bits = np.full(n_words(self.lm.info.n_vocab), -1, dtype=np.int32)
         if matcher is not None:
             matcher.fill(bits)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +108,21 @@ class Sampler:
         if self._history is not None:
             for token in tokens:
                 self._history.generate(token)
+
+    def steered(self, biases: Mapping[int, float]) -> Sampler:
+        """Return a sampler for one draw that adds to these tokens' logits, too; -inf bans.
+
+        It shares counts and matcher with this one.
+        """
+        both = dict(self.params.logit_bias)
+        for token, bias in biases.items():
+            before = both.get(token, 0.0)
+            both[token] = -math.inf if -math.inf in (before, bias) else before + bias
+        twin = Sampler(
+            replace(self.params, logit_bias=tuple(both.items())), self.stream, self.matcher
+        )
+        twin._history = self._history
+        return twin
 
     def clone(self) -> Sampler:
         """Return a sampler with the same stream and its own copy of counts and matcher."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engines.base import LateTokens, Row, ScoreSpan
-from ..errors import Cancelled, DeadEnd, ForwardError, WeftError
+from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
 from ..kv.cursor import Place
 from ..sampling.bridge import draw_at, draw_batch, join_scores
-from ..sampling.chain import BROKEN, NOTHING, Chain
+from ..sampling.chain import BROKEN, Chain
 from .lines import Line
 from .reads import Claim, Need
 from .rows import LogitsRow
@@ -252,7 +252,10 @@ class RunJob(Job):
         for token in matcher.forced()[: max(room, 0)]:
             if token in self.stops:
                 break
-            self.sampler.accept(token)
+            try:
+                self.sampler.accept(token)
+            except ConstraintError:  # the draw that follows finds nothing to draw, and says why
+                break
             self.forced.append(token)
 
     def row(self, desk: Desk) -> Row:
@@ -277,13 +280,14 @@ class RunJob(Job):
 
     def accept(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
         """Note a drawn token and end the members that are done with it."""
-        if token in (NOTHING, BROKEN):
+        matcher = self.sampler.matcher
+        if token >= 0:
+            if token not in self.stops:
+                self.sampler.accept(token)
+            self._take(token, logprob, entropy, desk)
+        elif matcher is None or token == BROKEN or not matcher.must_end:
             desk.fail(self, self._cannot_go_on(token))
             return
-        if token not in self.stops:
-            self.sampler.accept(token)
-        self._take(token, logprob, entropy, desk)
-        matcher = self.sampler.matcher
         if matcher is not None and not self.done and matcher.must_end:
             # Only an end token may follow: it need not be drawn.
             for member in self.members:
@@ -333,6 +337,9 @@ class RunJob(Job):
                 " ones and -inf. Load the model in float32, or check its files",
                 hint="Load the model in float32, or check its files.",
             )
+        matcher = self.sampler.matcher
+        if matcher is not None and matcher.failure is not None:
+            return ConstraintError(f"after {self.n_drawn} new tokens, {matcher.failure}")
         return DeadEnd(
             f"the constraint and the logit bias leave no token after {self.n_drawn} new ones:"
             f" the last token ids are {self.line.tokens[-8:]}"
