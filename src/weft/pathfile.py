@@ -8,15 +8,12 @@ tensors:  "k.{layer}", "v.{layer}" [n_kv_heads, n_tokens, head_dim]
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import struct
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import FormatError, StoreError
+from .errors import FormatError
 
 FORMAT = "weft.kv"
 VERSION = 1
@@ -83,30 +80,6 @@ def unpack(data: bytes) -> SavedPath:
         raise FormatError("this saved KV is broken: its metadata is not as written; save it again")
     arrays |= {name: np.array(value) for name, value in marks.items()}
     return SavedPath(fingerprint, model, token_ids, namespace, arrays)
-
-
-def write(file: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file atomically. Raises: StoreError."""
-    target = Path(file)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read(file: str | os.PathLike[str]) -> bytes:
-    """Read a file. Raises: StoreError."""
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _metadata(data: bytes) -> dict[str, str]:

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from . import files
 from .adapters import name_of
 from .errors import ConfigError, KVFull, ModelMismatch, Unsupported
 from .kv.cursor import Cursor, Place
 from .kv.parts import is_evictable
-from .pathfile import SavedPath, pack, read, unpack, write
+from .pathfile import SavedPath, pack, unpack
 from .sched.work import Extend
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class PathKV:
 
         Raises: StoreError when it cannot be written.
         """
-        write(file, self.to_bytes(path))
+        files.write(file, self.to_bytes(path))
 
     def load(self, source: bytes | str | os.PathLike[str]) -> Place:
         """Put saved KV into the tree and return the place after its tokens.
@@ -93,7 +94,7 @@ class PathKV:
         """
         info = self._lm.info
         self._refuse_hidden()
-        saved = unpack(source if isinstance(source, bytes) else read(source))
+        saved = unpack(source if isinstance(source, bytes) else files.read(source))
         base = saved.fingerprint
         if saved.namespace is not None:
             base = base.rpartition("+")[0]

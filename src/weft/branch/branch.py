@@ -282,7 +282,10 @@ class Branch(Tunable):
         return self.ended_by is not None
 
     def save(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return tokens, sampler and grammar state and metrics as JSON data; write it to a file."""
+        """Return tokens, sampler and grammar state and metrics as JSON data; write it to a file.
+
+        The file is the old one or the new one, whole. Raises: StoreError when it cannot be written.
+        """
         from .saved import save
 
         self.alive()
@@ -292,7 +295,7 @@ class Branch(Tunable):
     def load(cls, lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
         """Return a branch from what `save` made; its KV and logits are computed when used.
 
-        Raises: FormatError, ModelMismatch.
+        Raises: FormatError for what is no such file or broken, ModelMismatch, StoreError.
         """
         from .saved import load
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
-from . import advice, complete, objects, options, shelf
+from . import advice, complete, objects, options
 from .failures import guarded
 from .heat import Tint
 from .kept import Kept, opened, with_model
@@ -167,11 +168,11 @@ def cut(node: Heddle, scope: Scope) -> None:
 def write_text(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     """Write the path's text as it is, or a drawing of the tree."""
     if scope is Scope.PATH:
-        _save(path, path_text(kept, node).rstrip("\n") + "\n")
+        files.write(path, path_text(kept, node).rstrip("\n") + "\n")
         return
     from ..viz.text import draw
 
-    _save(path, "".join(f"{line}\n" for line in draw(kept.loom, node=label_of)))
+    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=label_of)))
 
 
 def path_text(kept: Kept, node: Heddle) -> str:
@@ -196,7 +197,7 @@ def write_markdown(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
         lines += ["", written(node.path[1:]).strip("\n")]
     else:
         lines += listed(kept.loom)
-    _save(path, "\n".join(lines).rstrip() + "\n")
+    files.write(path, "\n".join(lines).rstrip() + "\n")
 
 
 def listed(root: Heddle) -> list[str]:
@@ -241,7 +242,7 @@ def can_draw(suffix: str) -> bool:
 def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     """Write a graph that other programs draw."""
     draw = drawer(path.suffix.lower())
-    _save(path, draw(node if scope is Scope.SUBTREE else kept.loom))
+    files.write(path, draw(node if scope is Scope.SUBTREE else kept.loom))
 
 
 def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint, top: int) -> None:
@@ -249,7 +250,7 @@ def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint
     draw = drawer(".html")
     root = node if scope is Scope.SUBTREE else kept.loom
     named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
-    _save(path, draw(root, tint=named, top=top, mark=kept.at))
+    files.write(path, draw(root, tint=named, top=top, mark=kept.at))
 
 
 def drawer(suffix: str) -> Callable[..., str]:
@@ -273,11 +274,3 @@ WRITERS: dict[str, Writer] = {
     ".dot": write_picture,
     ".mmd": write_picture,
 }
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        shelf.write(path, text, path)
-    except StoreError as error:
-        error.hint = ""
-        raise

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import unicodedata
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import samples
+from .. import files, samples
 from ..errors import ConfigError, FormatError, StoreError
 
 SUFFIX = ".loom.json"
@@ -151,7 +150,9 @@ class Shelf:
 
     def note(self, index: Index) -> None:
         """Write the index."""
-        write(self.folder / "index.json", json.dumps(asdict(index)) + "\n", self.folder)
+        with _plainly(self.folder, "write"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.write(self.folder / "index.json", json.dumps(asdict(index)) + "\n")
 
     def remove(self, name: str) -> None:
         """Take a loom away; `restore` brings back what was taken last."""
@@ -217,26 +218,16 @@ def name_of(prompt: str) -> str:
     )
 
 
-def write(path: Path, text: str, folder: Path) -> None:
-    """Write a text file: afterwards it is the old one or the new one, whole."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with _plainly(folder, "write"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
 @contextmanager
 def _plainly(folder: Path, what: str) -> Iterator[None]:
+    hint = "set WEFT_HOME to a folder that you can write"
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"cannot {what} {folder}: {error}", hint="set WEFT_HOME to a folder that you can write"
-        ) from error
+        raise StoreError(f"cannot {what} {folder}: {error}", hint=hint) from error
+    except StoreError as error:
+        error.hint = error.hint or hint
+        raise
 
 
 def _listed(folder: Path) -> list[Path]:
