@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, HasChildren
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
+from ..sched.driver import deferred_interrupt
 from .calls import Commit, Prefill, Read, arun, checked_pairs, run
 from .draw import draw
 from .metrics import Produced, tokens_of
@@ -185,10 +186,11 @@ class Branch(Tunable):
         position = self.position - n
         last = self.accepted_by(position)
         sampler = self.sampler_at(last, self.sampler.stream)
-        self.last, self.sampler = last, sampler
-        self.moved(self.place.at(position), None)
-        self._fork_head = min(self._fork_head, position)
-        self.stream = self.lm.text.stream()
+        with deferred_interrupt():
+            self.last, self.sampler = last, sampler
+            self.moved(self.place.at(position), None)
+            self._fork_head = min(self._fork_head, position)
+            self.stream = self.lm.text.stream()
 
     def prune(self) -> None:
         """End this branch; its KV goes when room is needed. A second call does nothing.
