@@ -74,6 +74,7 @@ def export(
             show_default="the node last read or grown",
         ),
     ] = None,
+    loom: options.Loom = None,
     color: options.Color = None,
     top: Annotated[
         int, typer.Option("--top", help="In .html, so many alternatives a token; asks the model.")
@@ -84,7 +85,8 @@ def export(
 ) -> None:
     """Write a path, a subtree or the whole tree to a file.
 
-    The suffix says how: .txt .md .json .dot .mmd .html. It is of the loom drawn last.
+    The suffix says how: .txt .md .json .dot .mmd .html. It is of the loom drawn last in this
+    terminal.
     """
     suffix = path.suffix.lower()
     if suffix not in DEFAULTS:
@@ -96,7 +98,7 @@ def export(
         raise ConfigError(f"--top and --color are for .html, not {suffix}")
     refuse_place(path, force=force)
     with ExitStack() as stack:
-        kept = opened_for(suffix, stack)
+        kept = opened_for(suffix, loom, stack)
         at = kept.node(node) if chosen is not Scope.TREE else kept.loom
         number = kept.number(at)
         order(kept)
@@ -133,15 +135,15 @@ def refuse_place(path: Path, *, force: bool) -> None:
         raise StoreError(f"{path} is there already", hint="--force writes over it")
 
 
-def opened_for(suffix: str, stack: ExitStack) -> Kept:
+def opened_for(suffix: str, loom: str | None, stack: ExitStack) -> Kept:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
     if suffix == ".html" and can_draw(suffix):
         try:
-            return stack.enter_context(with_model(None, "auto", "auto"))[1]
+            return stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
         except (EngineError, ModelMismatch) as error:
             note = f"without its model the page shows no tokens apart: {error}"
             Out.of(sys.stderr).line((note, "yellow"))
-    return opened()
+    return opened(loom)
 
 
 def order(kept: Kept) -> None:

@@ -128,7 +128,16 @@ OptionalLoom = Annotated[
     typer.Argument(
         help="A loom's name (weft ls), or a .loom.json file to keep.",
         autocompletion=complete.looms,
-        show_default="the one drawn last",
+        show_default="the one drawn last in this terminal",
+    ),
+]
+Loom = Annotated[
+    str | None,
+    typer.Option(
+        "--loom",
+        help="A loom's name (weft ls), or a .loom.json file to keep.",
+        autocompletion=complete.looms,
+        show_default="the one drawn last in this terminal",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object and nothing else.")]
