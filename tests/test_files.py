@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -116,6 +117,20 @@ def test_a_place_that_cannot_be_written_is_a_store_error(
     assert names(tmp_path) == []
 
 
+def test_nothing_else_writes_files() -> None:
+    writes = re.compile(
+        r"""\.write_(text|bytes)\(|open\([^)\n]*["'][rb]*[wxa+]|O_(WRONLY|RDWR|CREAT)|shutil\.[cm]|tempfile"""
+        r"""|save_file|np\.save"""
+    )
+    package = Path(files.__file__).parent
+    found = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if writes.search(file.read_text("utf-8").replace("os.devnull, os.O_WRONLY", ""))
+    }
+    assert found == {"files.py"}
+
+
 # Leftovers
 
 
@@ -189,16 +204,20 @@ def test_a_part_that_is_swept_before_its_lock_is_made_again(
     assert names(tmp_path) == ["x"]
 
 
+KILLED = ["plain", "save", "branch", "kv", "run", "grow", "chat", "resume"]
+
+
 @posix
-@pytest.mark.parametrize("n_kills", [40, pytest.param(500, marks=pytest.mark.slow)])
-def test_a_killed_write_leaves_the_old_file_or_the_new_one(tmp_path: Path, n_kills: int) -> None:
-    run_kills("plain", tmp_path, n_kills)
-
-
-def run_kills(name: str, folder: Path, n_kills: int, seed: int = 1) -> None:
+@pytest.mark.parametrize(
+    ("names", "n_kills"),
+    [(KILLED, 3), *(pytest.param([name], 50, marks=pytest.mark.slow) for name in KILLED)],
+)
+def test_a_killed_write_leaves_the_old_file_or_the_new_one(
+    tmp_path: Path, names: list[str], n_kills: int
+) -> None:
+    script = Path(__file__).with_name("kills.py")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kills.py")), name, folder, str(n_kills)]
-        + [str(seed)],
+        [sys.executable, str(script), ",".join(names), str(tmp_path), str(n_kills), "1"],
         capture_output=True,
         text=True,
         timeout=280,
@@ -206,9 +225,9 @@ def run_kills(name: str, folder: Path, n_kills: int, seed: int = 1) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    old, new = map(int, done.stdout.split())
-    assert old + new == n_kills
-    assert old > 0
+    counts = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in counts] == names
+    assert all(int(old) + int(new) == n_kills for _, old, new in counts)
 
 
 # Reading
