@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import reprlib
@@ -194,10 +195,12 @@ def read(path: AnyPath, error: type[WeftError] = StoreError) -> bytes:
     """
     try:
         with open(path, "rb", opener=_open_now) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            found = os.fstat(file.fileno())
+            if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
                 raise OSError(errno.EINVAL, "it is a device, not a file")
-            if not stat.S_ISREG(mode):
+            if found.st_size > _memory_bytes():
+                raise MemoryError
+            if not stat.S_ISREG(found.st_mode):
                 os.set_blocking(file.fileno(), True)
             return file.read()
     except (OSError, ValueError, MemoryError) as problem:
@@ -255,6 +258,14 @@ def named(path: AnyPath) -> Iterator[None]:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _memory_bytes() -> float:
+    """Return how much memory the machine has: a file with holes may be longer than that."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return math.inf
 
 
 def _open_now(path: str, flags: int) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .errors import FormatError
+from .files import FAULTS, parse_json
 
 FORMAT = "weft.kv"
 VERSION = 1
@@ -66,17 +67,18 @@ def unpack(data: bytes) -> SavedPath:
     metadata = _metadata(data)
     try:
         arrays: dict[str, Any] = load(data)
-        token_ids = json.loads(metadata["token_ids"])
-        namespace = json.loads(metadata["namespace"])
-        marks = json.loads(metadata["marks"])
+        token_ids = parse_json(metadata["token_ids"])
+        namespace = parse_json(metadata["namespace"])
+        marks = parse_json(metadata["marks"])
         checksum = int(metadata["crc32"])
-        fingerprint, model = metadata["fingerprint"], metadata["model"]
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        fingerprint, model = str(metadata["fingerprint"]), str(metadata["model"])
+    except (SafetensorError, *FAULTS) as error:
         raise FormatError(f"this saved KV is broken: {error}; save it again") from error
     if checksum != _checksum(arrays):
         raise FormatError("this saved KV is broken: its checksum differs; save it again")
     is_ids = isinstance(token_ids, list) and all(type(token) is int for token in token_ids)
-    if not (is_ids and isinstance(marks, dict) and isinstance(namespace, str | None)):
+    is_marks = isinstance(marks, dict) and all(isinstance(each, str) for each in marks.values())
+    if not (is_ids and is_marks and isinstance(namespace, str | None)):
         raise FormatError("this saved KV is broken: its metadata is not as written; save it again")
     arrays |= {name: np.array(value) for name, value in marks.items()}
     return SavedPath(fingerprint, model, token_ids, namespace, arrays)
@@ -86,9 +88,9 @@ def _metadata(data: bytes) -> dict[str, str]:
     """Return the metadata of a file of ours; safetensors reads that from files only."""
     try:
         (length,) = struct.unpack_from("<Q", data)
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        metadata = parse_json(data[8 : 8 + length])["__metadata__"]
         is_ours, version = metadata["format"] == FORMAT, int(metadata["version"])
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (struct.error, *FAULTS) as error:
         raise FormatError("this is no saved KV, or it is torn; save it again") from error
     if not is_ours or version < 1:
         raise FormatError(f'this is no saved KV: its format is not "{FORMAT}"')

@@ -192,7 +192,7 @@ class Shelf:
             )
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error}") from error
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except files.FAULTS as error:
             raise FormatError(
                 f"{path} is no saved loom, or is broken: {error}", hint=f"weft rm {name}"
             ) from error
@@ -376,15 +376,12 @@ def _numbered(stem: str) -> Iterator[str]:
 
 def _head(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Return the head of a file, its first node, and how many nodes it has."""
-    with path.open(encoding="utf-8") as file:
-        head: list[str] = []
-        for line in file:
-            if line.rstrip() == ' "nodes": [':
-                # As Weft writes it: one line a node.
-                first = file.readline()
-                n_nodes = 1 + sum(line.startswith("  {") for line in file)
-                whole = "".join(head).rstrip().rstrip(",") + "}"
-                return json.loads(whole), json.loads(first.strip().rstrip(",")), n_nodes
-            head.append(line)
-    data = json.loads("".join(head))
-    return data, data["nodes"][0], len(data["nodes"])
+    data = files.read(path)
+    head, found, nodes = data.partition(b'\n "nodes": [\n')
+    if found:
+        # As Weft writes it: one line a node.
+        first = nodes.partition(b"\n")[0].rstrip(b", ")
+        n_nodes = 1 + nodes.count(b"\n  {")
+        return files.parse_json(head.rstrip(b",") + b"}"), files.parse_json(first), n_nodes
+    whole = files.parse_json(data)
+    return whole, whole["nodes"][0], len(whole["nodes"])

@@ -32,7 +32,12 @@ class Grammar(Constraint):
         """See `Constraint.compile`."""
         from llguidance import LLMatcher
 
-        text = self.grammar()
+        try:
+            text = self.grammar()
+        except GrammarError:
+            raise
+        except ValueError as error:  # the library's, for what it cannot read at all
+            raise GrammarError(f"{self._what()} is not valid: {told(str(error))}") from error
         is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
         if is_error:
             raise GrammarError(f"{self._what()} is not valid: {told(messages[0])}")
@@ -62,7 +67,7 @@ class JsonSchema(Grammar):
             given = schema.model_json_schema() if model is not None else schema
             parsed = json.loads(given) if isinstance(given, str) else given
             text = json.dumps(parsed, sort_keys=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
         if not isinstance(parsed, Mapping | bool):
             raise GrammarError(f"the JSON schema is {text[:60]}; allowed is an object")
