@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, Unsupported
 from .chat import render_chat
-from .folder import default_template, read_folder
+from .folder import default_template, is_librarys, read_folder
 from .specials import mark_specials
 from .text import TextStream
 from .vocab import byte_vocab, first_space_is_dummy
@@ -242,7 +242,9 @@ class Tokenizer:
         backend = self._backend if special else self._plain_backend
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
-        except (TypeError, UnicodeError) as error:
+        except BaseException as error:
+            if not is_librarys(error):
+                raise
             raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
         return ids
 
