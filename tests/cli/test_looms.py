@@ -85,7 +85,9 @@ def test_grow_goes_on_with_the_nodes_own_settings_but_another_seed(weft) -> None
 def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
     weft("run", samples.sum, "-n", "1", "--temp", "0")
     assert weft("grow", "1").exit_code == 1
-    drawn = weft("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1").stdout
+    drawn = weft(
+        "grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1", "--tree"
+    ).stdout
     assert "2 3 4  " in drawn
     assert "×3" in drawn
 

@@ -186,8 +186,8 @@ class Chat:
             raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
-        n, quiet = int(number or 4), self.as_json
-        made, _ = report.grow(self.out, self.lm, kept, node, n, self._sampling(), quiet=quiet)
+        n, shown = int(number or 4), Silent() if self.as_json else None
+        made, _ = report.grow(self.out, self.lm, kept, node, n, self._sampling(), shown)
         numbers = kept.numbers()
         if self.out.is_live:
             for each in made:
@@ -258,7 +258,7 @@ class Plain(Silent):
     def push(self, delta: Delta) -> None:
         """Take a delta. On a terminal the last word waits until it is whole."""
         if not self.out.is_live:
-            self._write(delta.text)
+            self.out.write(delta.text)
             return
         *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
         for word in whole:
@@ -267,15 +267,11 @@ class Plain(Silent):
     def _put(self, word: str) -> None:
         width = cell_len(word.rstrip())
         if self._column and self._column + width > self.out.width:
-            self._write("\n")
+            self.out.write("\n")
             self._column = 0
-        self._write(word)
+        self.out.write(word)
         self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
-
-    def _write(self, text: str) -> None:
-        self.out.console.file.write(self.out.shown(text))
-        self.out.console.file.flush()
 
     def __exit__(self, *_: object) -> None:
         self._put(self._word)
-        self._write("\n")
+        self.out.write("\n")

@@ -15,7 +15,7 @@ from ..errors import WeftError
 from . import advice, objects, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
-from .out import Out
+from .out import Out, counted
 from .shelf import Shelf, home
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def kept_looms() -> tuple[int, str]:
 def _system(out: Out) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     total, available = memory()
-    parts = [f"{os.cpu_count()} cores"]
+    parts = [counted(os.cpu_count() or 1, "core")]
     if total:
         parts.append(f"{as_gb(total)} of memory")
     if available:
@@ -164,7 +164,11 @@ def _kept(out: Out) -> None:
 
 def _on_disk(out: Out) -> None:
     names, where = screen.cached_models(), _cache()
-    row(out, "cache", f"{where}: {len(names)} models" if names else f"{where}: no models yet")
+    row(
+        out,
+        "cache",
+        f"{where}: {counted(len(names), 'model')}" if names else f"{where}: no models yet",
+    )
     for name in names:
         row(out, "", f"  weft run -m {name} …")
     row(out, "get one", "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")

@@ -16,9 +16,12 @@ from .turns import say
 @guarded
 def grow(
     node: options.Node,
-    text: Annotated[
-        str | None,
-        typer.Argument(help="Say this to the node first: an answer, or how it goes on."),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT]",
+            help="Say this to the node first: an answer, or how it goes on.",
+        ),
     ] = None,
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
@@ -46,6 +49,7 @@ def grow(
         bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
     ] = False,
     color: options.Color = None,
+    text_or_tree: options.AsText = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
@@ -55,7 +59,11 @@ def grow(
     What is not given is as the node itself was grown; the seed is a new one.
     """
     sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    wish = Wish(n, sampling, color, as_json=as_json, stays=interactive, force=force)
+    as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
+    wish = Wish(
+        n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
+    )
+    text = options.joined(words, "grow", node)
     if text is not None:
         options.check_text(text, "the text")
     with with_model(loom, model, engine, kv_budget) as (lm, kept):
