@@ -509,6 +509,7 @@ def test_a_model_by_name_has_the_transformers_tokenizer(hf) -> None:
     assert model.tokenizer.convert_ids_to_tokens([7]) == hf[1].convert_ids_to_tokens([7])
     assert (model.tokenizer.name_or_path, model.tokenizer.eos_token) == (folder, end)
     assert len(model.byte_vocab) == len(hf[1])
+    assert model.str_vocab == decode_vocab(hf[1])[1] == MockAsyncLM.from_name("tiny").str_vocab
     assert type(MockAsyncLM.from_name("tiny").tokenizer) is type(hf[1])
     named = AsyncTransformer.from_name("tiny", hf_opts={"torch_dtype": torch.float32})
     assert named.lm.info.model == named.tokenizer.name_or_path == "tiny"

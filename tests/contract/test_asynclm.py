@@ -18,6 +18,7 @@ from weft import AsyncLM, Branch, Loom
 from weft.aio import AbstractAsyncLM
 from weft.aio.asynclm import Paths
 from weft.aio.base import sampler_of, top_of
+from weft.aio.exact import ExactRows
 from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
 from weft.tokens.token import Token
 
@@ -244,34 +245,47 @@ def test_strict_rows_are_bitwise_those_of_a_plain_forward(make) -> None:
             row[:] = 0
 
 
-def test_strict_is_the_same_from_many_threads_with_room_for_two_rows(make) -> None:
+def test_strict_batches_are_the_plain_rows(make) -> None:
     lm = make("numpy")
     model = AsyncLM(lm, strict=True, strict_bytes=2 * 4 * lm.info.n_vocab)
     contexts = [[5 + n] for n in range(4)]
     plain = [asyncio.run(model.next_token_logprobs_uncached(each)) for each in contexts]
-    wrong: list[object] = []
-
-    def ask(seed: int) -> None:
-        rng = random.Random(seed)
-        try:
-            for _ in range(60):
-                number = rng.randrange(4)
-                row = model.next_token_logprobs_sync(contexts[number])
-                assert np.array_equal(row, plain[number])
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
     rows = asyncio.run(model.batch_next_token_logprobs(contexts * 2))
     np.testing.assert_array_equal(rows, plain * 2)
     np.testing.assert_array_equal(model.batch_next_token_logprobs_sync(contexts), plain)
     np.testing.assert_array_equal(model.prefix_logprobs_sync(contexts[1]), plain[1:2])
     assert model.batch_next_token_logprobs_sync([]).shape == (0, lm.info.n_vocab)
+
+
+def test_strict_rows_may_be_asked_from_many_threads_with_room_for_two(make, monkeypatch) -> None:
+    lm = make("numpy")
+    exact = ExactRows(lm, 2 * 4 * lm.info.n_vocab)
+    places = [lm.place([5 + n]) for n in range(4)]
+    monkeypatch.setattr(exact, "plain", lambda place: np.array(place.ids(), np.float32))
+    wrong: list[object] = []
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(20_000):
+                number = rng.randrange(4)
+                (row,) = exact.rows([places[number]])
+                assert row[0] == 5 + number
+                row[0] = 0  # the caller's own
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 def test_equal_strict_contexts_run_once(make) -> None:

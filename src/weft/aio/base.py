@@ -7,6 +7,7 @@ import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ class AbstractAsyncLM(ABC):
             self._tokens = tokens_of(self._vocab_bytes(), kind)
         return self._tokens
 
-    @property
+    @cached_property
     def str_vocab(self) -> list[str]:
         """The text of every token, by id; U+FFFD where one is part of a character."""
         return [spelled.decode("utf-8", "replace") for spelled in self._vocab_bytes()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +14,7 @@ from ...aio.exact import log_softmax
 from ...engines.source import EMBEDDED, resolve
 from ...errors import ConfigError
 from ...tokens.tokenizer import Tokenizer
+from .vocab import decode_vocab
 
 HAS_TORCH = find_spec("torch") is not None
 
@@ -23,6 +25,11 @@ class MockAsyncLM(AbstractAsyncLM):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._rng = np.random.RandomState()  # for known subclasses; rows here draw from their own
+
+    @cached_property
+    def str_vocab(self) -> list[str]:
+        """The text of every token, by id; see `decode_vocab`."""
+        return decode_vocab(self.tokenizer)[1]
 
     @classmethod
     def from_name(cls, model_name: str, **kwargs: Any) -> MockAsyncLM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ...aio import AsyncLM
@@ -15,6 +16,7 @@ from ...lm import LM
 from ...loading import display_name, load
 from .cache import CachedContext
 from .mock import HAS_TORCH
+from .vocab import decode_vocab
 
 # What torch calls its types besides their usual names.
 _DTYPES = {"float": "float32", "half": "float16"}
@@ -58,6 +60,11 @@ class KnownLM(AsyncLM):
         self._answering: set[asyncio.Task[None]] = set()
         if cache_size is not None:
             cap_rows(lm, cache_size)
+
+    @cached_property
+    def str_vocab(self) -> list[str]:
+        """The text of every token, by id; see `decode_vocab`."""
+        return decode_vocab(self.tokenizer)[1]
 
     @property
     def model(self) -> Any:
@@ -325,6 +332,6 @@ def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> L
     if engine not in engine_names():
         raise EngineUnavailable(
             f"this version of Weft has no {engine} engine; there are {', '.join(engine_names())}",
-            hint=f"AsyncTransformer.from_name({name!r}) runs it with torch",
+            hint='backend="hf" (AsyncTransformer) runs it with torch',
         )
     return load(name, engine=engine, engine_options=options)
