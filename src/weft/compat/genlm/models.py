@@ -281,8 +281,6 @@ class AsyncMlxLM(KnownLM):
 
 def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
     """Return a model's LM and its Transformers tokenizer, both from the same files."""
-    from transformers import AutoTokenizer
-
     names = {"revision", "token", "local_files_only"}
     remote_code = options.get("trust_remote_code", False)
     folder = resolve(
@@ -294,6 +292,8 @@ def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
     given = {name: value for name, value in options.items() if name not in names}
     lm = load(EMBEDDED if model_id == EMBEDDED else folder, **{"engine": "torch", **given})
     lm.engine.info = replace(lm.engine.info, model=display_name(model_id))
+    from transformers import AutoTokenizer  # the torch engine is there, so this is
+
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
     tokenizer.name_or_path = model_id
     return lm, tokenizer
