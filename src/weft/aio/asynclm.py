@@ -243,7 +243,7 @@ class AsyncLM(AbstractAsyncLM):
                 " sampled tokens",
                 n_tokens=result.end.depth - n_made + max_tokens,
                 n_ctx=self.lm.n_ctx,
-                hint=f"ask for max_tokens={n_made}, or load the model with a larger n_ctx",
+                hint="ask for fewer, shorten the prompt, or load the model with a larger n_ctx",
             )
         return result.tokens
 
