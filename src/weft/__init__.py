@@ -18,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+# What `pip install` knows: "weft" is another project there.
+DISTRIBUTION = "weft-lm"
 
 __all__ = [
     "LM",

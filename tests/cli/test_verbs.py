@@ -218,7 +218,7 @@ def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
     monkeypatch.setattr("weft.cli.screen.has_torch", lambda: False)
     result = weft("doctor")
     assert "no torch" in result.stdout
-    assert 'pip install ".[torch]"' in result.stdout
+    assert 'pip install "weft-lm[torch]"; in the repository: ".[torch]"' in result.stdout
 
 
 def test_demo_votes_solves_and_saves(command) -> None:

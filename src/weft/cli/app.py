@@ -32,10 +32,12 @@ class Verbs(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line; a mistake in it is told, as JSON where that was asked for."""
-        if not options.pop("standalone_mode", True):
-            return super().main(*args, standalone_mode=False, **options)
+        stands_alone = options.pop("standalone_mode", True)
+        options["standalone_mode"] = False
+        if not stands_alone:
+            return super().main(*args, **options)
         try:
-            code = super().main(*args, standalone_mode=False, **options)
+            code = super().main(*args, **options)
         except failures.UsageMistake as error:
             given = args[0] if args else options.get("args")
             as_json = failures.asked_for_json(sys.argv[1:] if given is None else given)

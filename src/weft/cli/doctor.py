@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from .. import __version__, samples
+from .. import DISTRIBUTION, __version__, samples
 from ..errors import WeftError
 from . import advice, objects, options, screen
 from .failures import UNAVAILABLE, guarded
@@ -134,7 +134,7 @@ def _engines(out: Out) -> None:
         row(out, "", ("✓ ", "green"), found)
     else:
         row(out, "", ("- ", "yellow"), "no torch with transformers: most models of the Hub need it")
-        row(out, "", '  pip install "weft[torch]"; in the repository: pip install ".[torch]"')
+        row(out, "", f'  pip install "{DISTRIBUTION}[torch]"; in the repository: ".[torch]"')
     row(out, "", ("- " + _PLANNED, "dim"))
 
 

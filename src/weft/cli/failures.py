@@ -45,7 +45,9 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.ConfigError: Outcome(USAGE, "weft {verb} --help lists the options"),
     errors.EngineError: Outcome(UNAVAILABLE, _DOCTOR),
     errors.EngineUnavailable: Outcome(UNAVAILABLE, _DOCTOR),
-    errors.ModelLoadError: Outcome(UNAVAILABLE, "the model that is always there is -m tiny"),
+    errors.ModelLoadError: Outcome(
+        UNAVAILABLE, "weft models lists the models that are here; -m tiny always is"
+    ),
     errors.Unsupported: Outcome(UNAVAILABLE, _DOCTOR),
     errors.ForwardError: Outcome(FAILURE, "weft doctor runs the embedded model as a check"),
     errors.CapacityError: Outcome(MEMORY, _SMALLER, True),
