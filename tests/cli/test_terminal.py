@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 import weft as package
 from weft import Loom
@@ -133,3 +134,38 @@ def test_what_the_shell_is_offered_is_harmless(shelf, weft, command) -> None:
             _TYPER_COMPLETE_FISH_ACTION="get-args",
         )
         assert harmful(done.stdout.replace("\t", "")) == set(), (typed, shell)
+
+
+LONG = "An “owl”… " + "said — ‘no’… × · " * 30
+WIDE = [
+    ("run", LONG, "-n", "3", "--max-tokens", "40", "--seed", "1"),
+    ("tree",),
+    ("ls",),
+    ("next", "1"),
+    ("next", "0"),
+    ("solve", LONG, "-n", "2", "-b", "1", "--budget-tokens", "60"),
+    ("tree", "--top", "1"),
+]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_nothing_is_wider_than_the_terminal(in_terminals, encoding: str) -> None:
+    """Signs that become three, or are written out, are measured as what they become."""
+    for verb, output in in_terminals(WIDE, PYTHONIOENCODING=encoding).items():
+        assert output.isascii() or encoding != "ascii"
+        told = OURS.sub("", output).replace("\r", "\n").partition("next: ")[0].split("\n")
+        assert max(map(cell_len, told)) <= 80, (verb, max(told, key=cell_len))
+
+
+def test_a_deep_tree_keeps_to_the_width(home: Path, in_terminals) -> None:
+    (home / "looms").mkdir(parents=True)
+    with package.load("tiny") as lm, Loom(lm, "Deep") as loom:
+        node = loom
+        for turn in range(40):
+            node = node.add(f" turn {turn} of a talk that goes on … and on")
+        loom.save(home / "looms" / "deep.loom.json")
+    for encoding in ("ascii", "utf-8"):
+        (output,) = in_terminals([("tree", "deep")], PYTHONIOENCODING=encoding).values()
+        lines = OURS.sub("", output).replace("\r", "").split("\n")
+        assert max(map(cell_len, lines)) <= 80
+        assert any("turn 39" in line for line in lines)

@@ -221,6 +221,19 @@ def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
     assert 'pip install "weft-lm[torch]"; in the repository: ".[torch]"' in result.stdout
 
 
+def test_doctor_finds_another_distribution_of_the_same_name(weft, monkeypatch, tmp_path) -> None:
+    assert "another distribution" not in weft("doctor").stdout
+    for name in ("weft-9.8", "weft_lm-0.1.0"):
+        folder = tmp_path / f"{name}.dist-info"
+        folder.mkdir()
+        told = f"Metadata-Version: 2.1\nName: {name.partition('-')[0]}\nVersion: 9.8\n"
+        (folder / "METADATA").write_text(told)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = weft("doctor").stdout
+    assert "weft 9.8, another distribution, has the same package and command" in told
+    assert "pip uninstall weft, then pip install --force-reinstall --no-deps weft-lm" in told
+
+
 def test_demo_votes_solves_and_saves(command) -> None:
     began = time.monotonic()
     done = command("demo")

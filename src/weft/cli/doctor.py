@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -74,6 +75,7 @@ def as_object(out: Out, tried: Tried) -> dict[str, Any]:
     looms, problem = kept_looms()
     return {
         "weft": __version__,
+        "clash": clash() or None,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -100,6 +102,16 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
+def clash() -> str:
+    """Return what is wrong where the other project called weft is installed here, too; else ""."""
+    try:
+        version(DISTRIBUTION)
+        other = version("weft")
+    except PackageNotFoundError:
+        return ""
+    return f"weft {other}, another distribution, has the same package and command"
+
+
 def kept_looms() -> tuple[int, str]:
     """Return how many looms are kept, and why none can be kept; "" for nothing wrong."""
     folder = home()
@@ -114,6 +126,10 @@ def kept_looms() -> tuple[int, str]:
 
 def _system(out: Out) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
+    if found := clash():
+        row(out, "", ("x ", "red"), f"{found}: keep one of the two in an environment")
+        todo = f"pip uninstall weft, then pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        row(out, "", f"  {todo}")
     total, available = memory()
     parts = [counted(os.cpu_count() or 1, "core")]
     if total:

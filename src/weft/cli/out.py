@@ -18,7 +18,7 @@ from ..viz.escape import visible
 WIDTH = 100
 _ASCII = str.maketrans(
     {"·": "|", "…": "...", "█": "#", "⏎": "/", "×": "x", "✓": "+", "├": "|", "└": "`", "│": "|"}
-    | {"─": "-", "–": "-", "’": "'", "“": '"', "”": '"'}
+    | {"─": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"'}
 )
 Part = str | tuple[str, str]
 
@@ -98,7 +98,11 @@ class Out:
     def shown(self, text: str) -> str:
         """Return text without what a terminal would obey, in characters that the stream has."""
         text = visible(text, keep="\n")
-        return text.translate(_ASCII) if self.is_ascii else text
+        if not self.is_ascii:
+            return text
+        # What the stream lacks is written out here, where it can still be measured.
+        encoding = self.console.encoding
+        return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
     def is_as_typed(self, text: str) -> bool:
         """Whether a text can stand on one line of this stream as it is, to be copied from there."""
