@@ -6,7 +6,7 @@ batch.
     import weft
     lm = weft.load("tiny")
     loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
-    steps = loom.grow(n=4, max_tokens=24, stop="\\n", seed=1)
+    steps = loom.grow(n=4, max_tokens=24, stop="\\n", seed=4)
 
 Names are loaded when first used: importing weft imports no engine.
 """

@@ -85,7 +85,7 @@ class TextScore:
             f"mean {self.mean:z.3f}, perplexity {self.perplexity:.3f})"
         )
         rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
-        lines = [f"  {logprob:9.3f}  {text!r}" for text, logprob in rows]
+        lines = [f"  {logprob:z9.3f}  {text!r}" for text, logprob in rows]
         return "\n".join([head, *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:

@@ -227,8 +227,8 @@ class Chat:
             if line in map(str, allowed):
                 kept.at = kept.node(line)
                 return None
-            wrong = ConfigError(f"{line} is no answer to what you said last; allowed are {ways}")
-            tell(wrong, "chat", as_json=self.as_json)
+            what = f"{line} is no answer to what you said last; allowed are {ways}"
+            tell(ConfigError(what, hint=_HINT), "chat", as_json=self.as_json)
 
     def undo(self) -> None:
         """Go back to the answer before what was said last."""
