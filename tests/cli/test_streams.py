@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from rich.cells import cell_len
@@ -176,27 +175,16 @@ def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
 
 
 @posix
-def test_the_first_screen_comes_at_once(command) -> None:
-    """The best of three: other work on the machine must not fail this."""
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        command()
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.5
-
-
-@posix
-def test_the_first_token_streams_soon(started) -> None:
-    """The best of three: other work on the machine must not fail this."""
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        process = started("run", samples.story, "-n", "4", "--max-tokens", "8", "--tree")
-        assert process.stdout.read(5)[:4] == b"[1] "
-        seconds.append(time.perf_counter() - began)
-        assert process.wait(60) == 0
-    assert min(seconds) < 1.5
+def test_texts_alone_stream_and_are_whole_lines_after_ctrl_c(started) -> None:
+    process = started("run", samples.story, "-n", "3", "--temp", "100", "--max-tokens", "1500")
+    first = process.stdout.read(80)
+    assert process.poll() is None  # the text came before its end
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + rest).count(b"\n---\n") == 2
+    assert rest.endswith(b"\n")
+    assert b"kept as tell-story-about-fox" in errors
 
 
 @posix

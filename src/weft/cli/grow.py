@@ -16,10 +16,9 @@ from .turns import say
 @guarded
 def grow(
     node: options.Node,
-    words: Annotated[
+    text: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT]",
             help="Say this to the node first: an answer, or how it goes on.",
         ),
     ] = None,
@@ -63,12 +62,12 @@ def grow(
     wish = Wish(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
     )
-    text = options.joined(words, "grow", node)
-    if text is not None:
-        options.check_text(text, "the text")
+    said = options.joined(text, "grow", node)
+    if said is not None:
+        options.check_text(said, "the text")
     with with_model(loom, model, engine, kv_budget) as (lm, kept):
         at = kept.node(node)
         wish = wish.with_settings_of(at)
-        if text is not None:
-            at = say(lm, at, text, chat=chat)
+        if said is not None:
+            at = say(lm, at, said, chat=chat)
         grow_and_report(lm, kept, at, wish)
