@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from .. import DISTRIBUTION, __version__, samples
+from ..cores import usable_cores
 from ..errors import WeftError
 from . import advice, objects, options, screen
 from .failures import UNAVAILABLE, guarded
@@ -79,6 +80,7 @@ def as_object(out: Out, tried: Tried) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": total or None,
         "memory_available_bytes": available or None,
         "encoding": out.console.encoding,
@@ -131,7 +133,9 @@ def _system(out: Out) -> None:
         todo = f"pip uninstall weft, then pip install --force-reinstall --no-deps {DISTRIBUTION}"
         row(out, "", f"  {todo}")
     total, available = memory()
-    parts = [counted(os.cpu_count() or 1, "core")]
+    usable, there = usable_cores(), os.cpu_count() or 1
+    of = "" if usable == there else f"{usable} of "
+    parts = [of + counted(there, "core")]
     if total:
         parts.append(f"{as_gb(total)} of memory")
     if available:
