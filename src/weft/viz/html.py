@@ -51,12 +51,13 @@ _FAR = 12
 class Page:
     """The tree as told, and what is told of its nodes.
 
-    is_large: only the folds on the marked path are open.
+    is_large: only the folds on the marked path are open. path: what that one is called, if any.
     """
 
     told: Sequence[Item | End]
     nodes: Told
     is_large: bool
+    path: str
 
 
 def to_html(
@@ -90,13 +91,13 @@ def to_html(
     shown = {node.id: node for item in told if isinstance(item, Item) for node in item.nodes}
     is_large = len(shown) > LARGE
     path = [] if mark is None else [each for each in mark.path[1:] if each.id in shown]
-    said = f"The path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
+    said = f"Path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
     if is_large and not path:
         path = [each for each in best_path(root) if each.id in shown]
     ids = frozenset(each.id for each in path)
     n_tokens = sum(len(each.tokens) for each in shown.values() if each.logprobs)
     nodes = Told(numbers, node, look(list(shown.values()), top), ids, n_tokens > MAX_TABLED)
-    page = Page(told, nodes, is_large)
+    page = Page(told, nodes, is_large, said if is_large and path else "")
     over = overview(told, nodes, path, said) if is_large else ""
     return "".join(_page(root, page, chosen, over))
 
@@ -121,7 +122,7 @@ def _page(root: Heddle, page: Page, tint: Tint, over: str) -> Iterator[str]:
         f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
     )
     yield from _header(root)
-    yield _bar(tint, is_large=page.is_large)
+    yield _bar(tint, page.path)
     widest = max(len(str(number)) for number in page.nodes.numbers.values())
     yield f'<main>\n{over}<ul class="tree" style="--no:{widest / 2 + 0.2}rem">\n'
     yield from _tree(page)
@@ -163,14 +164,14 @@ def _model(root: Heddle) -> str:
     return "" if mark is None else str(mark.name)
 
 
-def _bar(tint: Tint, *, is_large: bool) -> str:
+def _bar(tint: Tint, path: str) -> str:
     names = (("p", "probability"), ("h", "entropy"), ("n", "none"))
     choices = "".join(
         f'<label><input type="radio" name="tint" id="tint-{key}"'
         f"{' checked' if tint == name else ''}>{name}</label>"
         for key, name in names
     )
-    path = '<button type="button" id="path">Best path</button>' if is_large else ""
+    again = f'<button type="button" id="path">{as_html(path)}</button>' if path else ""
     return (
         '<section class="bar" aria-label="View">\n<div class="tools" hidden>'
         '<input type="search" id="find" placeholder="Find a text or a number" '
@@ -179,7 +180,7 @@ def _bar(tint: Tint, *, is_large: bool) -> str:
         '<button type="button" id="next" aria-label="Next" hidden>›</button>'
         '<output for="find"></output></span>'
         '<button type="button" id="open">Unfold all</button>'
-        f'<button type="button" id="fold">Fold all</button>{path}</div>\n'
+        f'<button type="button" id="fold">Fold all</button>{again}</div>\n'
         f'<div class="tints"><fieldset><legend>Tint</legend>{choices}</fieldset>\n'
         f"{_legend(PROBABILITY)}{_legend(ENTROPY)}</div></section>\n"
     )

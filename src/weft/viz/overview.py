@@ -36,7 +36,7 @@ class Bar(NamedTuple):
 def overview(told: Sequence[Item | End], page: Told, path: Sequence[Heddle], heading: str) -> str:
     """Return the picture of what is told, and the nodes of a path as a list of links."""
     return f'<section class="over" aria-label="Overview">\n{_picture(told, page)}' + (
-        f"<h2>{heading}</h2>\n<ol>\n{''.join(_steps(path, page))}</ol>\n</section>\n"
+        f"<h2>{as_html(heading)}</h2>\n<ol>\n{''.join(_steps(path, page))}</ol>\n</section>\n"
         if path
         else "</section>\n"
     )
@@ -54,7 +54,7 @@ def _picture(told: Sequence[Item | End], page: Told) -> str:
         f'<figure><svg role="img" aria-label="{said}" viewBox="0 0 {_WIDE} {n_rows * tall:.1f}" '
         f'preserveAspectRatio="none" style="height:{n_rows * tall:.0f}px">{rects}</svg>\n'
         '<figcaption class="soft">A bar is a branch: the wider, the more leaves below it; the '
-        f"darker, {by}.</figcaption></figure>\n"
+        f"darker, {by}. Green is the path.</figcaption></figure>\n"
     )
 
 

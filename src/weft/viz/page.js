@@ -10,6 +10,7 @@
   const show = (which) => folds.forEach((fold) => { fold.open = which(fold); });
 
   for (const each of all(".tools, .keys")) each.hidden = false;
+  if (folds.length < 2) for (const each of ["open", "fold"]) id(each).hidden = true;
   id("open").onclick = () => show(() => true);
   id("fold").onclick = () => show((fold) => fold === outermost);
   if (id("path")) id("path").onclick = () => { show((fold) => first.has(fold)); reveal(last()); };

@@ -114,6 +114,6 @@ def _row(piece: Piece, has_seen: bool) -> str:
         seen = piece.seen
         cells.append("" if seen is None else str(seen.rank + 1))
         likely = [] if seen is None else [e for e in seen.top if e.p >= _LISTED]
-        said = "  ".join(map(tips.alternative, likely))
-        wide = f'<td class="wide">{as_html(said)}</td>'
+        said = " ".join(f"<span>{as_html(tips.alternative(each))}</span>" for each in likely)
+        wide = f'<td class="wide">{said}</td>'
     return "".join(f"<td>{as_html(cell)}</td>" for cell in cells) + wide
