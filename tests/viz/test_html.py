@@ -271,6 +271,9 @@ def test_a_large_tree_is_folded_below_the_best_path_and_a_small_one_is_not(tmp_p
     assert small.count_children() < LARGE
     assert all(folds(small.to_html()).values())
     assert "<svg" not in small.to_html()
+    for n, is_large in ((LARGE, False), (LARGE + 1, True)):
+        row = open_written(tmp_path / "row.loom.json", [None, *[0] * n])
+        assert ("<svg" in row.to_html()) is is_large
 
 
 def test_a_marked_path_is_the_one_that_is_open(tmp_path: Path) -> None:
@@ -302,6 +305,18 @@ def test_a_large_tree_begins_with_a_picture_and_the_path_in_words(tmp_path: Path
     links = [str(attrs["href"]) for tag, attrs in reader.tags if tag == "a"]
     assert len(links) == 4
     assert {link[1:] for link in links} <= ids
+
+
+@pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan, 1e308, -1e308])
+def test_a_score_without_measure_is_the_best_or_the_worst(tmp_path: Path, score: float) -> None:
+    loom = bush(tmp_path)
+    try:
+        loom.leaves[0].score = score
+    except ConfigError:
+        pytest.skip("no score")
+    bars = re.findall(r'<rect class="(\w+)"', loom.to_html(mark=loom.leaves[-1]))
+    first_leaf = bars[3]
+    assert first_leaf == ("s5" if score > 0 else "s0")
 
 
 def test_ids_of_a_page_are_unique(tmp_path: Path) -> None:

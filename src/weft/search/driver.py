@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -140,7 +142,7 @@ class Search:
         """Write the search to its file, if it has one; the file is the old one or the new one."""
         if self.settings.resume is None:
             return
-        self.loom.meta[KEY] = {
+        kept = {
             "shape": self._shape,
             "start": self.start.id,
             "round": self.round,
@@ -148,6 +150,7 @@ class Search:
             "meter": self.meter.state(),
             "done": self.done,
         }
+        self.loom.meta[KEY] = {**kept, "crc32": checksum(self.loom, kept)}
         self.loom.save(self.settings.resume)
 
     def _restore(self, saved: Loom, asked: Loom) -> None:
@@ -155,6 +158,9 @@ class Search:
         found = saved.meta.get(KEY)
         if not isinstance(found, dict):
             raise FormatError(f"{path} holds a loom but no search; give resume another file")
+        kept = {name: value for name, value in found.items() if name != "crc32"}
+        if found.get("crc32") != checksum(saved, kept):
+            raise FormatError(f"{path}: the search in it is broken, or was changed; begin another")
         if found["shape"] != self._shape or saved.tokens != asked.tokens:
             raise ConfigError(
                 f"{path} holds another search: {found['shape']} of {saved.user_prompt!r}. Give the "
@@ -207,3 +213,16 @@ class Search:
         text = text_of(best)
         solved = None if self.task is None else self.task.is_solved(text)
         return SearchResult(best, text, self.loom, self.meter.cost(), solved)
+
+
+def checksum(loom: Loom, kept: object) -> int:
+    """Return a checksum of all that a search goes on from: its own notes, and the tree they are of.
+
+    Cost: O(tree).
+    """
+    tree = [
+        (node.id, node.tokens, node.logprobs, node.score, node.terminal, node.finish_reason)
+        + (node.meta.get("answer"),)
+        for node in loom.walk()
+    ]
+    return zlib.crc32(json.dumps([kept, tree]).encode())

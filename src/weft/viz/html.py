@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
 from ..loom import Loom
 from ..loom.walk import numbered
 from .escape import as_html, cut, one_line
@@ -89,7 +86,7 @@ def to_html(
         numbers = {each.id: at for at, each in enumerate(numbered(root.path[0]))}
     told = list(outline(root, limit, lambda node: by_number(node, numbers)))
     shown = {node.id: node for item in told if isinstance(item, Item) for node in item.nodes}
-    is_large = len(shown) > LARGE
+    is_large = sum(not isinstance(each, Loom) for each in shown.values()) > LARGE
     path = [] if mark is None else [each for each in mark.path[1:] if each.id in shown]
     said = f"Path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
     if is_large and not path:
@@ -100,14 +97,6 @@ def to_html(
     page = Page(told, nodes, is_large, said if is_large and path else "")
     over = overview(told, nodes, path, said) if is_large else ""
     return "".join(_page(root, page, chosen, over))
-
-
-def write(path: str | os.PathLike[str], text: str) -> None:
-    """Write a page or a picture to a file. Raises StoreError when that cannot be done."""
-    try:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise StoreError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
 def _page(root: Heddle, page: Page, tint: Tint, over: str) -> Iterator[str]:

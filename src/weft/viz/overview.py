@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -112,13 +113,16 @@ def _by_score(bars: Sequence[Bar]) -> dict[int, str]:
     if not _has_scores(bars):
         return {}
     found = {at: _score(bar.item.nodes) for at, bar in enumerate(bars)}
-    scores = [score for score in found.values() if score is not None]
+    scores = [s for s in found.values() if s is not None and math.isfinite(s)] or [0.0]
     low, high = min(scores), max(scores)
+    # Halves: the difference of two large scores may be infinite.
+    span = high / 2 - low / 2
 
     def step(score: float | None) -> int:
-        if score is None:
+        if score is None or math.isnan(score):
             return 0
-        return round(_STEPS * (score - low) / (high - low)) if high > low else _STEPS
+        share = (score / 2 - low / 2) / span if span else float(score >= high)
+        return round(_STEPS * min(max(share, 0.0), 1.0))
 
     return {at: f"s{step(score)}" for at, score in found.items()}
 
