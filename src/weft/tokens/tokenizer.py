@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, Unsupported
-from .chat import render_chat
+from .chat import check_messages, render_chat
 from .folder import default_template, is_librarys, read_folder
 from .specials import mark_specials
 from .text import TextStream
@@ -160,6 +160,10 @@ class Tokenizer:
         table = self.vocab_bytes
         return table[token_id] if token_id < len(table) else b""
 
+    def spelling(self, token_id: int) -> str:
+        """Return a token as the tokenizer itself writes it; "" where no token has that id."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: int) -> str:
         """Return a token's text, U+FFFD where it is part of a character."""
         return self.token_bytes(token_id).decode(errors="replace")
@@ -211,14 +215,13 @@ class Tokenizer:
         For `piece_ids`; joined they are what `apply_chat_template` gives.
         """
         names = [self.token_text(token) for token in self.special_ids]
-        marked, restore = mark_specials(messages, names)
-        return list(
-            restore(
-                self.apply_chat_template(
-                    marked, add_generation_prompt=add_generation_prompt, **options
-                )
-            )
+        template = options.pop("template", None)
+        checked = check_messages(messages)
+        marked, given, restore = mark_specials(checked, names, options)
+        rendered = self.apply_chat_template(
+            marked, add_generation_prompt=add_generation_prompt, template=template, **given
         )
+        return list(restore(rendered))
 
     def piece_ids(self, piece: str, *, is_text: bool) -> list[int]:
         """Return the token ids of one piece of a rendered chat."""
