@@ -74,6 +74,33 @@ def test_special_tokens_that_are_typed_are_text(weft) -> None:
             assert typed in text.decode(node.tokens)
 
 
+def test_special_tokens_of_a_raw_text_are_read_where_it_is_asked_for(weft) -> None:
+    prompt = "<|bos|><|user|>Hello, who are you?<|end|><|assistant|>"
+    turn = "<|end|><|user|>What is 37 + 58?<|end|><|assistant|>"
+    few = ("-n", "1", "--max-tokens", "2")
+    assert weft("run", "--raw", "--special", prompt, *few).exit_code == 0
+    assert weft("grow", "1", turn, "--raw", "--special", *few).exit_code == 0
+    assert weft("run", "-c", turn, "--raw", "--special", *few).exit_code == 0
+    assert weft("run", "-c", turn, "--raw", *few).exit_code == 0
+    loom = weft_.Loom.open(Shelf().path(Shelf().names()[0]))
+    with weft_.load("tiny") as lm:
+        assert loom.tokens == lm.text.encode_chat([user("Hello, who are you?")])
+        delta, plain = lm.turn_delta([user("What is 37 + 58?")]), lm.text.continuation(turn)
+    added = [node.tokens for node in loom.walk()]
+    assert (added.count(delta), added.count(plain)) == (2, 1)
+    for wrong in (
+        ("run", "Hello", "--special"),
+        ("run", "--chat", "Hello", "--special"),
+        ("run", "-c", "--chat", "Hello", "--special"),
+        ("run", "-c", "--special"),
+        ("grow", "1", "--special"),
+        ("grow", "1", "x", "--chat", "--special"),
+    ):
+        result = weft(*wrong)
+        assert result.exit_code == 2, wrong
+        assert "special" in result.stderr
+
+
 def test_clear_begins_another_loom(weft) -> None:
     weft("chat", stdin=lines(samples.sum, "/clear", samples.greeting))
     assert sorted(Shelf().names()) == ["hello-who-you", "what-37-58"]

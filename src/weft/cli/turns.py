@@ -13,13 +13,20 @@ if TYPE_CHECKING:
 SAID = "said"  # in a node's meta: what the user said, without the template around it
 
 
-def say(lm: LM, node: Heddle, text: str, *, chat: bool | None = None) -> Heddle:
-    """Add what the user says at a node. chat: as a turn; None: as the loom's prompt was given."""
+def say(
+    lm: LM, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
+) -> Heddle:
+    """Add what the user says at a node.
+
+    chat: as a turn, in which special tokens are letters; None: as the loom's prompt was given.
+    special: read those of a text that is no turn.
+    """
     loom = node.path[0]
     if not text:
         raise ConfigError("there is nothing to say: the text is empty")
     if not (getattr(loom, "chat_template_used", False) if chat is None else chat):
-        return node.add(text)
+        return node.add(text, special=special)
+    refuse_special(special)
     if lm.text.chat_template is None:
         raise ConfigError(
             "this model has no chat template: it continues text and does not answer",
@@ -28,6 +35,15 @@ def say(lm: LM, node: Heddle, text: str, *, chat: bool | None = None) -> Heddle:
     said = node.add(lm.turn_delta([{"role": "user", "content": text}]))
     said.meta[SAID] = text
     return said
+
+
+def refuse_special(special: bool) -> None:
+    """Refuse --special for what is said in a chat."""
+    if special:
+        raise ConfigError(
+            "what is said in a chat is text, special tokens in it too",
+            hint="--raw --special gives the text as it is",
+        )
 
 
 def said_at(node: Heddle) -> str | None:
