@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..chat import ChatPrompt
 from ..errors import ConfigError
 from .edit import token_ids
 
@@ -36,9 +37,13 @@ def read(
     """Return the prompt as token ids. A template's error is raised, never worked around.
 
     A str goes through the chat template when there is one and `template` is true; messages need
-    one; token ids are taken as they are. special: read special tokens in a str that is taken as it
-    is; None: as `reads_special` says.
+    one; token ids, and what `format_chat` gives, are taken as they are. special: read special
+    tokens in a str that is taken as it is; None: as `reads_special` says.
     """
+    if isinstance(prompt, ChatPrompt):
+        if system is not None:
+            raise ConfigError("the prompt is a rendered chat; give format_chat the system message")
+        return Prompt(list(prompt.ids), prompt.user_prompt, True)
     is_raw = isinstance(prompt, str) and not (template and tokenizer.chat_template is not None)
     if special and not is_raw:
         raise ConfigError(
