@@ -46,7 +46,13 @@ def tokenizer(form: Form) -> Tokenizer:
     backend = byte_level()
     names = [AddedToken(name, special=True, normalized=False) for name in form.specials]
     backend.add_special_tokens([*names, AddedToken("<eos>", special=True, normalized=False)])
-    return Tokenizer(backend, special_tokens={"eos_token": "<eos>"}, chat_template=form.template)
+    ends = [backend.token_to_id(name) for name in form.specials if name in ("<|call|>", "<end>")]
+    return Tokenizer(
+        backend,
+        special_tokens={"eos_token": "<eos>"},
+        chat_template=form.template,
+        stop_ids=ends,
+    )
 
 
 @pytest.fixture(scope="module", params=list(FORMS))

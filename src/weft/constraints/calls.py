@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, GrammarError
 from ..tokens.form import INDEX, Calls, ChatForm, Each
 from ..tokens.tokenizer import Tokenizer
 from .base import Constraint
@@ -74,7 +74,8 @@ def _functions(tools: Sequence[Any]) -> dict[str, Any]:
         schema = function.get("parameters") or {}
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the parameters of {name!r} are {schema!r:.60}; allowed is a schema")
-        found[name] = {"type": "object", "properties": {}, **schema}
+        # A call with an argument that no tool has is none, though schemas let it pass.
+        found[name] = {"type": "object", "properties": {}, "additionalProperties": False, **schema}
     if not found:
         raise ConfigError("there are no tools to call; give some, or leave tool_choice out")
     return found
@@ -260,7 +261,8 @@ class _Writer:
             self.rules.append(f"{rule}: {self.literal(key + mid)} {value}")
             return
         end = _shared_end(each)
-        allowed = schema.get("enum") if isinstance(schema, Mapping) else None
+        allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+        body = _body(schema)
         before = self.literal(key + each.text_mid)
         if isinstance(allowed, Sequence) and allowed and not isinstance(allowed, str):
             texts = " | ".join(json.dumps(str(text), ensure_ascii=False) for text in allowed)
@@ -268,7 +270,7 @@ class _Writer:
         elif any(part in self.specials for part in self._cut.split(end)):
             self.rules.append(f"{rule}: {before} text_{number}_{at} {self.literal(end)}")
             plain = self._cut.split(end)[0]
-            lazy = f"[lazy]: /(?s:.*){_regex(plain)}/" if plain else ": /(?s:.*)/"
+            lazy = f"[lazy]: /{body}{_regex(plain)}/" if plain else f": /{body}/"
             self.rules.append(f"text_{number}_{at}{lazy}")
             if plain:
                 self.rules[-2] = (
@@ -276,7 +278,7 @@ class _Writer:
                 )
         else:
             self.rules.append(f"{rule}: {before} text_{number}_{at}")
-            self.rules.append(f"text_{number}_{at}[lazy]: /(?s:.*){_regex(end)}/")
+            self.rules.append(f"text_{number}_{at}[lazy]: /{body}{_regex(end)}/")
 
     def _ends(self, number: int, at: int, schema: Any, each: Each) -> tuple[str, str]:
         """Return what goes on to the next argument, and what closes the call."""
@@ -300,6 +302,24 @@ def _shared_end(each: Each) -> str:
 
 def _is_text(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+def _body(schema: Mapping[str, Any]) -> str:
+    """Return a pattern of the texts that a schema allows."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    pattern = schema.get("pattern")
+    if pattern is None:
+        return f"(?s:.{{{least},{most}}})" if least or most != "" else "(?s:.*)"
+    if "minLength" in schema or "maxLength" in schema:
+        raise GrammarError(
+            f"the pattern {pattern!r} and a length of one text cannot both be had in calls whose"
+            " arguments are written one by one; leave one out"
+        )
+    # A schema's pattern is searched for, not matched as a whole.
+    inner, free = str(pattern).replace("/", r"\/"), "(?s:.*)"
+    is_begun, is_ended = inner.startswith("^"), inner.endswith("$") and not inner.endswith(r"\$")
+    inner = inner.removeprefix("^")[: -1 if is_ended else None]
+    return f"{'' if is_begun else free}({inner}){'' if is_ended else free}"
 
 
 def _schema(schema: Any, root: Mapping[str, Any] | None = None) -> str:
