@@ -88,6 +88,8 @@ class AsyncLM(AbstractAsyncLM):
         Raises: ConfigError (a ValueError) for an empty context, ids outside the vocabulary or an
         unknown adapter; ContextOverflow, KVFull, ForwardError.
         """
+        if (turn := self.lm.turn_of_loop()) is not None:
+            await turn
         place = self._place(token_ids, lora_name)
         if self.strict:
             return self._given((await self._exact.arows([place]))[0])
@@ -187,12 +189,14 @@ class AsyncLM(AbstractAsyncLM):
     async def _aread(self, reads: list[Extend]) -> list[list[Floats]]:
         """Return the rows of each read. With a batch_size, that many are in flight at most."""
         gate = self._gate()
-        if gate is None:
-            tickets = await self.lm.asubmit(reads)
-            self._waiting.update(tickets)
-            await self.lm.adrive(tickets)
-            return [rows_of(ticket) for ticket in tickets]
+        if gate is not None:
+            return await self._agated(gate, reads)
+        tickets = await self.lm.asubmit(reads)
+        self._waiting.update(tickets)
+        await self.lm.adrive(tickets)
+        return [rows_of(ticket) for ticket in tickets]
 
+    async def _agated(self, gate: asyncio.Semaphore, reads: list[Extend]) -> list[list[Floats]]:
         async def one(read: Extend) -> list[Floats]:
             async with gate:
                 (ticket,) = await self.lm.asubmit([read])
@@ -200,8 +204,6 @@ class AsyncLM(AbstractAsyncLM):
                 await self.lm.adrive([ticket])
                 return rows_of(ticket)
 
-        if len(reads) == 1:
-            return [await one(reads[0])]
         return list(await asyncio.gather(*map(one, reads)))
 
     def _read(self, reads: list[Extend]) -> list[list[Floats]]:
