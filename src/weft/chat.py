@@ -23,10 +23,10 @@ class ChatPrompt(str):
 
     ids: tuple[int, ...]
     user_prompt: str
-    form: ChatForm
     tools: tuple[Any, ...]
     tool_choice: Any
     _text: Tokenizer
+    _template: str | None
 
     @classmethod
     def of(
@@ -35,7 +35,7 @@ class ChatPrompt(str):
         pieces: Sequence[tuple[str, bool]],
         *,
         user_prompt: str,
-        form: ChatForm,
+        template: str | None,
         tools: Sequence[Any] | None,
         tool_choice: Any,
     ) -> Self:
@@ -45,11 +45,16 @@ class ChatPrompt(str):
             token for piece, is_text in pieces for token in text.piece_ids(piece, is_text=is_text)
         )
         made.user_prompt = user_prompt
-        made.form, made.tools, made.tool_choice = form, tuple(tools or ()), tool_choice
-        made._text = text
+        made.tools, made.tool_choice = tuple(tools or ()), tool_choice
+        made._text, made._template = text, template
         if tool_choice is not None:
             made.constraint  # noqa: B018 what cannot be had is said here
         return made
+
+    @cached_property
+    def form(self) -> ChatForm:
+        """How the template writes an assistant's turn."""
+        return self._text.chat_form(self._template)
 
     @property
     def thinking_open(self) -> bool:

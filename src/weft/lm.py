@@ -254,7 +254,7 @@ class LM:
             self.text,
             pieces,
             user_prompt=asked[-1] if asked and isinstance(asked[-1], str) else "",
-            form=self.text.chat_form(template),
+            template=template,
             tools=tools,
             tool_choice=tool_choice,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from typing import Any
 
 import pytest
@@ -239,6 +241,34 @@ def test_unknown_roles_are_refused() -> None:
     assert "Be brief." in rendered(strict, {"role": "critic", "content": "Be brief."})
     for role in ("system", "tool"):
         assert "Be brief." in rendered(chatml, {"role": role, "content": "Be brief."})
+
+
+def test_nothing_that_a_model_writes_raises(text: Tokenizer, form: Form) -> None:
+    how = text.chat_form()
+    parts = [*re.findall(r"\w+|\s+|[^\w\s]+", form.turn), *form.specials, how.think[0], "[" * 3000]
+    parts += [
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "(",
+        ")",
+        ",",
+        "=",
+        r"\d",
+        "\ud800",
+        "NaN",
+        "-" * 3000,
+        "{'a'",
+    ]
+    rng = random.Random(11)
+    for _ in range(400):
+        start = rng.randrange(len(form.turn))
+        said = form.turn[:start] + "".join(rng.choices(parts, k=rng.randrange(6)))
+        said += form.turn[start + rng.randrange(3) :]
+        for is_partial in (False, True):
+            parse_chat_output(said, form=how, tools=TOOLS, is_partial=is_partial)
 
 
 def test_special_tokens_in_arguments_stay_text(text: Tokenizer, form: Form) -> None:

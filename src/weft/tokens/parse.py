@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -335,8 +336,8 @@ def _typed(value: str, kind: Any) -> Any:
     except (ValueError, RecursionError):
         if value[:1] in ("{", "["):  # templates that write Python's notation
             try:
-                return _literal(ast.parse(value, mode="eval").body)
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                return _literal(_expression(value))
+            except (ValueError, RecursionError):
                 return value
         return _CONSTANTS.get(value.strip().lower(), value)
 
@@ -395,7 +396,10 @@ def _made(name: Any, arguments: Any, known: Any) -> ToolCall | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    written = json.dumps(arguments, ensure_ascii=False)
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN and the infinities are no JSON
+        return None
     return ToolCall(name, written, "" if known is None else str(known))
 
 
@@ -429,8 +433,8 @@ def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
         # What closes is a tag; the list itself ends in a bracket.
         body = body[: body.rfind("]") + 1]
     try:
-        listed = ast.parse(body, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        listed = _expression(body)
+    except (ValueError, RecursionError):
         return None
     nodes = listed.elts if isinstance(listed, ast.List) else []
     calls = []
@@ -447,8 +451,21 @@ def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
             value = arguments.get(key)
             if isinstance(value, str) != (kind == "string") and value is not None:
                 arguments[key] = str(value) if kind == "string" else _typed(str(value), kind)
-        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+        call = _made(name, arguments, "")
+        if call is None:
+            return None
+        calls.append(call)
     return (before.strip(), calls) if calls else None
+
+
+def _expression(text: str) -> ast.expr:
+    """Return Python's reading of a text. Raises: ValueError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        try:
+            return ast.parse(text, mode="eval").body
+        except (SyntaxError, MemoryError) as error:
+            raise ValueError("no expression") from error
 
 
 def _literal(node: ast.expr) -> Any:
