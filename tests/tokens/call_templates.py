@@ -177,6 +177,16 @@ FORMS: dict[str, Form] = {
         '[f(city="Paris", n=3)]',
         _ENDS,
     ),
+    "quoted": Form(
+        "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls"
+        " or [] %}<call>call:{{ c.function.name }}{% raw %}{{% endraw %}{% if c.function.arguments is"
+        ' mapping %}{% for k, v in c.function.arguments.items() %}{{ k }}:{% if v is string %}<|"|>'
+        "{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}{{ ',' if not loop.last }}{% endfor %}"
+        "{% else %}{{ c.function.arguments }}{% endif %}}</call>{% endfor %}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}",
+        '<call>call:f{city:<|"|>Paris<|"|>,n:3}</call>',
+        ("<turn>", "<call>", "</call>", '<|"|>', "<end>"),
+    ),
     "granite, told": Form(
         "{% if tools %}<|role|>tools<|end_role|>{{ tools | tojson }} Answer with <|tool_call|>"
         " and a list.<|eot|>{% endif %}{% for m in messages %}<|role|>{{ m.role }}<|end_role|>"
