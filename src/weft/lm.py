@@ -63,9 +63,13 @@ class LM:
         n_batch: int | None = None,
         n_seq_max: int | None = None,
         kv_bytes: int | None = None,
+        row_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
-        """Put the parts together; see `weft.load`. kv_bytes: None for no limit."""
+        """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
+
+        row_bytes: of logits rows that are kept, over all faces.
+        """
         self.engine = engine
         self.text = text
         self.model = engine if model is None else model
@@ -82,7 +86,7 @@ class LM:
             self.tree,
             n_ctx=self.n_ctx,
             n_batch=at_least_one("n_batch", N_BATCH if n_batch is None else n_batch),
-            row_cache_bytes=ROW_CACHE_BYTES,
+            row_cache_bytes=ROW_CACHE_BYTES if row_bytes is None else row_bytes,
         )
         self.driver = Driver(self.scheduler)
         self._open = True
@@ -345,7 +349,7 @@ class LM:
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
         self.driver.try_drain()
-        return gather_stats(self.tree, self.scheduler.counters, self.info, self.scheduler.lock)
+        return gather_stats(self.scheduler)
 
     def clear_cache(self) -> None:
         """Forget all KV and logits that no running work needs; tokens and handles stay."""
