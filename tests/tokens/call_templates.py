@@ -181,8 +181,9 @@ FORMS: dict[str, Form] = {
         "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls"
         " or [] %}<call>call:{{ c.function.name }}{% raw %}{{% endraw %}{% if c.function.arguments"
         " is mapping %}{% for k, v in c.function.arguments.items() %}{{ k }}:{% if v is string %}"
-        "<|\"|>{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}{{ ',' if not loop.last }}{% endfor %}"
-        "{% else %}{{ c.function.arguments }}{% endif %}}</call>{% endfor %}<end>\n{% endfor %}"
+        '<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}'
+        "{{ ',' if not loop.last }}{% endfor %}{% else %}{{ c.function.arguments }}"
+        "{% endif %}}</call>{% endfor %}<end>\n{% endfor %}"
         "{% if add_generation_prompt %}<turn>assistant\n{% endif %}",
         '<call>call:f{city:<|"|>Paris<|"|>,n:3}</call>',
         ("<turn>", "<call>", "</call>", '<|"|>', "<end>"),
