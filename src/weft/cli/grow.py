@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import options
 from .failures import guarded
 from .growing import Wish, grow_and_report
@@ -35,6 +36,7 @@ def grow(
             show_default="as the prompt was",
         ),
     ] = None,
+    special: options.Special = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -65,9 +67,11 @@ def grow(
     said = options.joined(text, "grow", node)
     if said is not None:
         options.check_text(said, "the text")
+    elif special:
+        raise ConfigError("--special is about the TEXT that is said to the node; give one")
     with with_model(loom, model, engine, kv_budget) as (lm, kept):
         at = kept.node(node)
         wish = wish.with_settings_of(at)
         if said is not None:
-            at = say(lm, at, said, chat=chat)
+            at = say(lm, at, said, chat=chat, special=special)
         grow_and_report(lm, kept, at, wish)
