@@ -142,7 +142,11 @@ class LM:
             )
 
     def sampler(self, params: SamplingParams, stream: int) -> Sampler:
-        """Return a sampler at its beginning. Raises: GrammarError for a constraint that is none."""
+        """Return a sampler at its beginning.
+
+        Raises: ConfigError for biases of no token, GrammarError for a constraint that is none.
+        """
+        self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
@@ -297,6 +301,14 @@ class LM:
     def add_adapter(self, name: str, folder: str | PathLike[str]) -> None:
         """Load a LoRA adapter in PEFT's format under a name; see `adapters.Adapters.add`."""
         self.adapters.add(self, name, folder)
+
+    def fingerprint(self, adapter: str | None = None) -> str:
+        """Return what files of this model, with this adapter, are marked with.
+
+        Raises: ConfigError for an unknown adapter.
+        """
+        mark, own = self.info.fingerprint, self.adapters.fingerprint(adapter)
+        return mark if adapter is None else f"{mark}+{own}"
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; see `adapters.Adapters.remove`."""

@@ -35,6 +35,7 @@ class Loom(Heddle):
         *,
         template: bool = True,
         system: str | None = None,
+        adapter: str | None = None,
         heddle_class: type[Heddle] = Heddle,
     ) -> None: ...
 
@@ -47,6 +48,7 @@ class Loom(Heddle):
         *,
         template: bool = True,
         system: str | None = None,
+        adapter: str | None = None,
         heddle_class: type[Heddle] = Heddle,
     ) -> None: ...
 
@@ -58,6 +60,7 @@ class Loom(Heddle):
         *,
         template: bool = True,
         system: str | None = None,
+        adapter: str | None = None,
         heddle_class: type[Heddle] = Heddle,
     ) -> None:
         """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
@@ -67,6 +70,7 @@ class Loom(Heddle):
                 template, if it has one.
             template: False takes a text as it is.
             system: a system message before the prompt; needs a chat template.
+            adapter: a LoRA adapter's name, see `LM.add_adapter`; all nodes run with it.
             heddle_class: the class of the nodes below.
         """
         if prompt is None:
@@ -77,7 +81,8 @@ class Loom(Heddle):
         lm = home.text_lm()
         made = prompts.read(lm.text, prompt, template=template, system=system)
         self._begin(home, made, heddle_class)
-        self._place = lm.place(made.ids)
+        home.adapter = adapter
+        self._place = lm.place(made.ids, namespace=adapter)
 
     def _begin(self, home: Home, made: prompts.Prompt, heddle_class: type[Heddle]) -> None:
         super().__init__(home, None, made.ids)
@@ -100,6 +105,11 @@ class Loom(Heddle):
     def _encode_own(self, text: str) -> list[int]:
         # A root is a whole text, in which special tokens are rendered: they are read back as such.
         return self._home.text_lm().text.encode(text, special=True, add_bos=False)
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of the LoRA adapter that its nodes run with; None: the model alone."""
+        return self._home.adapter
 
     def display_text(self) -> str:
         """Return the prompt to show: what the user asked when a chat template was used."""

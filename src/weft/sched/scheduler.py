@@ -190,7 +190,7 @@ class Scheduler:
                 cursors = (claim.cursor for claim in job.claims if claim.cursor is not None)
                 if any(self.desk.reader.is_written(cursor) for cursor in cursors):
                     continue
-            last = min(job.next + most, len(job.item.lines))
+            last = job.share(most)
             for line in job.item.lines[job.next : last]:
                 self.desk.guard(job, self.lines.open, line)
             if not job.done:
