@@ -320,13 +320,20 @@ class LM:
         return gather_stats(self.tree, self.scheduler.counters, self.info, self.scheduler.lock)
 
     def clear_cache(self) -> None:
-        """Forget all KV and logits that no running work needs; tokens and handles stay."""
-        self.driver.exclusive(self._clear)
+        """Forget all KV and logits that no running work needs; tokens and handles stay.
 
-    def _clear(self) -> None:
-        self.scheduler.settle()
-        self.tree.clear()
-        self.scheduler.rows.clear()
+        Weights changed in place are noticed where PyTorch counts changes (an optimizer's step,
+        `add_`, `load_state_dict`); call this after other changes, such as through `.data`.
+        """
+        self.driver.exclusive(self.scheduler.clear)
+
+    def see_weights(self) -> None:
+        """Forget what was computed with weights that somebody has changed since.
+
+        Every call that runs the model does so first; for what is kept beside the tree.
+        """
+        if self.scheduler.has_other_weights():
+            self.driver.exclusive(self.scheduler.see_weights)
 
     def close(self) -> None:
         """End what runs, free the KV and the model; idempotent. Its handles are stale then."""

@@ -147,7 +147,8 @@ class TreeLM(AsyncLM):
         return log_softmax(self.lm.driver.exclusive(forward))
 
     def _exactly(self, place: Place) -> Floats:
-        key = (place.namespace, *place.ids())
+        self.lm.see_weights()
+        key = (self.lm.scheduler.rows.n_clears, place.namespace, *place.ids())
         row = self._exact.get(key)
         if row is None:
             row = self._exact[key] = self._plain(place)

@@ -113,6 +113,7 @@ class Branch(Tunable):
     def produce(self) -> Produced:
         """Draw the next token; changes nothing, and runs the model only if the logits are gone."""
         self.alive()
+        self.lm.see_weights()
         if self.drawn is None:
             self.raw()
         return draw([self])[0]
@@ -120,6 +121,7 @@ class Branch(Tunable):
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
         row = self.needed_row()
+        self.lm.see_weights()
         while self.drawn is None and self.lm.scheduler.rows.read(row) is None:
             await arun(self.lm, [self], Read, [self])
         return draw([self])[0]
@@ -130,6 +132,7 @@ class Branch(Tunable):
         A commit or prefill of the same token after it does not count it again.
         """
         self.alive()
+        self.lm.see_weights()
         self.accept_now(self.checked_token(token))
 
     def __iter__(self) -> Iterator[Produced]:

@@ -179,6 +179,7 @@ class Read:
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """Check, run and finish a call; the branches' other calls wait meanwhile."""
     with turn(Tenancy.of(lm), branches), placed(branches):
+        lm.see_weights()
         call: Call = make(of)
         for items, finish in call.stages():
             tickets = lm.submit(items, atomic=isinstance(items[0], Extend))
@@ -203,6 +204,7 @@ async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """The awaitable form of `run`; cancelled, it leaves the branches as they were."""
     async with aturn(Tenancy.of(lm), branches):
         with placed(branches):
+            lm.see_weights()
             call: Call = make(of)
             for items, finish in call.stages():
                 tickets = await lm.asubmit(items, atomic=isinstance(items[0], Extend))

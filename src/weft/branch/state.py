@@ -47,7 +47,8 @@ class State:
         self.sampler = sampler
         self.row: LogitsRow | None = None
         self.last: Accepted | None = None
-        self.drawn: Produced | None = None
+        self._drawn: Produced | None = None
+        self._drawn_when = 0
         self.steering: dict[int, float] = {}
         self.grammar_from = 0  # tokens accepted before the grammar began
         self.stream = lm.text.stream()
@@ -67,6 +68,15 @@ class State:
     def adapter(self) -> str | None:
         """The name of the LoRA adapter that it runs with; None: the model alone."""
         return name_of(self._place.namespace)
+
+    @property
+    def drawn(self) -> Produced | None:
+        """What was drawn at this tip; None once the rows were cleared that it came from."""
+        return self._drawn if self._drawn_when == self.lm.scheduler.rows.n_clears else None
+
+    @drawn.setter
+    def drawn(self, drawn: Produced | None) -> None:
+        self._drawn, self._drawn_when = drawn, self.lm.scheduler.rows.n_clears
 
     @property
     def place(self) -> Place:

@@ -70,6 +70,7 @@ class BranchStore:
 
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
         checked_pairs(self.lm, [(branch, None) for branch in branches], "produce")
+        self.lm.see_weights()
         rows = ((branch, branch.needed_row()) for branch in branches if branch.drawn is None)
         return [branch for branch, row in rows if self.lm.scheduler.rows.read(row) is None]
 

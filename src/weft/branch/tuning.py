@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ..constraints.base import n_words
 from ..errors import ConfigError
 from ..sampling.params import SamplingParams
-from ..sched.rows import LogitsRow
 from .metrics import Base, Metrics, in_base, perplexity
 from .state import Floats, State, entropy, surprisal
 
@@ -33,6 +32,7 @@ class Tunable(State):
     @property
     def logits(self) -> Floats:
         """Raw logits at the tip: float32 [V], the caller's own. Runs the model if they are gone."""
+        self.lm.see_weights()
         return self.raw().copy()
 
     def set_logits(self, logits: Any) -> None:
@@ -47,9 +47,7 @@ class Tunable(State):
             raise ConfigError(
                 "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
             )
-        row = LogitsRow()
-        self.lm.scheduler.rows.fill(row, array)
-        self.row, self.drawn = row, None
+        self.row, self.drawn = self.lm.scheduler.rows.own(array), None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """Add to the logits of these tokens: -inf bans, inf leaves nothing else.
@@ -135,10 +133,12 @@ class Tunable(State):
 
     def model_entropy(self, base: Base = "nats") -> float:
         """Return the entropy of the raw distribution at the tip."""
+        self.lm.see_weights()
         return in_base(entropy(self.raw()), base)
 
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
         """Return -log p of a token at the tip, by the raw distribution."""
+        self.lm.see_weights()
         return in_base(surprisal(self.raw(), self.checked_token(token)), base)
 
     @property
