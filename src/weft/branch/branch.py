@@ -229,14 +229,18 @@ class Branch(Tunable):
 
     def end(self, call: str) -> None:
         """Let go of everything; `call` is named to whoever uses the branch later."""
-        parent = self._parent
-        if parent is not None and parent._children is not None:
-            parent._children.pop(self.number, None)
+        self.detach()
         self.ended_by = call
-        self._parent = None
         self.row = self.last = self.drawn = None
         self.place = self.lm.place(()) if not self.lm.closed else self.place.at(0)
         self.tenancy.branches.discard(self)
+
+    def detach(self) -> None:
+        """Have no parent any more: what ends that one's subtree leaves this one alone."""
+        parent = self._parent
+        if parent is not None and parent._children is not None:
+            parent._children.pop(self.number, None)
+        self._parent, self._fork_head = None, 0
 
     def become_root(self) -> None:
         """Stand alone: no parent, no children."""

@@ -31,7 +31,7 @@ class Bank:
     [0, len) of a row   tokens of its fragment
     [len, room)         room to grow, up to `width`
 
-    members: fragment of each row; None is a hole. The rows of a step lie side by side, in its order.
+    members: fragment of each row; None is a hole. A step's rows lie side by side, in its order.
     n_members: those that are no holes.
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, ModelMismatch
 from ..base import Fragment, Fragments, Usage
-from .bank import CROWD_BYTES, GROW_BY, Bank, width_for
+from .bank import CROWD_BYTES, GROW_BY, Bank
 from .layout import Layout, Slots
 
 if TYPE_CHECKING:
