@@ -121,7 +121,7 @@ class Branch(Tunable):
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
         row = self.needed_row()
-        self.lm.see_weights()
+        await self.lm.asee_weights()
         while self.drawn is None and self.lm.scheduler.rows.read(row) is None:
             await arun(self.lm, [self], Read, [self])
         return draw([self])[0]

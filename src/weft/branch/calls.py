@@ -204,7 +204,7 @@ async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """The awaitable form of `run`; cancelled, it leaves the branches as they were."""
     async with aturn(Tenancy.of(lm), branches):
         with placed(branches):
-            lm.see_weights()
+            await lm.asee_weights()
             call: Call = make(of)
             for items, finish in call.stages():
                 tickets = await lm.asubmit(items, atomic=isinstance(items[0], Extend))

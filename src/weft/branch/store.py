@@ -56,6 +56,7 @@ class BranchStore:
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
         """Draw the next token of each branch, all at once; changes nothing."""
+        self.lm.see_weights()
         missing = self._without_rows(branches)
         if missing:
             run(self.lm, missing, Read, missing)
@@ -63,6 +64,7 @@ class BranchStore:
 
     async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
         """The awaitable form of `produce`."""
+        await self.lm.asee_weights()
         missing = self._without_rows(branches)
         if missing:
             await arun(self.lm, missing, Read, missing)
@@ -70,7 +72,6 @@ class BranchStore:
 
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
         checked_pairs(self.lm, [(branch, None) for branch in branches], "produce")
-        self.lm.see_weights()
         rows = ((branch, branch.needed_row()) for branch in branches if branch.drawn is None)
         return [branch for branch, row in rows if self.lm.scheduler.rows.read(row) is None]
 
