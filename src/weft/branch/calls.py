@@ -39,9 +39,10 @@ class Commit:
     """A token accepted and run on each of some branches. Everything advances on copies."""
 
     def __init__(self, pairs: Pairs) -> None:
-        parts = [_CommitPart(branch, token) for branch, token in pairs]
+        self.parts = [_CommitPart(branch, token) for branch, token in pairs]
         # A step runs lines of one adapter: those of each come together.
-        self.parts = sorted(parts, key=lambda part: part.branch.adapter or "")
+        if len({part.branch.base.namespace for part in self.parts}) > 1:
+            self.parts.sort(key=lambda part: part.branch.adapter or "")
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
         """Read the rows that figures need and nobody kept, then run the tokens."""

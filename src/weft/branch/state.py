@@ -47,6 +47,7 @@ class State:
         self.sampler = sampler
         self.row: LogitsRow | None = None
         self.last: Accepted | None = None
+        self._rows = lm.scheduler.rows
         self._drawn: Produced | None = None
         self._drawn_when = 0
         self.steering: dict[int, float] = {}
@@ -72,11 +73,11 @@ class State:
     @property
     def drawn(self) -> Produced | None:
         """What was drawn at this tip; None once the rows were cleared that it came from."""
-        return self._drawn if self._drawn_when == self.lm.scheduler.rows.n_clears else None
+        return self._drawn if self._drawn_when == self._rows.n_clears else None
 
     @drawn.setter
     def drawn(self, drawn: Produced | None) -> None:
-        self._drawn, self._drawn_when = drawn, self.lm.scheduler.rows.n_clears
+        self._drawn, self._drawn_when = drawn, self._rows.n_clears
 
     @property
     def place(self) -> Place:
@@ -205,7 +206,7 @@ class State:
             return -drawn.logprob, -drawn.kept_logprob
         if self.row is None:
             return None
-        logits = self.lm.scheduler.rows.read(self.row)
+        logits = self._rows.read(self.row)
         return None if logits is None else (surprisal(logits, token), None)
 
     # Logits -----------------------------------------------------------------------------------
@@ -216,17 +217,17 @@ class State:
         self.drawn = None
         self.row = LogitsRow() if place.depth else None
         if logits is not None and self.row is not None:
-            self.lm.scheduler.rows.fill(self.row, logits)
+            self._rows.fill(self.row, logits)
 
     def raw(self) -> Floats:
         """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
         from .calls import Read, run
 
         row = self.needed_row()
-        logits: Floats | None = self.lm.scheduler.rows.read(row)
+        logits: Floats | None = self._rows.read(row)
         while logits is None:
             run(self.lm, [self], Read, [self])  # type: ignore[list-item]
-            logits = self.lm.scheduler.rows.read(row)
+            logits = self._rows.read(row)
         return logits
 
     def needed_row(self) -> LogitsRow:

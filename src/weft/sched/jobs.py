@@ -492,6 +492,7 @@ class CommitJob(Job):
         super().__init__(age, tickets)
         (self.ticket,) = tickets
         self.item: Commit = self.ticket.item
+        self._is_mixed = len(self.namespaces()) > 1
         self.found: list[Committed] = []
         self.n_waiting = 0
         self.next = 0
@@ -527,6 +528,8 @@ class CommitJob(Job):
 
     def share(self, most: int) -> int:
         """Return the line before which a step stops: `most` lines on, all of one adapter."""
+        if not self._is_mixed:
+            return min(self.next + most, len(self.item.lines))
         lines = self.item.lines[self.next : self.next + most]
         name = lines[0].base.namespace
         same = takewhile(lambda line: line.base.namespace == name, lines)
