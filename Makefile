@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-clients slow coverage lint format types pyright imports check pages docs dist clean
+.PHONY: help demo test test-clients slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -22,7 +22,7 @@ help:
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make docs      the documentation as a site in site/"
-	@echo "also: slow coverage lint format types pyright imports pages dist clean"
+	@echo "also: slow coverage lint format types pyright imports sizes pages dist clean"
 
 demo: $(DEMO_VENV)/.stamp
 	$(DEMO_VENV)/bin/weft demo
@@ -86,7 +86,11 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test lint types imports docs
+check: test lint types imports docs sizes
+
+# Files and code lines of each package; `python -m tools.house` also counts what calls run through.
+sizes: $(VENV)/.stamp
+	$(BIN)/python -m tools.house --sizes
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

@@ -163,8 +163,8 @@ def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise EngineUnavailable(
             "tokenizer_config needs Transformers, which is not installed; leave it out, or run:"
-            ' pip install "weft[torch]"',
-            hint='pip install "weft[torch]"',
+            ' pip install "weft-lm[torch]"',
+            hint='pip install "weft-lm[torch]"',
         ) from error
     return AutoTokenizer.from_pretrained(str(folder), **config)
 
