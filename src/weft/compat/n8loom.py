@@ -154,6 +154,7 @@ def load_for_loom(
 
 def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
     """Let Transformers make the tokenizer of a model, with settings of the caller's."""
+    from ..engines import install_hint
     from ..engines.source import resolve
 
     remote_code = bool(config.get("trust_remote_code"))
@@ -161,10 +162,11 @@ def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
+        hint = install_hint("torch")
         raise EngineUnavailable(
             "tokenizer_config needs Transformers, which is not installed; leave it out, or run:"
-            ' pip install "weft-lm[torch]"',
-            hint='pip install "weft-lm[torch]"',
+            f" {hint}",
+            hint=hint,
         ) from error
     return AutoTokenizer.from_pretrained(str(folder), **config)
 
