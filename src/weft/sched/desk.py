@@ -153,10 +153,14 @@ class Desk:
         try:
             return action(*given, **more)
         except Exception as error:
-            if not isinstance(error, WeftError):
-                _log.warning("work failed outside the model call: %r", error)
-            self.fail(job, as_forward_error(error))
+            self.fault(job, error)
             return None
+
+    def fault(self, job: Job, error: Exception) -> None:
+        """Fail a job by what went wrong in it."""
+        if not isinstance(error, WeftError):
+            _log.warning("work failed outside the model call: %r", error)
+        self.fail(job, as_forward_error(error))
 
     def place(self, place: Place) -> None:
         """Put a place into the tree; where the engine cannot split a node for it, it waits."""

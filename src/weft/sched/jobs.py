@@ -303,8 +303,10 @@ class RunJob(Job):
             self.end_all("stop", desk)
             return
         self.n_drawn += 1
-        self.line.tokens.append(token)
-        is_last = self.line.depth >= desk.n_ctx
+        line = self.line
+        line.tokens.append(token)
+        is_full = line.depth >= desk.n_ctx
+        is_last = is_full
         for member in self.members:
             item, state = member.item, member.state
             state.tokens.append(token)
@@ -315,7 +317,7 @@ class RunJob(Job):
             if item.sink is not None:
                 self._tell(member)
             is_last = is_last or state.finish_reason is not None
-        if self.line.depth >= desk.n_ctx:
+        if is_full:
             self.end_all("context", desk)
         elif is_last:
             self.settle(desk)
@@ -410,9 +412,12 @@ class RunsPart(Part):
     """The next row of each of some runs, and a draw from each."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
+        lengths = [row.n_tokens for row in rows]
         super().__init__(rows[0].adapter)
+        self._n_tokens = sum(lengths)
         self.runs = runs
         self._rows = rows
+        self._ends = [row.position + n for row, n in zip(rows, lengths, strict=True)]
         self._chain = desk.run_chains.of([run.sampler for run in runs])
         self._overlap = desk.info.overlap
         self._chain.prepare(desk.info.n_vocab)
@@ -424,13 +429,15 @@ class RunsPart(Part):
     def rows(self) -> list[Row]:
         return self._rows
 
+    def n_tokens(self) -> int:
+        return self._n_tokens
+
     def jobs(self) -> Iterable[Job]:
         return self.runs
 
     def draw(self) -> None:
         assert self.output is not None
-        positions = [row.position + row.n_tokens for row in self._rows]
-        self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, positions))
+        self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
         if self._overlap:
             for number, run in enumerate(self.runs):
                 run.late = LateTokens(self._draws, number)
@@ -443,21 +450,21 @@ class RunsPart(Part):
         result = self._result
         assert result is not None
         figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
-        for number, (run, *drawn) in enumerate(zip(self.runs, *figures, strict=True)):
+        each = zip(self.runs, *figures, strict=True)
+        for number, (run, token, logprob, entropy) in enumerate(each):
             self._landed(run)
-            desk.guard(run, self._deliver, run, number, drawn, desk)
-
-    def _deliver(self, run: RunJob, number: int, drawn: Any, desk: Desk) -> None:
-        if run.error is not None:
-            desk.fail(run, run.error)
-            return
-        if run.forced:
-            run.accept_forced(self, number, desk)
-        if run.ending:
-            run.settle(desk)
-        elif not run.done:
-            token, logprob, entropy = drawn
-            run.accept(token, logprob, entropy, desk)
+            try:
+                if run.error is not None:
+                    desk.fail(run, run.error)
+                    continue
+                if run.forced:
+                    run.accept_forced(self, number, desk)
+                if run.ending:
+                    run.settle(desk)
+                elif not run.done:
+                    run.accept(token, logprob, entropy, desk)
+            except Exception as error:
+                desk.fault(run, error)
 
     def _landed(self, run: RunJob) -> None:
         run.outstanding -= 1
@@ -582,6 +589,9 @@ class CommitPart(Part):
 
     def rows(self) -> list[Row]:
         return self._rows
+
+    def n_tokens(self) -> int:
+        return len(self._rows)
 
     def jobs(self) -> Iterable[Job]:
         return [self.job]

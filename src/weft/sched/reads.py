@@ -185,6 +185,9 @@ class PathPart(Part):
         row = Row(self.path, self.tokens, self.start, self.fragment, wanted, spans, self.namespace)
         return [row]
 
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
     def jobs(self) -> Iterable[Job]:
         return dict.fromkeys([self.owner, *(claim.job for claim in self.claims)])
 

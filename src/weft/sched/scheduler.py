@@ -187,7 +187,7 @@ class Scheduler:
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
         parts = [*self._runs_parts(runs), *self._commit_parts(shares)]
-        used = sum(row.n_tokens for part in parts for row in part.rows())
+        used = sum(part.n_tokens() for part in parts)
         parts += desk.reader.pack(desk.oldest_waiting(), self.n_batch - used, desk)
         computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
@@ -200,21 +200,23 @@ class Scheduler:
     def _ready_runs(self, most: int) -> list[RunJob]:
         """Return the runs whose next token can be run now, the oldest `most` of them."""
         desk = self.desk
-        ready = [run for run in desk.live if run.can_step(self.n_ctx) and self._may_open(run)]
+        ready = [run for run in desk.live if run.can_step(self.n_ctx)]
+        ready = [run for run in ready if run.line.is_open or self._may_open(run)]
         if len(ready) > most:
             ready = heapq.nsmallest(most, ready, key=lambda run: run.age)
         spare = most - len(ready)
         for run in ready:
-            desk.guard(run, run.line.open, self.tree)
+            if not run.line.is_open:
+                desk.guard(run, run.line.open, self.tree)
             if run.sampler.matcher is not None:
                 desk.guard(run, run.force, spare, desk)
                 spare -= len(run.forced)
-        return [run for run in ready if run in desk.live]
+        return [run for run in ready if not run.done]
 
     def _may_open(self, run: RunJob) -> bool:
-        """Whether a run's line is open, or nothing in flight writes where it begins."""
+        """Whether nothing in flight writes where a run's line begins."""
         (claim,) = run.claims
-        if run.line.is_open or self.flight is None or claim.cursor is None:
+        if self.flight is None or claim.cursor is None:
             return True
         return not self.desk.reader.is_written(claim.cursor)
 
@@ -250,11 +252,16 @@ class Scheduler:
         """Return a part an adapter, for runs that are still here."""
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
         for run in runs:
-            row = self.desk.guard(run, run.row, self.desk)
-            if row is not None:
-                of_name = by_name.setdefault(row.adapter, ([], []))
-                of_name[0].append(run)
-                of_name[1].append(row)
+            try:
+                row = run.row(self.desk)
+            except Exception as error:
+                self.desk.fault(run, error)
+                continue
+            of_name = by_name.get(row.adapter)
+            if of_name is None:
+                of_name = by_name[row.adapter] = ([], [])
+            of_name[0].append(run)
+            of_name[1].append(row)
         return [RunsPart(some, rows, self.desk) for some, rows in by_name.values()]
 
     def _commit_parts(self, shares: list[Share]) -> list[Part]:

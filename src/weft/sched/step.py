@@ -36,6 +36,10 @@ class Part:
         """Return the engine's rows."""
         raise NotImplementedError
 
+    def n_tokens(self) -> int:
+        """Return how many tokens its rows run."""
+        raise NotImplementedError
+
     def jobs(self) -> Iterable[Job]:
         """Return the jobs that fail when the step does."""
         raise NotImplementedError
