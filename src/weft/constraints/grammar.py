@@ -13,8 +13,8 @@ from ..errors import ConfigError, ConstraintError, GrammarError
 from .base import Constraint, Matcher
 from .gbnf import as_lark
 from .patterns import as_regex
-from .rules import DEEPEST, is_too_deep
-from .schema import is_deep_schema
+from .rules import DEEPEST, LOWEST, is_too_deep
+from .schema import is_deep_schema, too_low
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,7 @@ class JsonSchema(Grammar):
         try:
             given = schema.model_json_schema() if model is not None else schema
             parsed = json.loads(given) if isinstance(given, str) else given
-            text = json.dumps(parsed, sort_keys=False)
+            text = json.dumps(parsed, sort_keys=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
         except RecursionError:
@@ -97,6 +97,8 @@ class JsonSchema(Grammar):
             raise GrammarError("no JSON fits the schema false")
         if is_deep_schema(parsed):
             raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+        if (low := too_low(parsed)) is not None:
+            raise GrammarError(f"the JSON schema has {low}; numbers of a schema end at {LOWEST}")
         text = "{}" if parsed is True else self.schema
         form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
         try:
