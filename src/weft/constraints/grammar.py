@@ -34,8 +34,11 @@ class Grammar(Constraint):
     def grammar(self) -> str:
         """Return llguidance's own form. Raises: GrammarError."""
 
-    def compile(self, compiler: Compiler) -> Matcher:
-        """See `Constraint.compile`."""
+    def checked(self, guidance: Any = None) -> str:
+        """Return llguidance's own form of what it can match. Raises: GrammarError.
+
+        guidance: a tokenizer in llguidance's form; what needs none is checked without.
+        """
         from llguidance import LLMatcher
 
         try:
@@ -44,9 +47,16 @@ class Grammar(Constraint):
             raise
         except ValueError as error:  # the library's, for what it cannot read at all
             raise GrammarError(f"{self._what()} is not valid: {told(str(error))}") from error
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(text, guidance)
         if is_error:
             raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")
+        return text
+
+    def compile(self, compiler: Compiler) -> Matcher:
+        """See `Constraint.compile`."""
+        from llguidance import LLMatcher
+
+        text = self.checked(compiler.guidance)
         if not compiler.has_all_bytes:
             text = _unforced(text)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
