@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -180,7 +179,6 @@ def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
 
 
 def test_demo_votes_solves_and_saves(command) -> None:
-    began = time.monotonic()
     done = command("demo")
     assert done.returncode == 0, done.stderr
     assert "The majority says: 5" in done.stdout
@@ -188,7 +186,6 @@ def test_demo_votes_solves_and_saves(command) -> None:
     assert "prefilled" in done.stdout
     assert "unshared" in done.stdout
     assert "next: weft run" in done.stderr
-    assert time.monotonic() - began < 60
 
 
 def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:

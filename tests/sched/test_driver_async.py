@@ -15,7 +15,7 @@ from weft.sched.driver import Channel
 from weft.sched.outbox import Outbox, set_all
 from weft.sched.work import Extend, FinishReason, Logits, RunState
 
-SOON = 10.0
+SOON = 60.0
 
 
 @pytest.fixture(autouse=True)
