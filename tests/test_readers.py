@@ -28,7 +28,7 @@ def case(names: list[str], n: int, *marks: Any) -> Any:
     [
         case(OTHERS, 60),
         case(WITH_TORCH, 20),
-        *(case([name], 3000, pytest.mark.slow, pytest.mark.timeout(900)) for name in READERS),
+        *(case([name], 3000, pytest.mark.slow, pytest.mark.timeout(1800)) for name in READERS),
     ],
 )
 def test_a_broken_file_is_named_whatever_is_wrong_with_it(names: list[str], n: int) -> None:

@@ -282,6 +282,9 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is not readable"):
         Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}', encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: eos_token is '.ud800'"):
+        Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1.5}', encoding="utf-8")
     with pytest.raises(ModelLoadError, match="eos_token_id is 1.5"):

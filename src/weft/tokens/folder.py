@@ -33,8 +33,8 @@ def read_folder(path: Path) -> TokenizerFiles:
     Raises: ModelLoadError naming the file that is missing or broken.
     """
     config = _read_json(path / "tokenizer_config.json")
-    special = special_texts(_read_json(path / "special_tokens_map.json"))
-    special.update(special_texts(config))
+    special = _read_specials(path / "special_tokens_map.json")
+    special |= _read_specials(path / "tokenizer_config.json")
     file = path / "generation_config.json"
     try:
         stop_ids = id_list(_read_json(file).get("eos_token_id"))
@@ -119,6 +119,16 @@ def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if file.exists():
         return read_text(file, ModelLoadError)
     return default_template(config.get("chat_template"))
+
+
+def _read_specials(file: Path) -> dict[str, str]:
+    texts = special_texts(_read_json(file))
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ModelLoadError(f"{file}: {name} is {shown(text)}: {error}") from error
+    return texts
 
 
 def _read_json(file: Path) -> dict[str, Any]:
