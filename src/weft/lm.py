@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -62,9 +62,13 @@ class LM:
         n_batch: int | None = None,
         n_seq_max: int | None = None,
         kv_bytes: int | None = None,
+        row_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
-        """Put the parts together; see `weft.load`. kv_bytes: None for no limit."""
+        """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
+
+        row_bytes: of logits rows that are kept, over all faces.
+        """
         self.engine = engine
         self.text = text
         self.model = engine if model is None else model
@@ -81,7 +85,7 @@ class LM:
             self.tree,
             n_ctx=self.n_ctx,
             n_batch=at_least_one("n_batch", N_BATCH if n_batch is None else n_batch),
-            row_cache_bytes=ROW_CACHE_BYTES,
+            row_cache_bytes=ROW_CACHE_BYTES if row_bytes is None else row_bytes,
         )
         self.driver = Driver(self.scheduler)
         self._open = True
@@ -165,14 +169,18 @@ class LM:
         """Yield what sinks put into a channel, a list a step, until all tickets are done."""
         return self.driver.pump(channel, tickets)
 
+    def turn_of_loop(self) -> Awaitable[None] | None:
+        """Return what a call waits for first, where one pass of its loop makes very many."""
+        return self.driver.turn_of_loop()
+
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue work from an event loop; what one pass of the loop submits shares a step."""
         self._check_biases(items)
         return await self.driver.asubmit(items, atomic=atomic)
 
-    async def adrive(self, tickets: Sequence[Ticket]) -> None:
+    def adrive(self, tickets: Sequence[Ticket]) -> Awaitable[None]:
         """Wait for tickets without blocking the loop."""
-        await self.driver.adrive(tickets)
+        return self.driver.adrive(tickets)
 
     def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """The async form of `pump`."""
@@ -305,7 +313,7 @@ class LM:
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
         self.driver.try_drain()
-        return gather_stats(self.tree, self.scheduler.counters, self.info, self.scheduler.lock)
+        return gather_stats(self.scheduler)
 
     def clear_cache(self) -> None:
         """Forget all KV and logits that no running work needs; tokens and handles stay."""

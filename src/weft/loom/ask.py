@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..results import Distribution, TextScore, TokenProb
 from ..sampling.metrics import log_softmax
+from ..sampling.order import largest
 from ..sched.work import Extend, Logits, Scores
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def next_item(node: Node, top: int) -> Extend:
 def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
     """Return the `top` likeliest ids, ties by lower id."""
     logprobs = log_softmax(logits[None])[0]
-    order = np.argsort(-logprobs, kind="stable")[:top].tolist()
+    order = largest(logprobs[None], top)[0].tolist()
     values = logprobs[order].astype(np.float64)
     text = lm.text
     return Distribution(

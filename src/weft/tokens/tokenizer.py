@@ -165,6 +165,10 @@ class Tokenizer:
         table = self.vocab_bytes
         return table[token_id] if token_id < len(table) else b""
 
+    def spelling(self, token_id: int) -> str:
+        """Return a token as the tokenizer itself writes it; "" where no token has that id."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: int) -> str:
         """Return a token's text, U+FFFD where it is part of a character."""
         return self.token_bytes(token_id).decode(errors="replace")

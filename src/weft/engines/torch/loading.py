@@ -70,6 +70,12 @@ def load_model(
             f"Transformers does not know the model in {folder}: {error}"
         ) from error
     stored = checkpoint.open_checkpoint(folder)
+    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(n_layers, int) and n_layers > len(stored.tensors):  # it would make them all first
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says {n_layers} layers; the weights are "
+            f"{len(stored.tensors)} tensors, less than one a layer"
+        )
     if progress is not None:
         progress("load", 0, 1, str(folder))
     model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
