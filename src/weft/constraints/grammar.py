@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, GrammarError
+from ..tokens.folder import is_panic
 from .base import Constraint, Matcher
 from .gbnf import as_lark
 from .patterns import as_regex
@@ -43,11 +44,13 @@ class Grammar(Constraint):
 
         try:
             text = self.grammar()
+            is_error, messages = LLMatcher.validate_grammar_with_warnings(text, guidance)
         except GrammarError:
             raise
-        except ValueError as error:  # the library's, for what it cannot read at all
+        except BaseException as error:  # the library's, for what it cannot read at all
+            if not isinstance(error, ValueError) and not is_panic(error):
+                raise
             raise GrammarError(f"{self._what()} is not valid: {told(str(error))}") from error
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(text, guidance)
         if is_error:
             raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")
         return text

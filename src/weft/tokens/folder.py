@@ -111,7 +111,12 @@ def _read_backend(path: Path) -> Backend:
 
 def is_librarys(error: BaseException) -> bool:
     """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return isinstance(error, Exception) or is_panic(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust met what it never expected."""
+    return type(error).__name__ == "PanicException"
 
 
 def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
