@@ -52,9 +52,18 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
     )
 
 
-def measure_item(node: Node, text: str | Sequence[int]) -> Extend:
+def ids_of(node: Node, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
+    """Return a text's token ids as what goes on after the node; token ids as they are."""
+    if isinstance(text, str):
+        return node._encode(text, special)
+    if special is not None:
+        raise ConfigError("special is about how a text is read; token ids are what they are")
+    return text
+
+
+def measure_item(node: Node, text: str | Sequence[int], special: bool | None = None) -> Extend:
     """Return the work item of `measure`."""
-    ids = node._encode(text) if isinstance(text, str) else list(text)
+    ids = list(ids_of(node, text, special))
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
     place = at_end(node)
