@@ -17,7 +17,7 @@ from . import advice, objects, options
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import Out
+from .out import Out, counted
 from .picture import Picture
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def solve(
     verbose: options.Verbose = 0,
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
-    text = options.read_prompt(prompt)
+    text = options.read_prompt(prompt, "solve", example=f'weft solve "{samples.game24}"')
     chosen = options.given(
         breadth=breadth,
         n=n,
@@ -246,7 +246,7 @@ def vote_lines(out: Out, result: SearchResult) -> None:
         style = "green" if place == 0 else "dim"
         out.line(f"  {vote.answer!s:>{width}}  ", (bar, style), f" {vote.count}")
     if (rest := len(result.votes) - _VOTES) > 0:
-        out.line((f"  … {rest} more answers", "dim"))
+        out.line((f"  … {counted(rest, 'more answer')}", "dim"))
 
 
 def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
