@@ -11,15 +11,19 @@ if TYPE_CHECKING:
 
 
 class Home:
-    """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in."""
+    """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 
-    __slots__ = ("closed", "lm", "model", "tokenizer")
+    adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
+    """
+
+    __slots__ = ("adapter", "closed", "lm", "model", "tokenizer")
 
     def __init__(self, lm: LM | None, model: Any = None, tokenizer: Any = None) -> None:
         self.lm = lm
         self.model = model
         self.tokenizer = tokenizer
         self.closed = False
+        self.adapter: str | None = None
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> Home:
