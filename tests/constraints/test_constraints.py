@@ -108,6 +108,12 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
         (lambda: Lark("start: foo\n"), "line 1.*unknown name"),
         (lambda: JsonSchema({"type": "nosuch"}), "nosuch"),
         (lambda: JsonSchema("{"), "not JSON"),
+        (lambda: JsonSchema({"type": "integer", "maximum": "ü" * 300}), "char boundary"),  # panics
+        (lambda: JsonSchema({"const": float("inf")}), "not JSON"),
+        (lambda: JsonSchema('{"const": 1e999}'), "not JSON"),
+        # llguidance would crash
+        (lambda: JsonSchema({"enum": [1, -(2**63)]}), "-9223372036854775808; numbers .* end at"),
+        (lambda: JsonSchema({"type": "integer", "maximum": 7.0 - 2**63}), "numbers .* end at"),
         (lambda: JsonSchema("3"), "allowed is an object"),
         (lambda: JsonSchema(False), "no JSON fits"),
         (lambda: JsonSchema('{"const": "\\ud83d"}'), "JSON schema is not valid"),

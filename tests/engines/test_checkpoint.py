@@ -217,6 +217,7 @@ def test_a_tokenizer_of_another_kind_of_file_is_left_to_its_reader(folder: Path)
     [
         (tokenizer_json(0, 61), "wrong tokenizer.*61"),
         (json.dumps({"model": {"vocab": [["a", 0.0]] * 62}}), "wrong tokenizer.*61"),
+        ('{"model": {"vocab": 5}}', "5 for a vocabulary"),
         ("{}", "names no tokens"),
         ("{", "not JSON"),
     ],

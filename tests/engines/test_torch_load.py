@@ -112,6 +112,9 @@ def test_broken_folders_raise_model_load_error(folder: Path, tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     with pytest.raises(ModelLoadError, match="lacks"):
         TorchEngine.load(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**31 - 1}))
+    with pytest.raises(ModelLoadError, match=r"config\.json says 2147483647 layers"):
+        TorchEngine.load(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "abacus"}))
     with pytest.raises(ModelLoadError, match="abacus"):
         TorchEngine.load(folder)

@@ -23,13 +23,14 @@ NotebookClient(book, timeout=120, resources={"metadata": {"path": sys.argv[2]}})
 nbformat.write(book, sys.argv[2] + "/out.ipynb")
 """
 STOP = """
-import sys, time
+import sys
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel()
 client.execute_interactive("import weft; loom = weft.Loom(weft.load(), weft.samples.story)")
 never_ends = "logit_bias={loom.lm.eog_token: -100}"
 client.execute(f"loom.grow(n=3, max_tokens=1900, temperature=2.0, {never_ends})")
-time.sleep(1.0)
+while client.get_iopub_msg(timeout=60)["msg_type"] != "update_display_data":
+    pass  # until tokens are shown
 manager.interrupt_kernel()
 # What is asked before the answer comes is dropped, as after every error.
 assert client.get_shell_msg(timeout=60)["content"]["ename"] == "KeyboardInterrupt"

@@ -15,7 +15,7 @@ from weft.sched import driver as driver_module
 from weft.sched.driver import Channel
 from weft.sched.work import Extend, FinishReason, Logits, RunState
 
-SOON = 10.0  # seconds; a test that waits longer has failed
+SOON = 60.0  # seconds; a test that waits longer has failed
 
 
 @pytest.fixture(autouse=True)
@@ -312,11 +312,12 @@ def test_an_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> 
     rig.driver.closed = False
 
 
+@pytest.mark.timeout(60)
 def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Submitted after a turn that found nothing: the thread looks again instead of sleeping."""
-    monkeypatch.setattr(driver_module, "IDLE_S", SOON)
+    monkeypatch.setattr(driver_module, "IDLE_S", 1e6)
     rig = make()
     turn, tickets = rig.driver.turn, []
 
@@ -327,11 +328,9 @@ def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
         return worked
 
     rig.driver.turn = turn_then_work  # type: ignore[method-assign]
-    began = time.monotonic()
     rig.driver.start()
     while not (tickets and tickets[0].done):
         time.sleep(0.001)
-    assert time.monotonic() - began < SOON / 2
 
 
 def test_a_step_that_ends_programs_is_noted_and_the_thread_goes_on(

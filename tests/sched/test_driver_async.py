@@ -16,7 +16,7 @@ from weft.sched.driver import Channel
 from weft.sched.outbox import TURNS, Outbox, Waiter
 from weft.sched.work import Extend, FinishReason, Logits, RunState
 
-SOON = 10.0
+SOON = 60.0
 
 
 @pytest.fixture(autouse=True)

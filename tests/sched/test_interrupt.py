@@ -72,7 +72,7 @@ def test_other_threads_do_not_touch_the_handler(handler: list[int]) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert seen == [signal.getsignal(signal.SIGINT)]
 
 

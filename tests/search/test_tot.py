@@ -132,8 +132,7 @@ def test_small_token_budget_still_ends_in_an_answer(lm: weft.LM) -> None:
 def test_seconds_are_honoured(lm: weft.LM) -> None:
     result = tot(lm, EASY.prompt, seed=1, budget_s=0.05)
     assert result.cost.stopped == "seconds"
-    # One step more may be on its way; a busy machine makes it slow.
-    assert result.cost.seconds < 5
+    assert result.cost.tokens < tot(lm, EASY.prompt, seed=1).cost.tokens
     assert lm.stats().pinned_tokens >= 0
 
 

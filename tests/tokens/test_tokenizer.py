@@ -259,6 +259,16 @@ def test_stop_ids_join_all_files(tmp_path: Path, eos: object, stops: set[int]) -
     assert Tokenizer.from_folder(path).stop_ids == stops
 
 
+def test_two_tokens_of_one_id_are_a_broken_file(tmp_path: Path) -> None:
+    """The library reads it, and cannot read what it writes of it."""
+    tokenizer = json.loads(builders.byte_level().to_str())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"] = vocab["b"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is no whole tokenizer: "):
+        Tokenizer.from_folder(tmp_path).encode("a")
+
+
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
@@ -271,6 +281,9 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is not readable"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}', encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: eos_token is '.ud800'"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1.5}', encoding="utf-8")

@@ -258,7 +258,9 @@ def constraint(schema: Path | None) -> dict[str, Any]:
     if not isinstance(given, dict | bool):
         raise GrammarError(f"{schema} holds {files.shown(given)}; a JSON schema is an object")
     try:
-        return {"constraint": JsonSchema(given)}
+        made = JsonSchema(given)
+        made.checked()
+        return {"constraint": made}
     except GrammarError as error:
         raise GrammarError(f"{schema}: {error}", hint=error.hint) from error
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, GrammarError
+from ..tokens.folder import is_panic
 from .base import Constraint, Matcher
 from .gbnf import as_lark
 from .patterns import as_regex
-from .rules import DEEPEST, is_too_deep
-from .schema import is_deep_schema
+from .rules import DEEPEST, LOWEST, is_too_deep
+from .schema import is_deep_schema, too_low
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,19 +35,31 @@ class Grammar(Constraint):
     def grammar(self) -> str:
         """Return llguidance's own form. Raises: GrammarError."""
 
-    def compile(self, compiler: Compiler) -> Matcher:
-        """See `Constraint.compile`."""
+    def checked(self, guidance: Any = None) -> str:
+        """Return llguidance's own form of what it can match. Raises: GrammarError.
+
+        guidance: a tokenizer in llguidance's form; what needs none is checked without.
+        """
         from llguidance import LLMatcher
 
         try:
             text = self.grammar()
+            is_error, messages = LLMatcher.validate_grammar_with_warnings(text, guidance)
         except GrammarError:
             raise
-        except ValueError as error:  # the library's, for what it cannot read at all
+        except BaseException as error:  # the library's, for what it cannot read at all
+            if not isinstance(error, ValueError) and not is_panic(error):
+                raise
             raise GrammarError(f"{self._what()} is not valid: {told(str(error))}") from error
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
         if is_error:
             raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")
+        return text
+
+    def compile(self, compiler: Compiler) -> Matcher:
+        """See `Constraint.compile`."""
+        from llguidance import LLMatcher
+
+        text = self.checked(compiler.guidance)
         if not compiler.has_all_bytes:
             text = _unforced(text)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
@@ -78,7 +91,7 @@ class JsonSchema(Grammar):
         try:
             given = schema.model_json_schema() if model is not None else schema
             parsed = json.loads(given) if isinstance(given, str) else given
-            text = json.dumps(parsed, sort_keys=False)
+            text = json.dumps(parsed, sort_keys=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
         except RecursionError:
@@ -97,6 +110,8 @@ class JsonSchema(Grammar):
             raise GrammarError("no JSON fits the schema false")
         if is_deep_schema(parsed):
             raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+        if (low := too_low(parsed)) is not None:
+            raise GrammarError(f"the JSON schema has {low}; numbers of a schema end at {LOWEST}")
         text = "{}" if parsed is True else self.schema
         form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
         try:

@@ -17,8 +17,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import GrammarError
+from ..files import shown
 from .gbnf import read, read_rules
-from .rules import DEEPEST, ends, is_too_deep, passing
+from .rules import DEEPEST, LOWEST, ends, is_too_deep, passing
 
 # Rules that schemas lean on; a rule is written only when it is used. No letter is written as two
 # escapes (surrogates), so that lengths count.
@@ -456,6 +457,20 @@ def is_deep_schema(schema: Any) -> bool:
         return found
 
     return is_too_deep(schema, inner)
+
+
+def too_low(schema: Any) -> str | None:
+    """Return a number of a schema that llguidance cannot take, shown short; see `LOWEST`."""
+    todo = _containers([schema])
+    while todo:
+        part = todo.pop()
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            # How far down it may go is counted in floats.
+            is_floor = isinstance(value, float) and key in ("minimum", "exclusiveMinimum")
+            if isinstance(value, int | float) and value < LOWEST and not is_floor:
+                return shown(value)
+        todo += _containers(part)
+    return None
 
 
 def _containers(part: Any) -> list[Any]:

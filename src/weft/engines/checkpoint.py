@@ -286,6 +286,8 @@ def _token_ids(file: Path) -> list[int]:
     """Ids of the vocabulary proper; some models have added tokens beyond it."""
     model = _read_json(file).get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, dict | list | None):
+        raise ModelLoadError(f"{file} has {shown(vocab)} for a vocabulary; download it again")
     ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))
     for each in ids:
         if type(each) is not int:

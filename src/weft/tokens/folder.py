@@ -33,8 +33,8 @@ def read_folder(path: Path) -> TokenizerFiles:
     Raises: ModelLoadError naming the file that is missing or broken.
     """
     config = _read_json(path / "tokenizer_config.json")
-    special = special_texts(_read_json(path / "special_tokens_map.json"))
-    special.update(special_texts(config))
+    special = _read_specials(path / "special_tokens_map.json")
+    special |= _read_specials(path / "tokenizer_config.json")
     file = path / "generation_config.json"
     try:
         stop_ids = id_list(_read_json(file).get("eos_token_id"))
@@ -111,7 +111,12 @@ def _read_backend(path: Path) -> Backend:
 
 def is_librarys(error: BaseException) -> bool:
     """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return isinstance(error, Exception) or is_panic(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust met what it never expected."""
+    return type(error).__name__ == "PanicException"
 
 
 def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
@@ -119,6 +124,16 @@ def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if file.exists():
         return read_text(file, ModelLoadError)
     return default_template(config.get("chat_template"))
+
+
+def _read_specials(file: Path) -> dict[str, str]:
+    texts = special_texts(_read_json(file))
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ModelLoadError(f"{file}: {name} is {shown(text)}: {error}") from error
+    return texts
 
 
 def _read_json(file: Path) -> dict[str, Any]:

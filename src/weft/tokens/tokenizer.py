@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, Unsupported
+from ..errors import ConfigError, ModelLoadError, Unsupported
+from ..files import shown_path
 from .chat import check_messages, render_chat
 from .folder import default_template, is_librarys, read_folder
 from .form import ChatForm, chat_form
@@ -31,6 +32,7 @@ class Tokenizer:
 
     object: what was handed in, or this tokenizer itself.
     stop_ids: every id that ends a text.
+    name: what errors call it, such as its file.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Tokenizer:
         chat_template: str | None = None,
         stop_ids: Iterable[int] = (),
         given: Any = None,
+        name: str = "the tokenizer",
     ) -> None:
         """Take over `backend`: it becomes this object's own."""
         backend.no_truncation()
@@ -49,6 +52,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._anchors: dict[tuple[str, bool], list[int]] = {}
         self.chat_template = chat_template
+        self.name = name
         self.object: Any = self if given is None else given
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
@@ -68,6 +72,7 @@ class Tokenizer:
             special_tokens=files.special_tokens,
             chat_template=files.chat_template,
             stop_ids=(*files.stop_ids, *stop_ids),
+            name=shown_path(Path(path) / "tokenizer.json"),
         )
 
     @classmethod
@@ -248,7 +253,12 @@ class Tokenizer:
 
     @cached_property
     def _plain_backend(self) -> Backend:
-        plain = _copy(self._backend)
+        try:
+            plain = _copy(self._backend)
+        except Exception as error:  # two tokens with one id, for one: one of them is not written
+            raise ModelLoadError(
+                f"{self.name} is no whole tokenizer: {error}. Download the file again"
+            ) from error
         plain.encode_special_tokens = True
         return plain
 

@@ -59,6 +59,12 @@ def load_model(
         raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
     config = config_of(folder, trust_remote_code=trust_remote_code)
     stored = checkpoint.open_checkpoint(folder)
+    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(n_layers, int) and n_layers > len(stored.tensors):  # it would make them all first
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says {n_layers} layers; the weights are "
+            f"{len(stored.tensors)} tensors, less than one a layer"
+        )
     if progress is not None:
         progress("load", 0, 1, str(folder))
     model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
