@@ -9,11 +9,12 @@ import pytest
 
 import weft
 from weft import Loom, samples
-from weft.search.adaptive import Thompson, beta, descent
+from weft.search.core import Settings
 from weft.search.driver import Search
-from weft.search.frontier import Frontier
 from weft.search.judge import Judge
-from weft.search.options import Settings
+from weft.search.propose import Proposer
+from weft.search.ranking import Frontier
+from weft.search.thompson import Thompson, beta, descent
 
 
 def test_posterior_mean_is_that_of_the_beta() -> None:
@@ -38,11 +39,12 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
         step.add(line).score = score
     loom.add("4 + 9 = 13 (left: 10 13 13)\n").score = 0.02
     found = Search(lm, loom, Settings.read({"seed": 1}, max_tokens=8), "adaptive")
-    judge = Judge(lm, found.task, found.meter, None, as_share=True)
+    judge = Judge(found, as_share=True)
     frontier = Frontier(found, judge, 3)
     open_ids, rng = frontier.open(widens=True), Random(2)
     ends = [descent(loom, frontier, open_ids, rng) for _ in range(200)]
     deeper = sum(step in node.path for node in ends)
     assert deeper > 110 if goes_deeper else deeper < 60
-    wanted = Thompson(judge, 3, 4, 10, 2).ask(found)
+    proposer = Proposer(found, n_continue=1, n_suggest=1)
+    wanted = Thompson(judge, proposer, 3, 4, 10, 2).ask(found)
     assert sum(want.n or 0 for want in wanted) == 20

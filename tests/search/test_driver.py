@@ -22,13 +22,12 @@ from searches import FEW, SMALL, small, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError, FormatError
 from weft.search import Level, SearchResult
-from weft.search.adaptive import Thompson
-from weft.search.beam import Beam
-from weft.search.breadth import BreadthFirst
-from weft.search.depth import DepthFirst
+from weft.search.beams import Beam
 from weft.search.driver import Search
-from weft.search.mcts import UCT
 from weft.search.particles import Particles
+from weft.search.thompson import Thompson
+from weft.search.thoughts import BreadthFirst, DepthFirst
+from weft.search.uct import UCT
 
 NAMES = list(SMALL)
 

@@ -128,6 +128,11 @@ class Heddle(Shown):
         The text is tokenised as a continuation: no BOS and no space creep in. Empty text makes an
         empty node. Raises ContextOverflow when the path gets longer than the context.
         """
+        if self._home.is_text and isinstance(text, str):
+            child = self._child([])
+            child._text = text
+            self.children.append(child)
+            return child
         child = self._child(self._encode(text) if isinstance(text, str) else text)
         child._place = self._home.live_lm().place(child._tokens, after=self._where())
         self.children.append(child)

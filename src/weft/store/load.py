@@ -12,7 +12,7 @@ from ..loom import Heddle, Loom
 from ..loom.home import Home
 from ..loom.prompt import Prompt
 from ..sampling.params import SamplingParams
-from .format import ModelMark, Record, field, read_header, read_records
+from .format import NO_MODEL, ModelMark, Record, field, read_header, read_records
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -40,7 +40,7 @@ def load(
         field(prompt, "user_prompt", str, "prompt"),
         field(prompt, "chat_template_used", bool, "prompt"),
     )
-    home = Home(lm, lm, None if lm is None else lm.tokenizer)
+    home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
     loom = loom_class._restored(home, made, heddle_class)
     loom.created = field(data, "created", str, "the file")
     loom.saved_by = mark
@@ -63,6 +63,10 @@ def _read(path: Path) -> Any:
 
 def _check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
     info = lm.info
+    if mark == NO_MODEL:
+        raise ModelMismatch(
+            "the loom was made without a model, of texts alone: open it without one"
+        )
     if info.n_vocab != mark.n_vocab:
         raise ModelMismatch(
             f"the loom was saved by {mark.name} with {mark.n_vocab} token ids; {info.model} has "
