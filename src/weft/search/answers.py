@@ -66,7 +66,7 @@ def best_of_n(
     count = branches("n", n)
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     algorithm = Answers(count, extract, is_checked=checked)
-    result = yield from search.run(algorithm, Judge(search, asks=False), algorithm.writer(search))
+    result = yield from search.run(algorithm, Votes(search, asks=False), algorithm.writer(search))
     return replace(result, votes=tuple(algorithm.votes(search)))
 
 
@@ -101,6 +101,15 @@ def answers_only(name: str, options: SearchOptions, *, temperature: float) -> Se
             )
     settings = Settings.read(options, temperature=temperature, max_tokens=256, stop=None)
     return replace(settings, complete=False)
+
+
+class Votes(Judge):
+    """Scores whole answers by the caller's value; without one their votes count, not a model."""
+
+    def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
+        if self.search.lm is None and self.search.value is None:
+            return [0.0] * len(nodes)
+        return (yield from super()._scores(nodes))
 
 
 class Answers:

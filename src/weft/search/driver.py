@@ -274,8 +274,7 @@ class Search:
                 "or another file"
             )
         if found["shape"] != self._shape:
-            names = [name for name in self._shape if found["shape"].get(name) != self._shape[name]]
-            was = ", ".join(f"{name} was {found['shape'].get(name)}" for name in names)
+            was = _differences(found["shape"], self._shape)
             raise ConfigError(
                 f"{path} holds another search: {was}. Give the same strategy and numbers, or "
                 "another file"
@@ -365,6 +364,13 @@ def _key(state: tuple[Any], node: Heddle) -> Hashable:
     except TypeError:
         return node.id
     return state
+
+
+def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    names = [name for name in now if was.get(name) != now[name]]
+    if "name" in names:
+        return f"the strategy was {was.get('name')}"
+    return ", ".join(f"{name} was {was.get(name)}" for name in names)
 
 
 def _is_same(one: Any, other: Any) -> bool:

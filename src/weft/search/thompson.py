@@ -121,6 +121,8 @@ def descent(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) 
     while True:
         steps = frontier.steps[node.id]
         wider = posterior((child.score or 0.0 for child in steps), rng)
+        if node.meta.get("closed"):
+            wider = -1.0
         drawn = {
             child.id: beta(frontier.visits[child.id], frontier.total[child.id], rng)
             for child in steps

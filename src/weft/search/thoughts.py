@@ -84,7 +84,10 @@ class BreadthFirst:
 
     def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
         """Keep the best of the round."""
-        kept = worth_following(search, self.judge, told)[: self.breadth]
+        earlier = [each for ids in self._ids(search, search.round) for each in ids]
+        before = {search.place_of(node) for node in [search.start, *search.found(earlier)]}
+        new = worth_following(search, self.judge, told)
+        kept = [node for node in new if search.place_of(node) not in before][: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
@@ -92,13 +95,17 @@ class BreadthFirst:
         """Return the paths that ended and those of the last level, best first."""
         if not search.completes or is_answered(search):
             return paths(search)
-        rounds = range(1, search.round + 1)
-        ended = [n for r in rounds[:-1] for n in self.kept(search, r) if n.terminal]
+        earlier = [each for ids in self._ids(search, search.round - 1) for each in ids]
+        ended = [node for node in search.found(earlier) if node.terminal]
         return ranked([*ended, *self.kept(search, search.round)]) if search.round else []
 
     def kept(self, search: Search, number: int) -> list[Heddle]:
         """Return what a round kept; before the first, the start."""
         return search.found(search.state["kept"][str(number)]) if number else [search.start]
+
+    def _ids(self, search: Search, rounds: int) -> list[list[str]]:
+        """Return the ids that each of the first rounds kept."""
+        return [search.state["kept"][str(number)] for number in range(1, rounds + 1)]
 
 
 class DepthFirst:
