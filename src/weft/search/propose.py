@@ -188,7 +188,12 @@ class Proposer:
         sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
         if temperature is not None:
             sampling["temperature"] = temperature
-        return (yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling))
+        made = yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling)
+        for source in self.sources:
+            if source.by and source.lm is not None and source.lm is self.lm:
+                for node in made:
+                    node.meta["by"] = source.by
+        return made
 
     # What the caller's function writes
 

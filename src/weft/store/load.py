@@ -64,9 +64,7 @@ def _read(path: Path) -> Any:
 def _check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
     info = lm.info
     if mark == NO_MODEL:
-        raise ModelMismatch(
-            "the loom was made without a model, of texts alone: open it without one"
-        )
+        raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
     if info.n_vocab != mark.n_vocab:
         raise ModelMismatch(
             f"the loom was saved by {mark.name} with {mark.n_vocab} token ids; {info.model} has "
