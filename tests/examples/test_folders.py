@@ -23,12 +23,15 @@ SAYS = {
     "embeddings": "4 of 4 right",
     "entropy": "by entropy",
     "game24": "tree, breadth first  right",
+    "json_record": "best: {'name': 'Lena', 'animal': 'owl'",
     "grammar": "valid: {'name': 'Lena'",
     "reflection": "answer: 5 (",
     "rerank": "4 4 10\n",
+    "sentence": "a wise duck named Vera lived near the meadow",
     "smc_json": "best: {'name': 'Lena'",
     "speculative": "accepted ",
     "three_faces": "tokens prefilled after the loom: 1",
+    "word_problem": "The answer is 1216.\n(solved",
     "streaming": "400 tokens in 5 windows of 160",
 }
 
