@@ -43,7 +43,9 @@ def score_of(ids: Sequence[int], first: int, last: int, top: int) -> Score:
 def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
     """One token drawn after a whole path."""
     at = np.array([len(ids)], dtype=np.uint64)
-    return Chain([sampler]).draw(logits_after(ids)[None], np.zeros(1, dtype=np.int64), at)
+    return Chain([sampler]).draw(
+        logits_after(ids)[None], np.zeros(1, dtype=np.int64), at, kept=True
+    )
 
 
 def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str]:

@@ -14,7 +14,7 @@ import pytest
 from fakes import BrokenEngine
 from weft import LM, Branch, BranchStore, Loom
 from weft.engines.numpy import NumpyEngine
-from weft.errors import ConfigError, ForwardError
+from weft.errors import ForwardError
 from weft.sched.work import Extend, Logits
 from weft.tokens.tokenizer import Tokenizer
 
@@ -171,9 +171,17 @@ def test_ended_branches_give_their_room_back(lm: LM) -> None:
     assert lm.stats().kv_tokens == 0
 
 
-def test_a_penalty_window_is_refused_by_name(lm: LM) -> None:
-    with pytest.raises(ConfigError, match="every accepted token"):
-        Branch.create(lm, penalty_last_n=64)
+def test_a_penalty_window_looks_back_over_prefill_commits_forks_and_rewinds(lm: LM) -> None:
+    options = dict(seed=3, temperature=0.9, presence_penalty=4.0, penalty_last_n=2)
+    branch = Branch.create(lm, **options)
+    branch.prefill([*range(30, 50)])
+    for _ in range(6):
+        branch.commit(branch.produce().token)
+    fork = branch.fork()
+    assert branch.sampler.history is not None
+    for one in (branch, fork):
+        assert one.sampler.history is not None
+        assert set(one.sampler.history.ids.tolist()) == set(one.tokens[-2:])
 
 
 def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine) -> None:

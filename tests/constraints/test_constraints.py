@@ -156,7 +156,9 @@ def test_masks_of_a_batch_are_those_asked_one_token_at_a_time(compiler) -> None:
     for begun in (False, True):
         if begun:
             masks.begin(matchers, compiler.n_vocab)
-        masked = masks.over(logits, matchers)
+        masks.finish(matchers, compiler.n_vocab)
+        masked = masks.over(logits, np.arange(len(matchers)))
+        assert np.array_equal(masks.over(logits[1:3], np.arange(1, 3)), masked[1:3])
         for row, matcher in zip(masked, matchers, strict=True):
             allowed = [
                 matcher is None or matcher.is_allowed(token) for token in range(compiler.n_vocab)

@@ -86,9 +86,9 @@ def test_host_output_hands_out_copies_and_draws_at_once() -> None:
     output.logits(1)[:] = 0
     assert output.logits(1).tolist() == [3, 4, 5]
     seen: list[Any] = []
-    chain = SimpleNamespace(draw=lambda *given: seen.append(given) or "drawn")
-    batch: Any = SimpleNamespace(chain=chain, rows="rows", positions="positions")
+    chain = SimpleNamespace(draw=lambda *given, kept: seen.append((*given, kept)) or "drawn")
+    batch: Any = SimpleNamespace(chain=chain, rows="rows", positions="positions", kept=True)
     assert output.draw(batch).result() == "drawn"
-    assert seen == [(logits, "rows", "positions")]
+    assert seen == [(logits, "rows", "positions", True)]
     output.wait()
     assert output.scores() == [[], []]

@@ -67,7 +67,8 @@ def typical(logits: Sequence[float], share: float) -> list[float]:
 
 def min_p(logits: Sequence[float], share: float) -> list[float]:
     p = softmax(logits)
-    return keep(logits, {i for i, x in enumerate(p) if x >= share * max(p)})
+    least = share * max(p)
+    return keep(logits, {i for i, x in enumerate(p) if x >= least})
 
 
 def penalise(
@@ -88,10 +89,49 @@ def temper(logits: Sequence[float], temperature: float) -> list[float]:
     return [x / temperature for x in logits]
 
 
+def philox(key: int, counter: int) -> list[int]:
+    """Philox4x32-10, word by word: a 64-bit key, a 128-bit counter, four words."""
+    mask = 2**32 - 1
+    k0, k1 = key & mask, key >> 32
+    words = [counter >> 32 * i & mask for i in range(4)]
+    for _ in range(10):
+        p0, p1 = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [p1 >> 32 ^ words[1] ^ k0, p1 & mask, p0 >> 32 ^ words[3] ^ k1, p0 & mask]
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return words
+
+
+def time(word: int) -> float:
+    return -math.log(1 - ((word >> 41) + 0.5) / 2**23)
+
+
+def splitmix(key: int, counter: int) -> int:
+    """Output number `counter` of SplitMix64 started at `key`."""
+    mask = 2**64 - 1
+    x = key + (counter + 1) * 0x9E3779B97F4A7C15 & mask
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+    return x ^ x >> 31
+
+
+def noise(stream: int, position: int, token_ids: Sequence[int]) -> list[float]:
+    """Gumbel noise of tokens: its group's earliest time if a token is the earliest, else later."""
+    low, high, *_ = philox(stream, position)
+    key, out = low | high << 32, []
+    for token_id in token_ids:
+        square, line, column = token_id // 4096, token_id // 64 % 64, token_id % 64
+        word = splitmix(key, square * 64 + column)
+        when = time(word) / 64
+        if word % 64 != line:
+            when += time(splitmix(key, 2**32 + token_id))
+        out.append(-math.log(when))
+    return out
+
+
 def draw(
     logits: Sequence[float],
     params: SamplingParams,
-    u: float,
+    noises: Sequence[float],
     prompt: Sequence[int] = (),
     generated: Sequence[int] = (),
 ) -> int:
@@ -109,10 +149,5 @@ def draw(
     x = min_p(x, params.min_p)
     if not params.temperature_first:
         x = temper(x, params.temperature)
-    total = 0.0
-    p = softmax(x)
-    for i, share in enumerate(p):
-        total += share
-        if total > u * math.fsum(p):
-            return i
-    raise AssertionError("u is below 1, so some prefix exceeds it")
+    heights = [value + noise for value, noise in zip(x, noises, strict=True)]
+    return heights.index(max(heights))

@@ -47,9 +47,9 @@ def test_equal_row_objects_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -
     seen: list[tuple[int, ...]] = []
     real = Chain.draw
 
-    def draw(self: Chain, table: np.ndarray, *rest: np.ndarray) -> object:
+    def draw(self: Chain, table: np.ndarray, *rest: np.ndarray, kept: bool) -> object:
         seen.append(table.shape)
-        return real(self, table, *rest)
+        return real(self, table, *rest, kept=kept)
 
     monkeypatch.setattr(Chain, "draw", draw)
     row = logits(1)[0]

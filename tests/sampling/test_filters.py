@@ -8,84 +8,113 @@ import pytest
 
 from sampling import naive
 from weft.sampling import filters
+from weft.sampling.arrays import SamplingArrays
+from weft.sampling.order import group_peaks
 from weft.sampling.params import SamplingParams
 
 Twin = Callable[[list[float], Any], list[float]]
-SHARES = np.array([0.05, 0.3, 0.5, 0.9, 0.999])
+SHARES = [0.05, 0.3, 0.5, 0.9, 0.999]
 FILTERS = [
-    pytest.param(filters.top_k, naive.top_k, np.array([0, 1, 3, 17, 1000]), id="top_k"),
-    pytest.param(filters.top_p, naive.top_p, SHARES, id="top_p"),
-    pytest.param(filters.min_p, naive.min_p, SHARES, id="min_p"),
-    pytest.param(filters.typical, naive.typical, SHARES, id="typical"),
+    pytest.param("top_k", naive.top_k, [0, 1, 3, 17, 1000], id="top_k"),
+    pytest.param("top_p", naive.top_p, SHARES, id="top_p"),
+    pytest.param("min_p", naive.min_p, SHARES, id="min_p"),
+    pytest.param("typical_p", naive.typical, SHARES, id="typical"),
 ]
 
 
-def rows(n_vocab: int, *, tied: bool, holes: bool, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    logits = (rng.standard_normal((5, n_vocab)) * 2).astype(np.float32)
+def rows(n_vocab: int, *, tied: bool, holes: bool, scale: float = 2) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    logits = (rng.standard_normal((5, n_vocab)) * scale).astype(np.float32)
     if tied:
         logits = np.round(logits)
     if holes:
         logits[rng.random(logits.shape) < 0.3] = -np.inf
         logits[:, 0] = 1
+    logits.flags.writeable = False
     return logits
 
 
-@pytest.mark.parametrize(("function", "twin", "values"), FILTERS)
-@pytest.mark.parametrize("n_vocab", [1, 2, 33, 600])
+def left(logits: np.ndarray, params: list[SamplingParams]) -> list[dict[int, float]]:
+    """What stays of each row: token ids in order, with their tempered heights."""
+    arrays = SamplingArrays.of(params)
+    total = filters.mass(logits, logits.max(axis=1), arrays.early)
+    peaks, every = group_peaks(logits), np.arange(len(logits))
+    found: dict[int, dict[int, float]] = {}
+    for part in filters.left(logits, peaks, arrays, every, total):
+        for row, ids, heights, log_total in zip(*part, strict=True):
+            kept = {int(i): float(h) for i, h in zip(ids, heights, strict=True) if np.isfinite(h)}
+            assert log_total == pytest.approx(np.log(np.exp(list(kept.values())).sum()))
+            found[int(row)] = kept
+    return [found[row] for row in range(len(logits))]
+
+
+def staying(logits: list[float]) -> set[int]:
+    return {i for i, value in enumerate(logits) if value > naive.GONE}
+
+
+@pytest.mark.parametrize(("name", "twin", "values"), FILTERS)
+@pytest.mark.parametrize(("n_vocab", "scale"), [(1, 2), (2, 2), (33, 2), (600, 2), (9000, 0.3)])
 @pytest.mark.parametrize("holes", [False, True])
 def test_filter_equals_its_naive_twin(
-    function: Callable[..., np.ndarray],
-    twin: Twin,
-    values: np.ndarray,
-    n_vocab: int,
-    holes: bool,
+    name: str, twin: Twin, values: list[Any], n_vocab: int, scale: float, holes: bool
 ) -> None:
-    logits = rows(n_vocab, tied=False, holes=holes)
-    kept = function(logits, values)
-    assert kept.dtype == np.float32
-    for row, value, got in zip(logits.tolist(), values.tolist(), kept.tolist(), strict=True):
-        assert got == twin(row, value)
+    logits = rows(n_vocab, tied=False, holes=holes, scale=scale)
+    got = left(logits, [SamplingParams(**{name: value}) for value in values])
+    for row, value, kept in zip(logits.tolist(), values, got, strict=True):
+        assert set(kept) == staying(twin(row, value))
+        assert list(kept) == [i for i in naive.by_likelihood(row) if i in kept]
 
 
-@pytest.mark.parametrize(("function", "twin", "values"), FILTERS[:3])
-def test_ties_go_to_the_lower_id(
-    function: Callable[..., np.ndarray], twin: Twin, values: np.ndarray
-) -> None:
+@pytest.mark.parametrize(("name", "twin", "values"), FILTERS[:3])
+def test_ties_go_to_the_lower_id(name: str, twin: Twin, values: list[Any]) -> None:
     logits = rows(60, tied=True, holes=True)
-    # Off the round shares, so that float32 and float64 sums agree on which side they fall.
-    values = values if values.dtype == np.int64 else values * 0.9987
-    for row, value, got in zip(
-        logits.tolist(), values.tolist(), function(logits, values).tolist(), strict=True
-    ):
-        assert got == twin(row, value)
+    # Off the round shares, so that no sum falls on one.
+    values = values if name == "top_k" else [value * 0.9987 for value in values]
+    got = left(logits, [SamplingParams(**{name: value}) for value in values])
+    for row, value, kept in zip(logits.tolist(), values, got, strict=True):
+        assert set(kept) == staying(twin(row, value))
 
 
-@pytest.mark.parametrize(("function", "twin", "values"), FILTERS)
+def test_filters_follow_each_other_and_the_temperature_where_it_belongs() -> None:
+    logits = rows(5000, tied=False, holes=True)
+    chained = dict(top_k=300, typical_p=0.9, top_p=0.8, min_p=0.02, temperature=1.7)
+    options = [{**chained, "temperature_first": first} for first in (False, True)]
+    options += [{"top_p": 0.9, "min_p": 0.01}, {"typical_p": 0.5, "top_p": 0.9}, {"top_k": 5000}]
+    params = [SamplingParams(**each) for each in options]
+    for row, p, kept in zip(logits.tolist(), params, left(logits, params), strict=True):
+        x = naive.temper(row, p.temperature) if p.temperature_first else row
+        x = naive.min_p(
+            naive.top_p(naive.typical(naive.top_k(x, p.top_k), p.typical_p), p.top_p), p.min_p
+        )
+        assert set(kept) == staying(x)
+        top = max(x)
+        divisor = 1 if p.temperature_first else p.temperature
+        for token, height in kept.items():
+            assert height == pytest.approx((x[token] - top) / divisor, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "twin", "values"), FILTERS)
 def test_filter_leaves_its_input_and_a_row_is_the_same_alone(
-    function: Callable[..., np.ndarray], twin: Twin, values: np.ndarray
+    name: str, twin: Twin, values: list[Any]
 ) -> None:
     logits = rows(5000, tied=False, holes=True)
-    logits.flags.writeable = False
-    together = function(logits, values)
+    params = [SamplingParams(**{name: value}) for value in values]
+    together = left(logits, params)
     for row in range(5):
-        alone = function(logits[row : row + 1], values[row : row + 1])
-        assert np.array_equal(together[row], alone[0])
+        assert left(logits[row : row + 1], params[row : row + 1]) == together[row : row + 1]
 
 
-@pytest.mark.parametrize(("function", "twin", "values"), FILTERS)
-def test_at_least_the_likeliest_or_most_typical_token_stays(
-    function: Callable[..., np.ndarray], twin: Twin, values: np.ndarray
-) -> None:
-    tight = np.ones(5, dtype=np.int64) if values.dtype == np.int64 else np.full(5, 1e-9)
-    kept = function(rows(100, tied=False, holes=True), tight)
-    assert (np.isfinite(kept).sum(axis=1) >= 1).all()
+@pytest.mark.parametrize("name", ["top_p", "min_p", "typical_p", "top_k"])
+def test_at_least_the_likeliest_or_most_typical_token_stays(name: str) -> None:
+    tight = SamplingParams(**{name: 1 if name == "top_k" else 1e-9})
+    kept = left(rows(100, tied=False, holes=True), [tight] * 5)
+    assert all(kept)
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_its_share() -> None:
-    logits = np.log(np.array([[0.1, 0.4, 0.3, 0.2]], dtype=np.float32))
-    kept = [np.isfinite(filters.top_p(logits, np.array([p]))[0]) for p in (0.39, 0.6, 0.75, 0.95)]
-    assert [np.flatnonzero(row).tolist() for row in kept] == [[1], [1, 2], [1, 2, 3], [0, 1, 2, 3]]
+    logits = np.log(np.array([[0.1, 0.4, 0.3, 0.2]] * 4, dtype=np.float32))
+    kept = left(logits, [SamplingParams(top_p=p) for p in (0.39, 0.6, 0.75, 0.95)])
+    assert [sorted(row) for row in kept] == [[1], [1, 2], [1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_penalties_follow_the_rule() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from weft.constraints import JsonSchema
 from weft.errors import ConfigError
-from weft.sampling.params import SamplingOptions, SamplingParams
+from weft.sampling.params import DRAW_RULE, SamplingOptions, SamplingParams
 
 
 def test_defaults_are_neutral() -> None:
@@ -107,7 +107,12 @@ def test_params_survive_json_exactly() -> None:
     )
     text = json.dumps(params.to_dict(), allow_nan=False)
     assert SamplingParams.from_dict(json.loads(text)) == params
-    assert SamplingParams.from_dict({}) == SamplingParams()
+    assert json.loads(text)["draw_rule"] == DRAW_RULE == params.draw_rule
+    # What the first version saved said nothing of the rule, and is told apart when saved again.
+    first = SamplingParams.from_dict({"seed": 3})
+    assert first.draw_rule == 1
+    assert SamplingParams.from_dict(first.to_dict()) == first != SamplingParams(seed=3)
+    assert SamplingParams.resolve({}, first) == SamplingParams(seed=3)
     with pytest.raises(ConfigError, match="logit_bias"):
         SamplingParams.from_dict({"logit_bias": [1]})
     with pytest.raises(ConfigError, match="max_tokens"):
@@ -138,5 +143,6 @@ def test_a_bad_value_in_generation_config_is_left_out_with_a_warning(
 
 def test_options_name_exactly_the_fields() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
+    names.remove("draw_rule")  # said, not chosen
     assert set(get_type_hints(SamplingOptions)) == set(names)
     assert list(inspect.signature(SamplingParams).parameters) == names

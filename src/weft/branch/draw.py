@@ -26,7 +26,8 @@ def _draw(branches: Sequence[State]) -> None:
     raw = [branch.raw() for branch in branches]
     steered = [branch.steered(row) for branch, row in zip(branches, raw, strict=True)]
     samplers = [branch.sampler for branch in branches]
-    result = draw_rows(steered, samplers, [branch.position for branch in branches])
+    positions = [branch.position for branch in branches]
+    result = draw_rows(steered, samplers, positions, kept=True)
     assert result.kept is not None
     figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
     for branch, row, token, logprob, kept in zip(branches, raw, *figures, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
 from .metrics import Accepted, chain
 from .tenancy import RawRow
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -70,7 +73,10 @@ def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> 
 
 
 def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
-    params = SamplingParams.from_dict(data["params"])
+    saved = SamplingParams.from_dict(data["params"])
+    params = SamplingParams.resolve({}, saved)  # from here on it is drawn by today's rule
+    if saved.draw_rule != params.draw_rule:
+        _log.warning("the branch was saved by an earlier version: its seed goes on differently")
     seed, lineage = int(data["seed"]), tuple(map(int, data["lineage"]))
     stream = stream_of(seed, lineage)
     branch = kind(lm, lm.place(list(data["tokens"])), params, lm.sampler(params, stream))

@@ -21,7 +21,6 @@ NOT_HERE = {
     "n": "fork() makes another branch",
     "max_tokens": "stop committing when there are enough",
     "stop": "look at the text after each commit",
-    "penalty_last_n": "penalties count every accepted token, however long ago",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -47,9 +47,9 @@ def settings_of(node: Heddle) -> dict[str, Any]:
     params = next((each.params for each in near if each.params is not None), None)
     if params is None:
         return {}
-    named = {field.name: getattr(params, field.name) for field in fields(params)}
     # Another seed, or the same branches would come again.
-    return {name: value for name, value in named.items() if name not in ("n", "seed", "constraint")}
+    left_out = ("n", "seed", "constraint")
+    return {name: value for name, value in params.keywords().items() if name not in left_out}
 
 
 def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:

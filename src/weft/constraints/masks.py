@@ -24,22 +24,25 @@ class Masks:
         self._filling: Future[None] | None = None
 
     def begin(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
-        """Start filling on another thread; matchers must stay as they are until `over`."""
+        """Start filling on another thread; matchers must stay as they are until `finish`."""
         self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
 
-    def over(
-        self, logits: NDArray[np.float32], matchers: Sequence[Matcher | None]
-    ) -> NDArray[np.float32]:
-        """Return logits with -inf for what is not allowed: float32 [B, V], a copy."""
-        n_vocab = logits.shape[1]
+    def finish(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
+        """Fill, or wait for what `begin` started."""
         filling, self._filling = self._filling, None
         if filling is None:
             self._fill(matchers, n_vocab)
         else:
             filling.result()
+
+    def over(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return logits with -inf for what is not allowed: float32 [B, V], a copy.
+
+        rows: int64 [B], whose masks; they are filled (see `finish`).
+        """
         assert self._bits is not None
-        allowed = np.unpackbits(self._bits.view(np.uint8), axis=1, bitorder="little")
-        return np.where(allowed[:, :n_vocab].view(bool), logits, np.float32(-np.inf))
+        allowed = np.unpackbits(self._bits[rows].view(np.uint8), axis=1, bitorder="little")
+        return np.where(allowed[:, : logits.shape[1]].view(bool), logits, np.float32(-np.inf))
 
     def _fill(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
         shape = (self._n_rows, -(-n_vocab // 32))

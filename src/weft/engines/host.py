@@ -52,4 +52,6 @@ class HostOutput(Output):
 
     def draw(self, batch: DrawBatch) -> HostDraws:
         """Draw with the NumPy reference sampler; done on return."""
-        return HostDraws(batch.chain.draw(self._logits, batch.rows, batch.positions))
+        return HostDraws(
+            batch.chain.draw(self._logits, batch.rows, batch.positions, kept=batch.kept)
+        )

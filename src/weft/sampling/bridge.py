@@ -19,19 +19,24 @@ def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBa
 
 
 def draw_at(chain: Chain, rows: Sequence[int], positions: Sequence[int]) -> DrawBatch:
-    """Draw sampler i of `chain` from logits row rows[i], for a token at positions[i]."""
-    return DrawBatch(np.array(rows, dtype=np.int64), chain, np.array(positions, dtype=np.uint64))
+    """Draw sampler i of `chain` from logits row rows[i], for positions[i]; tell `kept`."""
+    at = np.array(positions, dtype=np.uint64)
+    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=True)
 
 
 def draw_rows(
-    logits: Sequence[NDArray[np.float32]], samplers: Sequence[Sampler], positions: Sequence[int]
+    logits: Sequence[NDArray[np.float32]],
+    samplers: Sequence[Sampler],
+    positions: Sequence[int],
+    *,
+    kept: bool = False,
 ) -> DrawResult:
     """Draw once a sampler, sampler i from logits[i]; equal row objects are looked at once."""
     numbers: dict[int, int] = {}
     rows = np.array([numbers.setdefault(id(row), len(numbers)) for row in logits], dtype=np.int64)
     distinct = {id(row): row for row in logits}
     stacked = np.stack([distinct[key] for key in numbers])
-    return Chain(samplers).draw(stacked, rows, np.array(positions, dtype=np.uint64))
+    return Chain(samplers).draw(stacked, rows, np.array(positions, dtype=np.uint64), kept=kept)
 
 
 def join_scores(parts: Sequence[Score]) -> Score:

@@ -10,18 +10,24 @@ from numpy.typing import NDArray
 
 from ..constraints.base import Matcher
 from ..constraints.masks import Masks
+from ..errors import ConfigError, DeadEnd
+from . import filters
+from .arrays import SamplingArrays
+from .gumbel import Contest, best_of_all, best_of_left, group_noise
 from .history import History
-from .metrics import Moments, moments, shifted
+from .metrics import Moments, moments
+from .order import group_peaks, n_groups
 from .params import SamplingParams
-from .rng import Uniforms
+from .rng import StreamKeys
 from .scratch import Scratch
-from .settings import Settings
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Doubles = NDArray[np.float64]
 
 NOTHING = -1  # instead of a token, where a constraint leaves none
-_BLOCK = 64
+# Logits that are looked at together: rows of large vocabularies come one by one, out of the cache.
+_BLOCK = 1 << 19
 
 
 @dataclass(slots=True)
@@ -31,7 +37,7 @@ class DrawResult:
     ids: int64 [B]. logprobs, entropies: float32 [B], nats; from raw logits over the full
     vocabulary, whatever the temperature, the filters and the penalties were.
     kept: float32 [B] log-probabilities of what was drawn among what was left to draw from; None
-    where whoever drew does not tell.
+    where nobody asked, or whoever drew does not tell.
     """
 
     ids: Ids
@@ -45,11 +51,13 @@ class DrawBatch:
     """What to draw from one step's logits: sampler i of `chain` from row rows[i].
 
     rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
+    kept: whether `DrawResult.kept` is wanted.
     """
 
     rows: Ids
     chain: Chain
     positions: NDArray[np.uint64]
+    kept: bool = False
 
 
 class Sampler:
@@ -71,7 +79,7 @@ class Sampler:
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )
         self.needs_host = penalised or matcher is not None
-        self._history = History() if penalised else None
+        self._history = History(params.penalty_last_n) if penalised else None
 
     @property
     def history(self) -> History | None:
@@ -116,10 +124,10 @@ class Chain:
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = tuple(samplers)
-        self._uniforms = Uniforms([sampler.stream for sampler in samplers])
+        self._keys = StreamKeys([sampler.stream for sampler in samplers])
         self._scratch = Scratch()
         self._rows = np.arange(len(samplers))
-        self._settings = Settings([sampler.params for sampler in samplers])
+        self._arrays = SamplingArrays.of([sampler.params for sampler in samplers])
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
@@ -131,113 +139,158 @@ class Chain:
         if self._masks is not None:
             self._masks.begin(self._matchers, n_vocab)
 
-    def draw(self, logits: Floats, rows: Ids, positions: NDArray[np.uint64]) -> DrawResult:
+    def draw(
+        self, logits: Floats, rows: Ids, positions: NDArray[np.uint64], *, kept: bool = False
+    ) -> DrawResult:
         """Draw one token a sampler.
 
-        logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of
-        each sampler.
-        positions: uint64 [B]. A constrained sampler that no token is left to gets NOTHING.
+        logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
+        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit.
+        A constrained sampler that no token is left to gets NOTHING.
         Raises: ForwardError if a row has NaN or +inf, or is all -inf; DeadEnd if logit_bias alone
         leaves no token.
         """
+        out = _room_for(len(self.samplers), kept)
         if not self.samplers:
-            return DrawResult(self._rows, *np.zeros((3, 0), dtype=np.float32))
-        raw, lane = self._distinct(logits, rows)
-        found = moments(raw, self._scratch)
-        if lane is None:
-            ids, kept = self._choose(self._settings, raw, found, None, positions)
-            return DrawResult(ids, _logprobs(raw, self._rows, ids, found), found.entropies, kept)
-        if self._alike:
-            settings = Settings([self.samplers[0].params] * len(raw))
-            ids, kept = self._choose(settings, raw, found, lane, positions)
-        else:
-            wide = Moments(*(part[lane] for part in found))
-            ids, kept = self._choose(self._settings, raw[lane], wide, None, positions)
-        return DrawResult(ids, _logprobs(raw, lane, ids, found), found.entropies[lane], kept)
+            return out
+        used, lane = self._used(rows)
+        if self._masks is not None:
+            self._masks.finish(self._matchers, logits.shape[1])
+        noise = group_noise(self._keys.at(positions), n_groups(logits.shape[1]))
+        step = max(1, _BLOCK // logits.shape[1])
+        for first in range(0, len(used), step):
+            block = used[first : first + step]
+            lanes = self._rows[first : first + step]
+            at = lanes - first
+            if len(used) < len(rows):
+                lanes = np.flatnonzero((lane >= first) & (lane < first + step))
+                at = lane[lanes] - first
+            contest = Contest(at, lanes, noise)
+            self._draw_block(_taken(logits, block), contest, out)
+        return out
 
-    def _distinct(self, logits: Floats, rows: Ids) -> tuple[Floats, Ids | None]:
-        """Return the logits rows in use, and which of them each sampler draws from (None: own)."""
-        n = len(self._rows)
-        start = int(rows[0])
-        if np.array_equal(rows, self._rows + start):
-            return logits[start : start + n], None
-        used, lane = np.unique(rows, return_inverse=True)
-        if len(used) == n:
-            return logits[rows], None
-        return logits[used], lane
+    def _used(self, rows: Ids) -> tuple[Ids, Ids]:
+        """Return the logits rows to look at, and which of them each sampler draws from.
 
-    def _choose(
-        self,
-        settings: Settings,
-        logits: Floats,
-        found: Moments,
-        lane: Ids | None,
-        positions: NDArray[np.uint64],
-    ) -> tuple[Ids, Floats]:
-        histories = [sampler.history for sampler in self.samplers] if self._stateful else []
-        if self._masks is None:
-            edited, dead = settings.edit(logits, histories), self._rows[:0]
-        else:
-            masked = self._masks.over(logits, self._matchers)
-            edited = settings.edit(masked, histories, may_be_dead=True)
-            dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
-            if dead.size:
-                edited = edited.copy()
-                edited[dead] = logits[dead]
-        ids, kept = self._choose_from(settings, edited, logits, found, lane, positions)
-        ids[dead] = NOTHING
-        return ids, kept
-
-    def _choose_from(
-        self,
-        settings: Settings,
-        edited: Floats,
-        logits: Floats,
-        found: Moments,
-        lane: Ids | None,
-        positions: NDArray[np.uint64],
-    ) -> tuple[Ids, Floats]:
-        if settings.all_greedy:
-            largest: Ids = edited.argmax(axis=1)
-            ids = largest if lane is None else largest[lane]
-            return ids, np.zeros(len(ids), dtype=np.float32)
-        left = settings.temper(settings.filter(edited))
-        weights = found.weights if left is logits else _weights(left)
-        ids, chances = self._pick(weights, self._uniforms.at(positions), lane)
-        greedy = settings.greedy_rows
-        if greedy.size:
-            ids[greedy], chances[greedy] = edited[greedy].argmax(axis=1), 1
-        return ids, np.log(chances, dtype=np.float32)
-
-    def _pick(
-        self, weights: Floats, u: NDArray[np.float64], lane: Ids | None
-    ) -> tuple[Ids, Floats]:
-        """Return for each u the first id whose cumulative weight exceeds u * total, and its share.
-
-        Sums blocks first, then looks inside one block a row: five times as fast as summing every
-        prefix.
+        Rows that many share are looked at once where all samplers follow the same rules.
         """
-        n_rows, n_vocab = weights.shape
-        n_blocks = -(-n_vocab // _BLOCK)
-        padded = self._scratch.take("padded", (n_rows, n_blocks * _BLOCK), np.float64)
-        padded[:, :n_vocab] = weights
-        padded[:, n_vocab:] = 0
-        blocks = padded.reshape(n_rows, n_blocks, _BLOCK)
-        edges = np.cumsum(blocks.sum(axis=2), axis=1)
-        rows = np.arange(n_rows) if lane is None else lane
-        goal = (u * edges[rows, -1])[:, None]
-        block = (edges[rows] > goal).argmax(axis=1)
-        before = np.where(block > 0, edges[rows, block - 1], 0.0)
-        inside = blocks[rows, block]
-        passed = np.cumsum(inside, axis=1) + before[:, None] > goal
-        offset = passed.argmax(axis=1)
-        short = np.flatnonzero(~passed[:, -1])
-        if short.size:
-            # Rounding left the block's own sums a hair short of its edge: its last weighty id.
-            offset[short] = _BLOCK - 1 - (inside[short, ::-1] > 0).argmax(axis=1)
-        ids: Ids = block * _BLOCK + offset
-        chances: Floats = (weights[rows, ids] / edges[rows, -1]).astype(np.float32)
-        return ids, chances
+        if self._alike and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
+            used, lane = np.unique(rows, return_inverse=True)
+            if len(used) < len(rows):
+                return used, lane
+        return rows, self._rows
+
+    def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:
+        """Draw for those whose rows are in one block of logits: float32 [R, V]."""
+        lanes, at = contest.lanes, contest.at
+        found = moments(raw, self._scratch)
+        if len(lanes) > len(raw):
+            arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
+        else:
+            arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
+        edited, dead = self._edited(raw, arrays, lanes)
+        ids = _chosen(edited, found if edited is raw else None, arrays, contest, out.kept)
+        out.ids[lanes] = ids
+        out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
+        out.entropies[lanes] = found.entropies[at]
+        out.ids[lanes[dead]] = NOTHING
+
+    def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
+        """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
+
+        `raw` itself where nothing is to do; raw rows where nothing is left.
+        """
+        edited = raw if self._masks is None else self._masks.over(raw, lanes)
+        if len(arrays.bias):
+            _check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
+            edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
+            if self._masks is None and np.isneginf(edited.max(axis=1)).any():
+                raise DeadEnd("logit_bias forbids every token; leave at least one without -inf")
+        if self._stateful:
+            edited = self._penalised(edited, arrays, lanes)
+        if self._masks is None:
+            return edited, self._rows[:0]
+        dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
+        edited[dead] = raw[dead]
+        return edited, dead
+
+    def _penalised(self, logits: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
+        seen = [(row, self.samplers[lane].history) for row, lane in enumerate(lanes.tolist())]
+        counted = [(row, history) for row, history in seen if history is not None]
+        if not counted:
+            return logits
+        rows = np.repeat([row for row, _ in counted], [len(history) for _, history in counted])
+        ids = np.concatenate([history.ids for _, history in counted])
+        counts = np.concatenate([history.counts for _, history in counted])
+        _check_ids(ids, logits.shape[1], "penalties")
+        given = (arrays.repetition, arrays.presence, arrays.frequency)
+        return filters.penalties(logits, rows, ids, counts, *given)
+
+
+def _chosen(
+    logits: Floats,
+    found: Moments | None,
+    arrays: SamplingArrays,
+    contest: Contest,
+    kept: Floats | None,
+) -> Ids:
+    """Return the drawn ids, one for each that draws; write into `kept` where that is given.
+
+    logits: edited. found: of these logits, if nothing was edited.
+    """
+    filtered, plain = arrays.filtered, arrays.plain
+    ids: Ids = logits.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
+    if arrays.greedy.all():
+        return ids
+    peaks = group_peaks(logits)
+    if filtered.any():
+        total = _mass(logits, found, arrays.early, arrays.mass_first)
+        for left in filters.left(logits, peaks, arrays, np.flatnonzero(filtered), total):
+            who, mine = contest.over(left.rows, len(logits))
+            won = best_of_left(left, mine)
+            ids[who] = left.ids[mine.at, won]
+            if kept is not None:
+                kept[mine.lanes] = left.heights[mine.at, won] - left.log_total[mine.at]
+    if plain.any():
+        who = np.flatnonzero(plain[contest.at])
+        mine = contest.among(who)
+        won = ids[who] = best_of_all(logits, peaks, arrays.late * arrays.early, mine)
+        if kept is not None:
+            warmth = arrays.late * arrays.early
+            total, top = _mass(logits, found, warmth, plain), peaks.max(axis=1)
+            height = (logits[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
+            kept[mine.lanes] = height - np.log(total[mine.at])
+    return ids
+
+
+def _mass(
+    logits: Floats, found: Moments | None, temperature: Doubles, wanted: NDArray[np.bool_]
+) -> Doubles:
+    """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
+    if not wanted.any():
+        return np.ones(len(logits))
+    if found is None:
+        return filters.mass(logits, logits.max(axis=1), temperature)
+    total = found.total.astype(np.float64)
+    if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
+        rows = logits if len(warm) == len(logits) else logits[warm]
+        total[warm] = filters.mass(rows, found.peak[warm], temperature[warm])
+    return total
+
+
+def _room_for(n: int, kept: bool) -> DrawResult:
+    floats = np.zeros((3, n), dtype=np.float32)
+    return DrawResult(
+        np.zeros(n, dtype=np.int64), floats[0], floats[1], floats[2] if kept else None
+    )
+
+
+def _taken(logits: Floats, rows: Ids) -> Floats:
+    """Return some rows: a view where they are neighbours."""
+    first = int(rows[0])
+    if np.array_equal(rows, np.arange(first, first + len(rows))):
+        return logits[first : first + len(rows)]
+    return logits[rows]
 
 
 def _alike(samplers: Sequence[Sampler]) -> bool:
@@ -246,12 +299,9 @@ def _alike(samplers: Sequence[Sampler]) -> bool:
     return all(sampler.params is first or sampler.params == first for sampler in samplers)
 
 
-def _weights(logits: Floats) -> Floats:
-    weights = shifted(logits)
-    np.exp(weights, out=weights)
-    return weights
-
-
-def _logprobs(raw: Floats, lane: Ids, ids: Ids, found: Moments) -> Floats:
-    logprobs: Floats = raw[lane, ids] - found.peak[lane] - found.log_total[lane]
-    return logprobs
+def _check_ids(ids: Ids, n_vocab: int, where: str) -> None:
+    if ids.size and ids.max() >= n_vocab:
+        raise ConfigError(
+            f"token id {ids.max()} in {where} is outside the vocabulary; "
+            f"allowed are 0 to {n_vocab - 1}"
+        )

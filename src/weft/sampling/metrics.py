@@ -18,12 +18,12 @@ Floats = NDArray[np.float32]
 class Moments(NamedTuple):
     """What one pass over logits [B, V] gives.
 
-    peak: [B], the largest logit. weights: [B, V], exp(logit - peak).
-    log_total: [B], log of the weights' sum. entropies: [B], nats.
+    peak: [B], the largest logit. total: [B], the sum of exp(logit - peak). log_total: its
+    logarithm. entropies: [B], nats.
     """
 
     peak: Floats
-    weights: Floats
+    total: Floats
     log_total: Floats
     entropies: Floats
 
@@ -44,8 +44,7 @@ def log_softmax(logits: Floats) -> Floats:
 def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
     """Return what a draw and its figures share, with one exp an entry.
 
-    logits: float32 [B, V]; not modified.
-    scratch: where the weights live, if given; they are then valid until it is used again.
+    logits: float32 [B, V]; not modified. scratch: working memory, if given.
     Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
     """
     # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
@@ -63,7 +62,7 @@ def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
             mean = _repaired(below, total)
     log_total = np.log(total)
     entropies = np.maximum(log_total - mean / total, np.float32(0))
-    return Moments(peak, weights, log_total, entropies)
+    return Moments(peak, total, log_total, entropies)
 
 
 def logprob_entropy(logits: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -6,7 +6,7 @@ import difflib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
@@ -14,6 +14,10 @@ from ..constraints import as_constraint, from_dict
 from ..errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+# 1: the first id, in id order, whose cumulative weight exceeds a uniform number; 2: Gumbel-max. A
+# seed gives other tokens under another rule, so what is saved says which it was drawn by.
+DRAW_RULE = 2
 
 # Of one node in one call: each branch is Python objects, and a slip of the finger must not fill
 # the memory with them before a token is drawn.
@@ -35,6 +39,7 @@ _FOREIGN = {
     "num_return_sequences": "n",
     "num_samples": "n",
     "random_seed": "seed",
+    "repeat_last_n": "penalty_last_n",
     "repeat_penalty": "repetition_penalty",
     "response_format": "constraint",
     "stop_sequences": "stop",
@@ -60,6 +65,7 @@ class BranchOptions(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    penalty_last_n: int | None
     logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str] | None
     seed: int | None
@@ -80,12 +86,14 @@ class SamplingParams:
     n: continuations of a node, 65,536 at most. max_tokens: new tokens of each at most.
     temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
     repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
-    generated ones only.
+    generated ones only; penalty_last_n: looking back that many tokens, None for all.
     logit_bias: added to raw logits, by token id; kept as sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
     seed: makes a call reproducible; None takes a fresh one.
     constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
     temperature_first: temperature before the filters instead of after them.
+    draw_rule: how a seed becomes tokens, not to be chosen: `DRAW_RULE`, or that of the version that
+    a saved value was drawn by.
     """
 
     n: int
@@ -98,11 +106,13 @@ class SamplingParams:
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    penalty_last_n: int | None
     logit_bias: tuple[tuple[int, float], ...]
     stop: tuple[str, ...]
     seed: int | None
     constraint: Any
     temperature_first: bool
+    draw_rule: int = field(init=False)
 
     # Written out, so that arguments may be wider (a dict, one string) than what is kept.
     def __init__(
@@ -118,6 +128,7 @@ class SamplingParams:
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
+        penalty_last_n: int | None = None,
         logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None,
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
@@ -137,11 +148,15 @@ class SamplingParams:
             ),
             "presence_penalty": _number("presence_penalty", presence_penalty),
             "frequency_penalty": _number("frequency_penalty", frequency_penalty),
+            "penalty_last_n": (
+                None if penalty_last_n is None else _whole("penalty_last_n", penalty_last_n, 1)
+            ),
             "logit_bias": _biases(logit_bias),
             "stop": _stops(stop),
             "seed": None if seed is None else _whole("seed", seed, 0, 2**64 - 1),
             "constraint": None if constraint is None else as_constraint(constraint),
             "temperature_first": _flag("temperature_first", temperature_first),
+            "draw_rule": DRAW_RULE,
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -157,7 +172,7 @@ class SamplingParams:
         for name in given:
             if name not in _NAMES:
                 raise _unknown(name)
-        base = {} if defaults is None else {name: getattr(defaults, name) for name in _NAMES}
+        base = {} if defaults is None else defaults.keywords()
         return cls(**{**base, **given})
 
     @classmethod
@@ -178,9 +193,14 @@ class SamplingParams:
                 _log.warning("generation_config.json: %s; the default is used", error)
         return taken
 
+    def keywords(self) -> dict[str, Any]:
+        """Return all values as the keywords that make an equal one."""
+        return {name: getattr(self, name) for name in _NAMES}
+
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
-        data: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
+        data = self.keywords()
+        data["draw_rule"] = self.draw_rule
         data["stop"] = list(self.stop)
         if self.constraint is not None:
             data["constraint"] = self.constraint.to_dict()
@@ -202,7 +222,11 @@ class SamplingParams:
             ) from error
         kept = data.get("constraint")
         constraint = from_dict(kept) if isinstance(kept, Mapping) else kept
-        return cls.resolve({**data, "logit_bias": parsed, "constraint": constraint})
+        rule = data.get("draw_rule", 1)  # the first did not say so
+        given = {name: value for name, value in data.items() if name != "draw_rule"}
+        made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
+        object.__setattr__(made, "draw_rule", _whole("draw_rule", rule, 1))
+        return made
 
     def __repr__(self) -> str:
         changed = [
@@ -301,5 +325,5 @@ def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-_NAMES = tuple(field.name for field in fields(SamplingParams))
+_NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
 _NEUTRAL = SamplingParams()

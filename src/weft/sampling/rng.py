@@ -1,7 +1,8 @@
-"""Random numbers that depend on a stream and a position only, never on who draws beside.
+"""Streams of random numbers that depend on seed, lineage, position and number only.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3") with the stream as key
-and the position as counter.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3") makes a key of a stream
+and a position, SplitMix64 the numbers of that key: both give any number without those before it, so
+nobody's numbers depend on who draws beside.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+U64 = NDArray[np.uint64]
+
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Up to here plain ints beat fifty NumPy calls on tiny arrays.
 _FEW = 8
 # How many positions are made at once for streams that advance together.
@@ -33,9 +37,7 @@ _ADDED = (
 )
 
 
-def philox(
-    key: NDArray[np.uint64], counter: NDArray[np.uint64], *, high: NDArray[np.uint64] | None = None
-) -> NDArray[np.uint32]:
+def philox(key: U64, counter: U64, high: U64 | None = None) -> NDArray[np.uint32]:
     """Return the four words of Philox4x32-10 for every key and counter: uint32 [B, 4].
 
     high: the counter's upper 64 bits, [B]; zero when left out.
@@ -55,28 +57,27 @@ def philox(
     return words.astype(np.uint32)
 
 
-def uniform24(streams: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each stream and position: float64 [B], multiples of 2**-24."""
+def keys_of(streams: U64, positions: U64) -> U64:
+    """Return a 64-bit key for each stream and position: words 0 and 1 of `philox`, 0 the lower."""
     if len(streams) <= _FEW:
         pairs = zip(streams.tolist(), positions.tolist(), strict=True)
-        words = [_first_word(stream, position) for stream, position in pairs]
-        return np.array([word >> 8 for word in words], dtype=np.float64) / 2**24
-    first = philox(streams, positions)[:, 0]
-    return (first >> np.uint32(8)).astype(np.float64) / 2**24
+        return np.array([_key(stream, position) for stream, position in pairs], dtype=np.uint64)
+    words = philox(streams, positions)[:, :2].astype(np.uint64)
+    return words[:, 0] | words[:, 1] << _SHIFT
 
 
-class Uniforms:
-    """`uniform24` of fixed streams, made some positions ahead while they advance together."""
+class StreamKeys:
+    """`keys_of` fixed streams, made some positions ahead while they advance together."""
 
     __slots__ = ("_ahead", "_first", "_streams")
 
     def __init__(self, streams: Sequence[int]) -> None:
         self._streams = np.array(streams, dtype=np.uint64)
         self._first = np.zeros(0, dtype=np.uint64)
-        self._ahead = np.zeros((0, len(streams)))
+        self._ahead = np.zeros((0, len(streams)), dtype=np.uint64)
 
-    def at(self, positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Return `uniform24` of the streams at uint64 [B] positions; not to be written to."""
+    def at(self, positions: U64) -> U64:
+        """Return `keys_of` the streams at uint64 [B] positions; not to be written to."""
         n_ahead = len(self._ahead)
         together = False
         if n_ahead:
@@ -85,16 +86,28 @@ class Uniforms:
             step = int(steps[0])
             together = step <= n_ahead and bool((steps == step).all())
             if together and step < n_ahead:
-                found: NDArray[np.float64] = self._ahead[step]
+                found: U64 = self._ahead[step]
                 return found
-        return self._make(positions, _AHEAD if together else 1)
-
-    def _make(self, positions: NDArray[np.uint64], n: int) -> NDArray[np.float64]:
+        n = _AHEAD if together else 1
         at = positions + np.arange(n, dtype=np.uint64)[:, None]
-        numbers = uniform24(np.tile(self._streams, n), at.reshape(-1)).reshape(n, -1)
-        self._first, self._ahead = positions.copy(), numbers
-        first: NDArray[np.float64] = numbers[0]
+        made = keys_of(np.tile(self._streams, n), at.reshape(-1)).reshape(n, -1)
+        self._first, self._ahead = positions.copy(), made
+        first: U64 = made[0]
         return first
+
+
+def splitmix(key: U64, counter: U64) -> U64:
+    """Return output number `counter` of SplitMix64 started at `key`: uint64, shapes broadcast.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators"; output 0 is its first.
+    """
+    out = (counter + np.uint64(1)) * _GOLDEN + key
+    out ^= out >> np.uint64(30)
+    out *= np.uint64(0xBF58476D1CE4E5B9)
+    out ^= out >> np.uint64(27)
+    out *= np.uint64(0x94D049BB133111EB)
+    out ^= out >> np.uint64(31)
+    return out
 
 
 def stream_of(seed: int, lineage: tuple[int, ...] = ()) -> int:
@@ -112,17 +125,17 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(8), "little") >> 11
 
 
-def _halves(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _halves(values: U64) -> U64:
     return np.stack((values & _MASK, values >> _SHIFT))
 
 
-def _first_word(key: int, counter: int) -> int:
-    """Return word 0 of Philox4x32-10, the upper counter half being zero."""
-    key0, key1 = key & _LOW, key >> 32
-    c0, c1, c2, c3 = counter & _LOW, counter >> 32, 0, 0
+def _key(stream: int, position: int) -> int:
+    """Return what `keys_of` gives for one pair, in plain ints."""
+    key0, key1 = stream & _LOW, stream >> 32
+    c0, c1, c2, c3 = position & _LOW, position >> 32, 0, 0
     m0, m1 = _MULTIPLIERS
     for _ in range(_ROUNDS):
         p0, p1 = c0 * m0, c2 * m1
         c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ key0, p1 & _LOW, (p0 >> 32) ^ c3 ^ key1, p0 & _LOW
         key0, key1 = (key0 + _KEY_STEPS[0]) & _LOW, (key1 + _KEY_STEPS[1]) & _LOW
-    return c0
+    return c0 | c1 << 32

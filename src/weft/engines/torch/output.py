@@ -36,7 +36,9 @@ class TorchOutput(Output):
         return self._scores
 
     def draw(self, batch: DrawBatch) -> HostDraws:
-        return HostDraws(batch.chain.draw(self._host(), batch.rows, batch.positions))
+        return HostDraws(
+            batch.chain.draw(self._host(), batch.rows, batch.positions, kept=batch.kept)
+        )
 
     def _host(self) -> NDArray[np.float32]:
         if self._host_logits is None:

@@ -1,0 +1,123 @@
+"""What a draw costs on the host: Weft's chain beside Transformers' warpers and a multinomial.
+
+Rows of made-up logits, shaped like a language model's (Zipf's law with noise), over a small and a
+large vocabulary; log-probability and entropy of every token included on Weft's side. CPU time of
+the process, one thread, medians over `--repeat` rounds that take both sides in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from common import median, report
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from weft import SamplingParams
+from weft.sampling.chain import Chain, Sampler
+from weft.sampling.rng import stream_of
+
+RULES: dict[str, dict[str, Any]] = {
+    "temperature 1": {},
+    "temperature 0.8": {"temperature": 0.8},
+    "0.8, min_p 0.05": {"temperature": 0.8, "min_p": 0.05},
+    "0.8, top_k 40, top_p 0.95": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    "top_p 0.9": {"top_p": 0.9},
+    "all four": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+}
+
+
+def rows(n: int, n_vocab: int) -> np.ndarray:
+    """Logits that fall by 1.4 a factor e of the rank, in any order: float32 [n, n_vocab]."""
+    rng = np.random.default_rng(0)
+    ranks = np.log(np.arange(1, n_vocab + 1))
+    logits = -1.4 * ranks + rng.standard_normal((n, n_vocab)) / 2
+    return np.ascontiguousarray(rng.permuted(logits, axis=1), dtype=np.float32)
+
+
+def ours(logits: np.ndarray, options: dict[str, Any]) -> Callable[[], object]:
+    n = len(logits)
+    chain = Chain([Sampler(SamplingParams(**options), stream_of(1, (i,))) for i in range(n)])
+    position = [0]
+
+    def draw() -> object:
+        position[0] += 1
+        at = np.full(n, position[0], dtype=np.uint64)
+        return chain.draw(logits, np.arange(n), at)
+
+    return draw
+
+
+def theirs(logits: np.ndarray, options: dict[str, Any]) -> Callable[[], object]:
+    table, warpers = torch.from_numpy(logits), LogitsProcessorList()
+    made = {
+        "temperature": TemperatureLogitsWarper,
+        "top_k": TopKLogitsWarper,
+        "top_p": TopPLogitsWarper,
+        "min_p": MinPLogitsWarper,
+    }
+    for name, kind in made.items():
+        if name in options:
+            warpers.append(kind(options[name]))
+    ids = torch.zeros((len(logits), 1), dtype=torch.long)
+
+    def draw() -> object:
+        return torch.multinomial(torch.softmax(warpers(ids, table), dim=-1), 1)
+
+    return draw
+
+
+def cost_ms(draw: Callable[[], object], n: int) -> float:
+    began = time.process_time()
+    for _ in range(n):
+        draw()
+    return (time.process_time() - began) * 1e3 / n
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[2048, 131_072])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = []
+    for n_vocab in options.vocabularies:
+        for n in options.rows:
+            logits = rows(n, n_vocab)
+            for rule, given in RULES.items():
+                sides = [ours(logits, given), theirs(logits, given)]
+                n_draws = max(2, 200_000 // (n * n_vocab // 32 + 1000))
+                for side in sides:
+                    side()
+                taken = [[cost_ms(side, n_draws) for side in sides] for _ in range(options.repeat)]
+                mine, other = (median(each) for each in zip(*taken, strict=True))
+                figures.append(
+                    {
+                        "rule": rule,
+                        "vocabulary": n_vocab,
+                        "rows": n,
+                        "weft ms": mine,
+                        "transformers ms": other,
+                        "x": other / mine,
+                    }
+                )
+    report("sampling", figures)
+
+
+if __name__ == "__main__":
+    main()

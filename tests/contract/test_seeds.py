@@ -1,0 +1,110 @@
+"""A seed gives the same tokens alone, in any company and on every engine; any vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from contract.conftest import KINDS, Make
+from contract.helpers import prompt_ids, run_all, run_item
+from weft.engines.base import Engine
+from weft.engines.numpy import NumpyEngine
+from weft.lm import LM
+from weft.tokens.tokenizer import Tokenizer
+
+N_TOKENS = 64
+COMPANIES = [1, 6, 29]  # how many others run beside
+
+
+def texts(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int) -> list[list[int]]:
+    """Tokens of one run a seed, beside others of other prompts, lengths and rules."""
+    asked = [
+        run_item(lm, lm.place(prompt), seed, max_tokens=N_TOKENS, stop_ids=frozenset())
+        for seed in seeds
+    ]
+    beside = [
+        run_item(
+            lm,
+            lm.place([*prompt[: 3 + i], *range(20, 20 + 5 * i)]),
+            1000 + i,
+            max_tokens=10 + 7 * i % N_TOKENS,
+            stop_ids=frozenset(),
+            **[{}, {"top_k": 20}, {"temperature": 0.5}][i % 3],
+        )
+        for i in range(n_beside)
+    ]
+    mixed = [*beside[::2], *asked, *beside[1::2]]
+    by_item = dict(zip(map(id, mixed), run_all(lm, mixed), strict=True))
+    return [by_item[id(item)].tokens for item in asked]
+
+
+def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int]) -> list[list[int]]:
+    return [texts(lm, prompt, [seed], 0)[0] for seed in seeds]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 42), marks=pytest.mark.slow, id="many")]
+)
+def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
+    make: Make, seeds: range
+) -> None:
+    want = None
+    for kind in KINDS:
+        lm = make(kind)
+        prompt = prompt_ids(lm, "Tell me a story about a fox.")
+        if want is None:
+            want = alone(lm, prompt, seeds)
+        # A hidden engine runs whole paths every step: dear, and its batches are like others'.
+        for n_beside in COMPANIES[:1] if kind == "hidden" else COMPANIES:
+            assert texts(lm, prompt, seeds, n_beside) == want, (kind, n_beside)
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 32,000 tokens whose distributions are flat: about 300 tokens level."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    folder = tmp_path_factory.mktemp("wide")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 22), marks=pytest.mark.slow, id="many")]
+)
+def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
+    text: Tokenizer, wide_folder: Path, seeds: range
+) -> None:
+    from weft.engines.torch import TorchEngine
+
+    want, prompt = None, list(range(5, 60))
+    engines: list[Engine] = [
+        NumpyEngine.load(wide_folder),
+        TorchEngine.load(wide_folder, dtype="float32"),
+    ]
+    for engine in engines:
+        lm = LM(engine, text)
+        if want is None:
+            want = alone(lm, prompt, seeds)
+            assert len({tuple(tokens) for tokens in want}) == len(seeds)
+        for n_beside in COMPANIES:
+            assert texts(lm, prompt, seeds, n_beside) == want, (engine.info.name, n_beside)
+        lm.close()
