@@ -29,11 +29,13 @@ $(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
 	@touch $@
 
 # torch goes first and alone: "2.13.0+cpu", from pip's own sources or from PyTorch's CPU index, sorts above
-# PyPI's "2.13.0" (which is a CUDA build on Linux), whatever else is installed.
+# PyPI's "2.13.0" (which is a CUDA build on Linux), whatever else is installed. mistral-common comes alone, too:
+# tests read its tokenizer files, nothing imports it, and it wants an older numpy.
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
 	$(PIP) --editable '.[torch,dev]'
+	$(PIP) --no-deps mistral-common
 	@touch $@
 
 test: $(VENV)/.stamp

@@ -3,11 +3,13 @@
 SequenceFake: llama.cpp's kind, paths are tagged and there are only a few tags.
 HiddenFake: vLLM's kind, the KV is its own and every row is a whole path.
 LateFake: a device's kind, results come one step late and errors with them.
-BrokenEngine: any engine, failing on demand.
+BrokenEngine: any engine, failing on demand. FlakyEngine: any engine, failing at random.
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -316,3 +318,127 @@ class BrokenFragments(TaggedFragments):
             return real(*given)
 
         setattr(self, method, failing)
+
+
+class Odds:
+    """When calls fail: those named in `calls`, with `chance`; `n_failed` counts them by name."""
+
+    def __init__(self, calls: Sequence[str], chance: float, seed: int = 0) -> None:
+        self.calls = frozenset(calls)
+        self.chance = chance
+        self.random = random.Random(seed)
+        self.n_failed: Counter[str] = Counter()
+
+    def meet(self, call: str) -> None:
+        """Fail, or not."""
+        if call in self.calls and self.random.random() < self.chance:
+            self.n_failed[call] += 1
+            raise MemoryError(f"no room for {call}")
+
+
+class FlakyFragments(Fragments):
+    """Any fragments, whose calls may fail at any time; one that fails has changed nothing."""
+
+    def __init__(self, inner: Fragments, odds: Odds) -> None:
+        self.inner = inner
+        self.growth = inner.growth
+        self.odds = odds
+
+    def _call(self, name: str, *given: Any) -> Any:
+        self.odds.meet(name)
+        return getattr(self.inner, name)(*given)
+
+    def new(self, parent: Fragment | None) -> Fragment:
+        return self._call("new", parent)
+
+    def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
+        self._call("attach", fragment, parent)
+
+    def split(self, fragment: Fragment, at: int) -> Fragment:
+        return self._call("split", fragment, at)
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        self._call("join", upper, lower)
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        self._call("trim", fragment, length)
+
+    def settle(self, fragment: Fragment) -> None:
+        self._call("settle", fragment)
+
+    def free(self, fragment: Fragment) -> None:
+        self._call("free", fragment)
+
+    def export(self, fragment: Fragment) -> dict[str, Any]:
+        return self._call("export", fragment)
+
+    def load(self, data: dict[str, Any], parent: Fragment | None) -> Fragment:
+        return self._call("load", data, parent)
+
+    def usage(self) -> Usage:
+        return self.inner.usage()
+
+
+class FlakyDraws:
+    """Draws that may be lost."""
+
+    def __init__(self, inner: Draws, odds: Odds) -> None:
+        self.inner = inner
+        self.odds = odds
+
+    def result(self) -> DrawResult:
+        self.odds.meet("result")
+        return self.inner.result()
+
+
+class FlakyOutput(Output):
+    """A step whose answers may be lost."""
+
+    def __init__(self, inner: Output, odds: Odds) -> None:
+        self.inner = inner
+        self.odds = odds
+
+    def wait(self) -> None:
+        self.inner.wait()  # what fails has landed all the same
+        self.odds.meet("wait")
+
+    def logits(self, index: int) -> np.ndarray:
+        self.odds.meet("logits")
+        return self.inner.logits(index)
+
+    def scores(self) -> list[list[Score]]:
+        self.odds.meet("scores")
+        return self.inner.scores()
+
+    def draw(self, batch: DrawBatch) -> Draws:
+        self.odds.meet("draw")
+        return FlakyDraws(self.inner.draw(batch), self.odds)
+
+
+PROTOCOL = (
+    *("new", "attach", "split", "join", "trim", "settle", "free", "export", "load"),
+    *("forward", "wait", "logits", "scores", "draw", "result"),
+)
+
+
+class FlakyEngine(Wrapped):
+    """Any engine, every call of which may fail at any time."""
+
+    def __init__(self, inner: Engine, odds: Odds) -> None:
+        super().__init__(inner)
+        self.odds = odds
+        if inner.fragments is not None:
+            self.fragments = FlakyFragments(inner.fragments, odds)
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        self.odds.meet("forward")
+        return FlakyOutput(self.inner.forward([_unwrapped(row) for row in rows]), self.odds)
+
+
+def _unwrapped(row: Row) -> Row:
+    """The row with the draws that the inner engine made."""
+    tokens = row.tokens
+    if not (isinstance(tokens, LateTokens) and isinstance(tokens.draws, FlakyDraws)):
+        return row
+    tokens = LateTokens(tokens.draws.inner, tokens.number)
+    return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)

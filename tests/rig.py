@@ -50,7 +50,7 @@ def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
 
 def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str]:
     """The tokens and the finish reason of a run after `ids`, one whole path at a time."""
-    path, made = [*ids, *run.tokens], list[int]()
+    path, made = list(ids), list[int]()
     sampler = Sampler(run.sampler.params, run.sampler.stream)  # the run's own has counted
     sampler.prime(path)
     while len(path) < n_ctx:
@@ -198,7 +198,7 @@ def sampler(index: int = 0, **options: Any) -> Sampler:
 
 def run(place: Place, index: int = 0, **options: Any) -> Run:
     """A run; what is not its own option says how to draw."""
-    own = {name: options.pop(name) for name in ("tokens", "stop_ids", "sink") if name in options}
+    own = {name: options.pop(name) for name in ("stop_ids", "sink") if name in options}
     return Run(place, sampler(index, **options), max_tokens=options.get("max_tokens", 6), **own)
 
 
@@ -207,5 +207,5 @@ def assert_result(rig: Rig, item: Run, result: RunResult) -> None:
     ids = item.place.ids()
     tokens, reason = text_after(ids, item, rig.n_ctx)
     assert (result.tokens, result.finish_reason) == (tokens, reason)
-    assert result.end.ids() == [*ids, *item.tokens, *tokens]
+    assert result.end.ids() == [*ids, *tokens]
     assert len(result.logprobs) == len(result.entropies) == len(tokens)

@@ -7,7 +7,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import ConfigError, StaleHandle
-from .sched.retire import retire
 
 if TYPE_CHECKING:
     from .lm import LM
@@ -97,7 +96,7 @@ def name_of(space: str | None) -> str | None:
 
 
 def _retire(lm: LM, name: str, space: str, why: str) -> None:
-    retire(lm.scheduler, space, f"the LoRA adapter {name!r} was {why}")
+    lm.scheduler.retire(space, f"the LoRA adapter {name!r} was {why}")
     lm.engine.remove_adapter(space)
 
 

@@ -314,7 +314,7 @@ class LM:
     def _clear(self) -> None:
         self.scheduler.settle()
         self.tree.clear()
-        self.scheduler.cache.clear()
+        self.scheduler.rows.clear()
 
     def close(self) -> None:
         """End what runs, free the KV and the model; idempotent. Its handles are stale then."""

@@ -153,7 +153,7 @@ class PathKV:
                     " handle such as a Heddle"
                 )
             return self._lm.place(path)
-        if path._holds is not self._lm.tree.holds:
+        if path.holds is not self._lm.tree.holds:
             raise ConfigError("this path belongs to another LM; give its token ids instead")
         return path
 

@@ -40,6 +40,11 @@ ALL = [
 ]
 
 
+def _ring(n: int) -> str:
+    rules = "\n".join(f'r{index}: "a" r{index + 1} | "b"' for index in range(n))
+    return f'start: r0\n{rules}\nr{n}: "c" start'
+
+
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     text = Tokenizer.from_folder(Path(str(files("weft") / "data" / "tiny")))
@@ -78,7 +83,10 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
     assert as_constraint({3, 4}) == Allow([4, 3])
     with pytest.raises(ConfigError, match="allowed is a Pydantic class"):
         as_constraint("abc")
-    for wrong in (lambda: Choice([]), lambda: Choice("ab"), lambda: Choice([""])):
+    surrogate = ["a", "\ud83d"]
+    for wrong in (
+        lambda: Choice([]), lambda: Choice("ab"), lambda: Choice([""]), lambda: Choice(surrogate)
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match="Choice"):
             wrong()
     for wrong in (lambda: Allow(()), lambda: Allow({-1}), lambda: Allow({"a"})):
@@ -95,12 +103,18 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
     ("make", "said"),
     [
         (lambda: Regex("((("), "line 1.*unclosed group"),
-        (lambda: GBNF("root ::= ((("), "line 1.*Expected"),
+        (lambda: GBNF("root ::= ((("), "line 1: expected"),
         (lambda: GBNF('root ::= nosuch "a"'), "nosuch"),
         (lambda: Lark("start: foo\n"), "line 1.*unknown name"),
         (lambda: JsonSchema({"type": "nosuch"}), "nosuch"),
         (lambda: JsonSchema("{"), "not JSON"),
         (lambda: JsonSchema("3"), "allowed is an object"),
+        (lambda: JsonSchema(False), "no JSON fits"),
+        (lambda: JsonSchema('{"const": "\\ud83d"}'), "JSON schema is not valid"),
+        (lambda: Regex("\ud83d"), "half a letter"),
+        (lambda: Lark(_ring(3_000)), "deep"),  # llguidance would crash
+        (lambda: Regex("ab\na(?=b)"), "Regex is not valid: line 1: regex parse error"),
+        (lambda: Lark("start: b\nb: c ~ 3"), 'line 2: at 2.4.: unknown name: "c"$'),
         (lambda: Regex(""), "not empty"),
         (lambda: GBNF("  "), "not empty"),
     ],
@@ -118,6 +132,10 @@ def test_a_wrong_grammar_says_line_and_reason_at_once(compiler, make, said: str)
         (Lark('start: "a"+ "b"'), ["ab", "aaab"], ["b", "a"]),
         (GBNF('root ::= "{" ws "}"\nws ::= [ \\n]*'), ["{}", "{ \n }"], ["{", "{a}"]),
         (JsonSchema({"enum": ["x", 3]}), ['"x"', "3"], ["4", "x"]),
+        (JsonSchema(True), ['{"a": [1, null]}', "3"], ["a", ""]),
+        (Regex("a?"), ["", "a"], ["aa"]),
+        (GBNF('root ::= ""'), [""], ["a"]),
+        (Lark(_ring(200)), ["ab", "aaab"], ["a"]),
     ],
 )
 def test_what_fits_is_allowed_and_nothing_else(compiler, constraint, good, bad) -> None:
@@ -203,11 +221,18 @@ def test_a_lazy_grammar_may_wait_for_a_token_and_refuses_a_trigger_it_cannot_beg
     matcher.accept(other)
     matcher.accept(start)
     assert not matcher.is_allowed(other)
-    wrong = compiler.matcher(Lazy(Regex("[0-9]"), ["ab"]))
+    for trigger in ("ab", other):
+        with pytest.raises(GrammarError, match="begins with the trigger"):
+            compiler.matcher(Lazy(Regex("[0-9]"), [trigger]))
+    with pytest.raises(ConfigError, match="token id"):
+        compiler.matcher(Lazy(Regex("[0-9]"), [compiler.n_vocab]))
+    # What a pattern finds is not known before: there the mask keeps it out.
+    wrong = compiler.matcher(Lazy(Regex("[0-9]"), [re.compile("a.")]))
     wrong.accept(other)
+    assert not wrong.is_allowed(start)
     with pytest.raises(ConstraintError, match="begins with the trigger's own text"):
-        wrong.accept(compiler.text.encode("b", add_bos=False)[0])
-    assert wrong.is_allowed(start)
+        wrong.accept(start)
+    assert wrong.may_end
 
 
 @pytest.mark.parametrize("required", [(), ("a",), ("b",), ("c",), ("a", "c"), ("a", "b", "c")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from contract.helpers import STORY, TOLERANCE
-from weft import Branch, Loom
-from weft.constraints import Allow, Choice, JsonSchema, Lazy, Regex
+from weft import Branch, BranchStore, Loom
+from weft.constraints import Allow, Choice, JsonSchema, Lark, Lazy, Regex
 from weft.constraints.grammar import GrammarMatcher
 from weft.errors import ConfigError, ConstraintError, DeadEnd, GrammarError
 from weft.samples import record
@@ -179,3 +180,111 @@ def test_fifty_records_of_fifty_are_valid(make) -> None:
         assert re.fullmatch("[A-Z][a-z]{1,9}", found["name"])
         assert found["animal"] in ("owl", "fox", "otter")
         assert 1 <= found["age"] <= 12
+
+
+# The library stops at 2,000 items in a row: after "a" and "b" this grammar has more.
+_MANY = " | ".join(f"r{i}" for i in range(2100))
+_RULES = "\n".join(f'r{i}: "x" r{i} | "y{i}"' for i in range(2100))
+TOO_MANY = Lark(f'start: "c" | "a" "b" ({_MANY})\n{_RULES}')
+CHOSEN = Lark(f'start: "c" | "a" ("b" | "d") ({_MANY})\n{_RULES}')
+
+
+@pytest.mark.parametrize("grammar", [TOO_MANY, CHOSEN], ids=["forced", "drawn"])
+def test_a_fault_inside_the_grammar_library_is_an_error_and_no_end(make, kind, grammar) -> None:
+    lm = make(kind)
+    loom = Loom(lm, STORY)
+    b = lm.tokenize("b", add_bos=False)[0]
+    only_ab = {lm.tokenize("c", add_bos=False)[0]: -np.inf}
+    calls = {"constraint": grammar, "logit_bias": only_ab, "max_tokens": 8, **WARM}
+    with pytest.raises(ConstraintError, match="the grammar library gave up.*2000") as caught:
+        loom.grow(n=2, **calls)
+    assert not isinstance(caught.value, DeadEnd)
+    assert len(str(caught.value)) < 400
+    assert not loom.children
+    # What is live beside it goes on.
+    other = Loom(lm, record)
+    plain = {"n": 3, "max_tokens": 20, "seed": 1}
+    alone = [node.text for node in other.grow(**plain)]
+
+    async def beside():
+        del calls["show"]
+        both = (loom.agrow(n=2, **calls), other.agrow(**plain))
+        return await asyncio.gather(*both, return_exceptions=True)
+
+    failed, fine = asyncio.run(beside())
+    assert isinstance(failed, ConstraintError)
+    assert [node.text for node in fine] == alone
+    with Branch.create(lm, grammar=grammar) as branch:
+        branch.prefill(loom.tokens)
+        branch.commit(lm.tokenize("a", add_bos=False)[0])
+        with pytest.raises(ConstraintError, match="gave up"):
+            branch.commit(b)
+        assert branch.text == "a"
+
+
+def test_a_branch_without_a_token_left_takes_none_of_its_call_with_it(make, kind, caplog) -> None:
+    lm = make(kind)
+    loom = Loom(lm, STORY)
+    digits = {lm.tokenize(d, add_bos=False)[0]: -np.inf for d in "0123456789"}
+    # Some begin with a letter that a letter follows, some with one that wants a digit.
+    halves = Regex("[a-m][A-Z]|[n-z][0-9]")
+    calls = {"constraint": halves, "logit_bias": digits, "temperature": 100, "show": False}
+    made = loom.grow(n=8, seed=5, **calls)
+    assert 0 < len(made) < 8
+    assert len(made) + len(made.failed) == 8
+    assert all(isinstance(error, DeadEnd) for error in made.failed)
+    assert all(node.text[0] < "n" and node.terminal for node in made)
+    assert loom.children == list(made)
+    assert "failed" in repr(made)
+    assert "failed" in made._repr_html_()
+    assert f"{len(made.failed)} of 8 branches failed" in caplog.text
+    # Streamed, it is the same.
+    del calls["show"]
+    told = {}
+    for delta in loom.stream(n=8, seed=5, **calls):
+        told[delta.branch] = delta.finish_reason or told.get(delta.branch)
+    assert sorted(told.values()) == ["error"] * len(made.failed) + ["stop"] * len(made)
+    leaves = [loom.add(" x"), loom.add(" y")]
+    loom.apply_at_leaves(lambda leaf: leaf.ramify(n=6, seed=5, **calls))
+    assert all(0 < len(leaf.children) < 6 for leaf in leaves)
+
+
+def test_what_was_begun_and_what_begins_are_two_texts_when_greedy(make, kind) -> None:
+    """Both stand at the same place of the token tree, with equal parameters."""
+    lm = make(kind)
+    loom = Loom(lm, STORY)
+    cold = {"temperature": 0, "show": False, "constraint": Regex("ab{3}|ab{3}ab{3}")}
+    (begun,) = loom.grow(n=1, max_tokens=1, **cold)
+    begins = loom.add("a")
+    assert begun.tokens == begins.tokens
+    made = loom.grow(n=1, at=[begun, begins], max_tokens=9, **cold)
+    assert made[0].text.startswith("bbb")
+    assert made[1].text.startswith("abbb")
+
+
+def test_a_forced_end_needs_no_end_token(make, kind) -> None:
+    """An end token that a bias forbids is not missed where the text is over anyway."""
+    lm = make(kind)
+    loom = Loom(lm, STORY)
+    no_end = {end: -np.inf for end in lm.text.stop_ids}
+    for constraint in (Choice(["yes, all of it"]), Regex("[0-9]{3}"), JsonSchema({"const": "é🙂"})):
+        for node in loom.grow(n=3, constraint=constraint, logit_bias=no_end, max_tokens=40, **WARM):
+            assert (node.finish_reason, node.terminal) == ("stop", True)
+
+
+def test_a_dead_branch_of_a_batch_takes_no_draw_of_the_others(make, kind) -> None:
+    lm = make(kind)
+    ids = Loom(lm, STORY).tokens
+    digits = {lm.tokenize(d, add_bos=False)[0]: -np.inf for d in "0123456789"}
+    alive = Branch.create(lm, grammar=Regex("[a-z]+"), seed=1)
+    dead = Branch.create(lm, grammar=Regex("[0-9]"), logit_bias=digits, seed=1)
+    for branch in (dead, alive):
+        branch.prefill(ids)
+    store = BranchStore(lm)
+    with pytest.raises(DeadEnd):
+        store.produce([dead, alive])
+    drawn = alive.drawn
+    assert drawn is not None
+    assert store.produce([alive]) == [drawn]
+    alive.prune()
+    dead.prune()

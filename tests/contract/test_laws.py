@@ -21,7 +21,7 @@ from contract.helpers import (
 )
 from weft.errors import ConfigError
 from weft.sampling.chain import Chain
-from weft.sched.work import Draw, Extend, Logits, Scores
+from weft.sched.work import Extend, Logits, Scores
 
 
 @pytest.mark.parametrize("n_batch", [512, 7, 1])
@@ -52,7 +52,7 @@ def test_2_extending_a_child_changes_no_siblings_logits(
     before = logits_at(lm, left)
     logits_at(lm, right)
     logits_at(lm, [*right, 31, 32, 33])
-    lm.scheduler.cache.clear()
+    lm.scheduler.rows.clear()
     assert_close(logits_at(lm, left), before)
     assert_close(before, oracle(left)[-1])
 
@@ -79,7 +79,7 @@ def test_4_splitting_anywhere_changes_nothing(kv_kind: str, make: Make, oracle: 
     for cut in range(1, len(ids)):
         branch = [*ids[:cut], 99]
         assert_close(logits_at(lm, branch), oracle(branch)[-1])
-        lm.scheduler.cache.clear()
+        lm.scheduler.rows.clear()
         assert_close(logits_at(lm, ids), want)
         lm.tree.check()
     assert_close(want, oracle(ids)[-1])
@@ -173,15 +173,22 @@ def test_8_equal_suffixes_under_different_prefixes_never_mix(
 
 
 def test_11_an_engines_own_draws_equal_the_numpy_reference(kind: str, make: Make) -> None:
+    """The second token of a run is drawn from a step's output, by the engine if it can."""
     lm = make(kind)
     ids = prompt_ids(lm)
-    samplers = tuple(sampler(5, i, temperature=0.2 * i, top_p=0.9, top_k=50) for i in range(8))
-    logits, drawn = ask(lm, lm.place(ids), Logits(len(ids)), Draw(len(ids), samplers))
-    rows, at = np.zeros(8, np.int64), np.full(8, len(ids), np.uint64)
-    want = Chain(samplers).draw(logits[None], rows, at)
-    np.testing.assert_array_equal(drawn.ids, want.ids)
-    np.testing.assert_allclose(drawn.logprobs, want.logprobs, atol=1e-5)
-    np.testing.assert_allclose(drawn.entropies, want.entropies, atol=1e-5)
+    rules = [{"temperature": 0.2 * i, "top_p": 0.9, "top_k": 50} for i in range(8)]
+    runs = [
+        run_item(lm, lm.place(ids), 5, i, max_tokens=2, stop_ids=frozenset(), **rule)
+        for i, rule in enumerate(rules)
+    ]
+    for i, (rule, result) in enumerate(zip(rules, run_all(lm, runs), strict=True)):
+        path = [*ids, result.tokens[0]]
+        at = np.array([len(path)], np.uint64)
+        logits = logits_at(lm, path)[None]
+        want = Chain([sampler(5, i, **rule)]).draw(logits, np.zeros(1, np.int64), at)
+        assert result.tokens[1] == want.ids[0]
+        np.testing.assert_allclose(result.logprobs[1], want.logprobs[0], atol=1e-4)
+        np.testing.assert_allclose(result.entropies[1], want.entropies[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("n_batch", [512, 5])

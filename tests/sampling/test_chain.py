@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sampling import naive
-from weft.errors import ConfigError, DeadEnd, ForwardError
-from weft.sampling.chain import Chain, DrawBatch, DrawResult, Sampler
+from weft.errors import ConfigError
+from weft.sampling.chain import BROKEN, NOTHING, Chain, DrawBatch, DrawResult, Sampler
 from weft.sampling.metrics import score
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
@@ -188,8 +188,23 @@ def test_forbidden_tokens_are_never_drawn() -> None:
     ids = draw([sampler(i, logit_bias=banned) for i in range(50)], logits, [0] * 50).ids
     assert set(ids.tolist()) == {5}
     for temperature in (0, 1):
-        with pytest.raises(DeadEnd, match="logit_bias"):
-            draw([sampler(logit_bias={**banned, 5: -np.inf}, temperature=temperature)], logits)
+        dead = sampler(1, logit_bias={**banned, 5: -np.inf}, temperature=temperature)
+        got = draw([sampler(), dead, sampler(2)], logits, [0] * 3)
+        assert got.ids[1] == NOTHING
+        assert (got.ids[[0, 2]] == draw([sampler(), sampler(2)], logits, [0, 0], [0, 2]).ids).all()
+
+
+def test_steering_is_added_to_the_bias_and_bans_what_either_bans() -> None:
+    logits = logits_of(1, 6)
+    biased = sampler(logit_bias={1: 3.0, 2: -np.inf, 4: np.inf}, temperature=0)
+    steered = biased.steered({1: 2.0, 3: 1.5, 2: 9.0, 4: -np.inf})
+    params = dict(steered.params.logit_bias)
+    assert params == {1: 5.0, 2: -np.inf, 3: 1.5, 4: -np.inf}
+    counting = sampler(presence_penalty=2.0)
+    counting.accept(3)
+    assert counting.steered({0: 1.0}).history is counting.history
+    assert draw([biased], logits).ids.tolist() == [4]
+    assert draw([steered], logits).ids.tolist() == [1]
 
 
 @pytest.mark.parametrize("temperature", [0, 1, 1e-3])
@@ -229,8 +244,18 @@ def test_ids_outside_the_vocabulary_and_broken_logits_are_errors() -> None:
     seen.prime([9])
     with pytest.raises(ConfigError, match="token id 9"):
         draw([seen], logits_of(1, 6))
-    with pytest.raises(ForwardError):
-        draw([sampler()], np.full((1, 4), np.nan, dtype=np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_no_logits_is_marked_and_the_others_draw(bad: float) -> None:
+    samplers, logits = [sampler(i) for i in range(3)], logits_of(3, 90).copy()
+    want = draw(samplers, logits)
+    logits[1] = bad if np.isneginf(bad) else logits[1]
+    logits[1, 7] = bad
+    got = draw(samplers, logits)
+    assert got.ids[1] == BROKEN
+    for name in ("ids", "logprobs", "entropies"):
+        assert (getattr(got, name)[[0, 2]] == getattr(want, name)[[0, 2]]).all()
 
 
 def test_sampler_counts_only_when_it_has_penalties() -> None:

@@ -3,10 +3,14 @@ from __future__ import annotations
 import pytest
 
 from fakes import LateFake, SequenceFake
-from rig import MakeRig, MemoryEngine, assert_result, run
+from rig import MakeRig, MemoryEngine, Rig, assert_result, run
 from weft.errors import KVFull
-from weft.sched.admit import path_length
 from weft.sched.work import Extend
+
+
+def ages(rig: Rig) -> list[int]:
+    """Of the jobs that wait for admission, the one that comes next first."""
+    return [age for age, job in sorted(rig.scheduler.desk.queue) if not job.done]
 
 
 def test_a_younger_job_never_overtakes_one_that_waits(make: MakeRig) -> None:
@@ -17,7 +21,7 @@ def test_a_younger_job_never_overtakes_one_that_waits(make: MakeRig) -> None:
     for i, ticket in enumerate(tickets):
         ticket.on_done(lambda _, i=i: ended.append(i))
     rig.step()
-    assert [job.age for job in rig.scheduler.admission.queue] == [2, 3]
+    assert ages(rig) == [2, 3]
     rig.driver.drive(tickets)
     assert sorted(ended) == [0, 1, 2]
     assert ended[0] == 0
@@ -32,9 +36,7 @@ def test_a_parked_job_returns_to_its_place_by_age(make: MakeRig) -> None:
     late = run(rig.place([9]), 9, max_tokens=3)
     tickets += rig.submit(late)
     rig.step()
-    ages = [job.age for job in rig.scheduler.admission.queue]
-    assert ages == sorted(ages)
-    assert len(ages) > 1
+    assert len(ages(rig)) > 1
     rig.driver.drive(tickets)
     for item, ticket in zip([*items, late], tickets, strict=True):
         assert_result(rig, item, ticket.result())
@@ -48,13 +50,10 @@ def test_what_is_admitted_is_older_than_all_that_waits(make: MakeRig, growth: in
     rig = make(engine, capacity=13, n_batch=4)
     items = [run(rig.place([i, i]), i, max_tokens=9) for i in range(4)]
     tickets = rig.submit(*items)
-    admission = rig.scheduler.admission
     while not all(ticket.done for ticket in tickets):
         rig.step()
-        admitted, queued = (
-            [job.age for job in jobs] for jobs in (admission.admitted, admission.queue)
-        )
-        assert queued == sorted(queued)
+        admitted = [job.age for job in rig.scheduler.desk.admitted]
+        queued = ages(rig)
         assert max(admitted, default=0) < min(queued, default=99)
         rig.tree.check()
     for item, ticket in zip(items, tickets, strict=True):
@@ -125,8 +124,9 @@ def test_an_evicted_path_comes_back_from_the_host_without_a_forward(make: MakeRi
 def test_the_length_of_a_path_counts_what_a_run_has_drawn(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2])
-    extend, drawing = rig.submit(Extend(place, [3]), run(place, tokens=[4], max_tokens=9))
-    task = drawing.task
-    assert path_length(extend.task) == path_length(task) == 3
+    extend, drawing = rig.submit(Extend(place, [3]), run(rig.place([4], place), max_tokens=9))
+    job, reading = drawing.job, extend.job
+    reading.prepare()
+    assert reading.longest_path() == job.longest_path() == 3
     rig.step(4)
-    assert path_length(task) == 3 + len(task.tokens) > 3
+    assert job.longest_path() == 3 + job.n_drawn > 3

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fakes import HiddenFake, LateFake
-from rig import MakeRig, MemoryEngine, draw_after, logits_after, sampler, score_of
-from weft.sched.task import Need
-from weft.sched.work import Draw, Extend, Logits, Scores
+from rig import MakeRig, MemoryEngine, logits_after, score_of
+from weft.sched.reads import Claim, Need
+from weft.sched.work import Extend, Logits, Scores
 
 PATH = [3, 1, 2, 2, 1, 3, 0, 1, 2, 0, 3]
 
@@ -39,13 +39,12 @@ def test_what_is_known_is_read_again_in_pieces_within_the_budget(make: MakeRig) 
 def test_equal_work_in_one_step_is_one_row(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=64)
-    asked = (Logits(5), Draw(5, (sampler(0), sampler(1))))
+    asked = (Logits(5), Scores(2, 5))
     answers = rig.drive(*(Extend(rig.place(PATH), (), asked) for _ in range(4)))
     assert engine.sizes == [len(PATH)]
-    for logits, drawn in answers:
+    for logits, scores in answers:
         np.testing.assert_array_equal(logits, logits_after(PATH[:5]))
-        expected = [draw_after(PATH[:5], sampler(i)).ids[0] for i in range(2)]
-        assert drawn.ids.tolist() == expected
+        np.testing.assert_array_equal(scores.logprobs, score_of(PATH, 2, 5, 0).logprobs)
 
 
 def test_work_that_comes_while_its_path_is_in_flight_waits_for_it(make: MakeRig) -> None:
@@ -72,14 +71,15 @@ def test_a_hidden_engine_gets_one_row_for_all_that_is_open_on_a_path(make: MakeR
 def test_a_hidden_task_that_waits_for_its_answers_gets_no_second_row(make: MakeRig) -> None:
     rig = make(HiddenFake(MemoryEngine()), n_batch=64)
     (ticket,) = rig.submit(Extend(rig.place(PATH), (), (Logits(4),)))
-    waiting = rig.scheduler.waiting
+    desk = rig.scheduler.desk
     rig.scheduler.take_in()
-    rig.scheduler._admit()
-    (piece,) = waiting.pack(64)
-    assert waiting.pack(64) == []
-    waiting.discard(piece)
-    ticket.cancel()
+    rig.scheduler.admission.admit(may_evict=True)
+    desk.promote()
+    (part,) = desk.reader.pack(desk.oldest_waiting(), 64, desk)
+    assert desk.reader.pack(desk.oldest_waiting(), 64, desk) == []
+    part.discard(desk)
     rig.driver.drive([ticket])
+    assert ticket.result()[0].tolist() == logits_after(PATH[:4]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_taken_of_a_need_is_open_no_more(
     """The need is [2, 8)."""
     rig = make()
     (ticket,) = rig.submit(Extend(rig.place(PATH)))
-    need = Need(ticket.task, 2, 8, 0)
+    need = Need(Claim(ticket.job, rig.place(PATH)), 2, 8, 0)
     got = need.take(*taken)
     assert need.todo == left
     assert sum(b - a for a, b in [*got, *left]) == 6

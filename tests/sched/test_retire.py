@@ -10,7 +10,6 @@ from fakes import HiddenFake, LateFake, SequenceFake
 from rig import MakeRig, MemoryEngine, assert_result, logits_after, run, sampler
 from weft.engines.base import Engine
 from weft.errors import StaleHandle
-from weft.sched.retire import retire
 from weft.sched.work import Commit, Extend, Logits
 
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -22,7 +21,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 
 class Owner:
-    """Who has a stay."""
+    """Who has a line."""
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -31,15 +30,15 @@ def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_s
     """Whether it is queued, waiting, live, in flight or committing."""
     rig = make(ENGINES[kind](), n_batch=8)
     owner, places = Owner(), {n: rig.place([1, 2, 3], namespace=n) for n in (None, "law", "med")}
-    stays = {n: rig.scheduler.stays.begin(owner, place) for n, place in places.items()}
+    lines = {n: rig.scheduler.lines.begin(owner, place) for n, place in places.items()}
     items, work = {}, {}
     for number, (name, place) in enumerate(places.items()):
         items[name] = run(place, number, max_tokens=8)
         long = Extend(rig.place([4] * 11, place), (), (Logits(14),))
-        commit = Commit([stays[name]], [5], [sampler(number)])
+        commit = Commit([lines[name]], [5], [sampler(number)])
         work[name] = rig.submit(items[name], long, commit)
     rig.step(n_steps)
-    rig.driver.exclusive(lambda: retire(rig.scheduler, "law", "law was removed"))
+    rig.driver.exclusive(lambda: rig.scheduler.retire("law", "law was removed"))
     rig.driver.drive([ticket for tickets in work.values() for ticket in tickets])
     for ticket in work["law"]:
         assert ticket.error is None or str(ticket.error) == "law was removed"
@@ -48,8 +47,8 @@ def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_s
         generated, long, committed = work[name]
         assert_result(rig, items[name], generated.result())
         assert long.result()[0].tolist() == logits_after([1, 2, 3] + [4] * 11).tolist()
-        assert committed.result()[0].rows.logits(committed.result()[0].number) is not None
-    for item in (Extend(places["law"]), items["law"], Commit([stays["law"]], [5], [None])):
+        assert rig.scheduler.rows.read(committed.result()[0].row) is not None
+    for item in (Extend(places["law"]), items["law"], Commit([lines["law"]], [5], [None])):
         with pytest.raises(StaleHandle, match="law was removed"):
             rig.submit(item)
     assert all(node.namespace != "law" or not node.resident for node in rig.tree.nodes())
@@ -59,9 +58,9 @@ def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -
     rig = make()
     place = rig.place([1, 2], namespace="law")
     rig.drive(Extend(place))
-    rig.driver.exclusive(lambda: retire(rig.scheduler, "law", "gone"))
+    rig.driver.exclusive(lambda: rig.scheduler.retire("law", "gone"))
     assert place.ids() == [1, 2]
     del place
     rig.drive(Extend(rig.place([1, 2], namespace="med")))
-    rig.driver.exclusive(lambda: retire(rig.scheduler, "med", "gone"))
+    rig.driver.exclusive(lambda: rig.scheduler.retire("med", "gone"))
     assert not rig.tree.roots.keys() & {"law", "med"}

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
+import gc
+import threading
+
 import numpy as np
+import pytest
 
 from kv.listkv import ListFragments
+from weft.engines.host import HostOutput
 from weft.kv.cursor import Cursor
 from weft.kv.tree import TokenTree
-from weft.sched.rows import RowCache
+from weft.sched.rows import LogitsRow, RowStore
 
 ROW = np.zeros(4, np.float32).nbytes
-
-
-def row(value: float) -> np.ndarray:
-    return np.full(4, value, np.float32)
 
 
 def path(n: int = 6) -> tuple[TokenTree, Cursor]:
@@ -19,97 +20,170 @@ def path(n: int = 6) -> tuple[TokenTree, Cursor]:
     return tree, tree.pin(tree.extend(tree.root(), list(range(n))))
 
 
+def store_of(tree: TokenTree, n_rows: int, *, lasting: bool = True) -> RowStore:
+    return RowStore(n_rows * ROW, 4, tree.forget, threading.RLock(), lasting=lasting)
+
+
+def put(store: RowStore, at: Cursor, value: float) -> LogitsRow:
+    """Keep a row of its own, hung on the tree."""
+    row = LogitsRow()
+    store.fill(row, np.full(4, value, np.float32))
+    store.put(at, row)
+    return row
+
+
+def found(store: RowStore, at: Cursor) -> float | None:
+    logits = store.get(at)
+    return None if logits is None else float(logits[0])
+
+
+class Output(HostOutput):
+    """Rows that say which they are, and count how often they were fetched."""
+
+    def __init__(self, n_rows: int) -> None:
+        super().__init__(np.repeat(np.arange(n_rows, dtype=np.float32)[:, None], 4, 1), [])
+        self.n_fetched = 0
+
+    def logits(self, index: int) -> np.ndarray:
+        self.n_fetched += 1
+        return super().logits(index)
+
+
 def test_a_row_is_found_where_it_was_put_and_nowhere_else() -> None:
     tree, end = path()
-    cache = RowCache(10 * ROW, tree.forget)
-    assert cache.get(end) is None
-    cache.put(end, row(1))
-    assert cache.get(end).tolist() == [1] * 4
-    assert cache.get(Cursor(end.node, 5)) is None
+    store = store_of(tree, 10)
+    assert store.get(end) is None
+    put(store, end, 1)
+    assert found(store, end) == 1
+    assert store.get(Cursor(end.node, 5)) is None
+    with pytest.raises(ValueError, match="read-only"):
+        store.get(end)[0] = 3
+
+
+def test_rows_are_fetched_when_they_are_read_and_once() -> None:
+    tree, _ = path()
+    output, store = Output(6), store_of(tree, 10)
+    rows = store.keep(output, 6, range(1, 6))
+    assert output.n_fetched == 0
+    assert store.used_bytes <= 6 * ROW
+    for _ in range(2):
+        assert [float(store.read(row)[0]) for row in rows] == [1, 2, 3, 4, 5]
+    assert output.n_fetched == 5
+
+
+@pytest.mark.parametrize(("n_rows", "lasting"), [(6, False), (64, True)])
+def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little(
+    n_rows: int, lasting: bool
+) -> None:
+    tree, _ = path()
+    output, store = Output(n_rows), store_of(tree, 10, lasting=lasting)
+    rows = store.keep(output, n_rows, [2, 4])
+    assert output.n_fetched == 2
+    assert [float(store.read(row)[0]) for row in rows] == [2, 4]
+    assert store.used_bytes == 2 * ROW
+
+
+def test_rows_that_nobody_holds_make_room() -> None:
+    tree, _ = path()
+    store = store_of(tree, 4)
+    kept = store.keep(Output(2), 2, [0, 1])
+    for _ in range(50):
+        store.keep(Output(2), 2, [0, 1])
+        gc.collect()
+        assert store.used_bytes <= 4 * ROW
+    assert [store.read(row) is not None for row in kept] == [True, True]
 
 
 def test_the_least_recently_used_row_goes_first() -> None:
     tree, end = path()
-    cache = RowCache(2 * ROW, tree.forget)
+    store = store_of(tree, 2)
     places = [Cursor(end.node, depth) for depth in (1, 2, 3)]
-    cache.put(places[0], row(1))
-    cache.put(places[1], row(2))
-    cache.get(places[0])
-    cache.put(places[2], row(3))
-    assert [cache.get(place) is not None for place in places] == [True, False, True]
-    assert cache.used_bytes == 2 * ROW
+    put(store, places[0], 1)
+    put(store, places[1], 2)
+    store.get(places[0])
+    put(store, places[2], 3)
+    assert [found(store, place) for place in places] == [1, None, 3]
+    assert store.used_bytes == 2 * ROW
     assert set(end.node.rows) == {1, 3}
 
 
 def test_a_row_put_again_replaces_the_old_one() -> None:
     tree, end = path()
-    cache = RowCache(2 * ROW, tree.forget)
-    cache.put(end, row(1))
-    cache.put(end, row(2))
-    assert cache.get(end).tolist() == [2] * 4
-    assert cache.used_bytes == ROW
+    store = store_of(tree, 2)
+    old = put(store, end, 1)
+    put(store, end, 2)
+    assert found(store, end) == 2
+    assert old.node is None
+    del old
+    put(store, Cursor(end.node, 2), 3)
+    assert found(store, end) == 2
+    assert store.used_bytes == 2 * ROW
 
 
 def test_rows_that_are_too_large_or_at_the_root_are_not_kept() -> None:
     tree, end = path()
-    cache = RowCache(2 * ROW, tree.forget)
-    cache.put(end, np.zeros(9, np.float32))
-    cache.put(tree.root(), row(1))
-    assert cache.get(end) is None
-    assert cache.get(tree.root()) is None
-    assert cache.used_bytes == 0
+    store = store_of(tree, 2)
+    store.budget_bytes = ROW - 1
+    row = put(store, end, 1)
+    assert store.read(row) is None
+    store.budget_bytes = 2 * ROW
+    put(store, tree.root(), 1)
+    assert store.get(end) is None
+    assert store.get(tree.root()) is None
 
 
 def test_rows_stay_at_their_places_when_a_node_is_split_and_joined() -> None:
     tree, end = path()
-    cache = RowCache(10 * ROW, tree.forget)
+    store = store_of(tree, 10)
     for depth in (2, 4, 6):
-        cache.put(Cursor(end.node, depth), row(depth))
+        put(store, Cursor(end.node, depth), depth)
     tree.split(end.node, 3)
-    found = {depth: cache.get(Cursor(end.node, depth)) for depth in range(1, 7)}
-    assert {d: r[0] for d, r in found.items() if r is not None} == {2: 2, 4: 4, 6: 6}
+    want = {1: None, 2: 2, 3: None, 4: 4, 5: None, 6: 6}
+    assert {depth: found(store, Cursor(end.node, depth)) for depth in want} == want
     assert set(end.node.rows) == {4, 6}
     assert tree.join(end, minimum=2) == 1
-    found = {depth: cache.get(Cursor(end.node, depth)) for depth in range(1, 7)}
-    assert {d: r[0] for d, r in found.items() if r is not None} == {2: 2, 4: 4, 6: 6}
+    assert {depth: found(store, Cursor(end.node, depth)) for depth in want} == want
 
 
 def test_a_row_keeps_its_tokens_known_until_it_has_to_go() -> None:
     tree, end = path()
-    cache = RowCache(2 * ROW, tree.forget)
-    cache.put(Cursor(end.node, 4), row(1))
-    cache.put(end, row(2))
+    store = store_of(tree, 2)
+    put(store, Cursor(end.node, 4), 1)
+    put(store, end, 2)
     tree.unpin(end)
     assert tree.match(list(range(6))).depth == 6
     others = [tree.pin(tree.extend(tree.root(), [token])) for token in (8, 9)]
-    cache.put(others[0], row(3))
-    assert cache.get(end).tolist() == [2] * 4
-    cache.put(others[1], row(4))
-    cache.put(others[0], row(5))
+    put(store, others[0], 3)
+    assert found(store, end) == 2
+    put(store, others[1], 4)
+    put(store, others[0], 5)
     assert tree.match(list(range(6))).depth == 0
-    assert cache.used_bytes == 2 * ROW
+    assert store.used_bytes == 2 * ROW
 
 
-def test_clear_forgets_every_row() -> None:
+def test_clear_forgets_the_rows_of_the_tree_and_leaves_those_of_holders() -> None:
     tree, end = path()
-    cache = RowCache(10 * ROW, tree.forget)
-    cache.put(end, row(1))
-    cache.put(Cursor(end.node, 2), row(2))
-    cache.clear()
-    assert cache.get(end) is None
-    assert cache.used_bytes == 0
-    cache.put(end, row(3))
-    assert cache.get(end).tolist() == [3] * 4
+    store = store_of(tree, 10)
+    put(store, end, 1)
+    put(store, Cursor(end.node, 2), 2)
+    own = LogitsRow()
+    store.fill(own, np.full(4, 7, np.float32))
+    store.clear()
+    assert store.get(end) is None
+    assert store.used_bytes == ROW
+    assert float(store.read(own)[0]) == 7
+    put(store, end, 3)
+    assert found(store, end) == 3
 
 
 def test_rows_that_the_tree_cleared_make_room_like_any_other() -> None:
     tree, end = path()
-    cache = RowCache(2 * ROW, tree.forget)
-    cache.put(end, row(1))
-    cache.put(Cursor(end.node, 2), row(2))
+    store = store_of(tree, 2)
+    put(store, end, 1)
+    put(store, Cursor(end.node, 2), 2)
     tree.clear()
-    assert cache.get(end) is None
+    assert store.get(end) is None
     for depth in (1, 3):
-        cache.put(Cursor(end.node, depth), row(depth))
-    assert cache.used_bytes == 2 * ROW
-    assert [cache.get(Cursor(end.node, depth))[0] for depth in (1, 3)] == [1, 3]
+        put(store, Cursor(end.node, depth), depth)
+    assert store.used_bytes == 2 * ROW
+    assert [found(store, Cursor(end.node, depth)) for depth in (1, 3)] == [1, 3]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import struct
+from base64 import b64decode
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -113,3 +119,157 @@ def words() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.add_tokens([AddedToken("two words")])
     return made
+
+
+def metaspace_bytes() -> Tokenizer:
+    """Llama files as written today: Metaspace before the first word, byte fallback."""
+    made = sentencepiece()
+    made.normalizer = None
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return made
+
+
+def duplicates() -> Tokenizer:
+    """Byte-level, where several ids have the same bytes, and ids between them have none."""
+    made = byte_level()
+    vocab = json.loads(made.to_str())
+    table = vocab["model"]["vocab"]
+    n = 1 + max(table.values())
+    # No letter of the byte alphabet: the token is the text itself, which others spell in bytes.
+    for index, name in enumerate(('"', " ", "日", "🙂", "true", "{")):
+        vocab["added_tokens"].append(
+            {
+                "id": n + 3 * index,
+                "content": name,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": False,
+            }
+        )
+    return Tokenizer.from_str(json.dumps(vocab))
+
+
+def with_words(*words: str) -> Tokenizer:
+    """Byte-level, with tokens added that are these words."""
+    made = byte_level()
+    made.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return made
+
+
+def characters() -> Tokenizer:
+    """WordPiece over letters and signs of ASCII, and no more: most text cannot be written in it."""
+    signs = [chr(code) for code in range(33, 127)]
+    names = ["[UNK]", *signs, *(f"##{sign}" for sign in signs), "the", "##ing", "yes", "no"]
+    made = Tokenizer(
+        models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(cleanup=False)
+    made.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    return made
+
+
+def mistral(version: str = "tokenizer.model.v1") -> Tokenizer:
+    """The SentencePiece file of Mistral 7B, as Transformers writes it out; skips without it."""
+    return from_sentencepiece(_mistral_file(version).read_bytes())
+
+
+def tekken() -> Tokenizer:
+    """Mistral's byte-level vocabulary of 131,072 tokens; other words fall into bytes."""
+    data = json.loads(_mistral_file("tekken_240718.json").read_text("utf-8"))
+    n_special = data["config"]["default_num_special_tokens"]
+    letters = {byte: letter for letter, byte in _byte_letters().items()}
+    size = data["config"]["default_vocab_size"] - n_special
+    names = ["".join(letters[b] for b in b64decode(e["token_bytes"])) for e in data["vocab"][:size]]
+    vocab = {f"<SPECIAL_{index}>": index for index in range(n_special)}
+    vocab["</s>"] = vocab.pop("<SPECIAL_2>")
+    vocab |= {name: index + n_special for index, name in enumerate(names)}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(vocab)[: n_special - 1] + ["</s>"])
+    return made
+
+
+def from_sentencepiece(model: bytes) -> Tokenizer:
+    """Read a SentencePiece BPE file by hand: pieces with score and kind, and what merges make them.
+
+    A merge is of the two halves of a piece, the likelier piece first, as Transformers has it.
+    """
+    pieces = list(_pieces(model))
+    vocab = {piece: index for index, (piece, _, _) in enumerate(pieces)}
+    merges = []
+    for piece, score, kind in pieces:
+        if kind == 1:
+            halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+            found = [(a, b) for a, b in halves if a in vocab and b in vocab]
+            found.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+            merges += [(score, a, b) for a, b in found]
+    merges.sort(key=lambda merge: -merge[0])
+    made = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[(a, b) for _, a, b in merges],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spelled = sentencepiece()
+    made.normalizer, made.decoder = spelled.normalizer, spelled.decoder
+    made.add_special_tokens([piece for piece, _, kind in pieces if kind in (2, 3)])
+    made.post_processor = spelled.post_processor
+    return made
+
+
+def _pieces(model: bytes) -> Iterator[tuple[str, float, int]]:
+    """Yield (text, score, kind) of the file's pieces: the repeated field 1 of the message."""
+    for field, value in _fields(model):
+        if field == 1 and isinstance(value, bytes):
+            parts = dict(_fields(value))
+            text, score = parts[1], parts.get(2, b"\0\0\0\0")
+            assert isinstance(text, bytes)
+            assert isinstance(score, bytes)
+            yield text.decode(), struct.unpack("<f", score)[0], int(parts.get(3, 1))  # type: ignore[arg-type]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield (number, value) of a protocol buffers message."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        tag = varint()
+        kind = tag & 7
+        if kind == 0:
+            yield tag >> 3, varint()
+        else:
+            size = {1: 8, 5: 4}.get(kind) or varint()
+            yield tag >> 3, data[at : at + size]
+            at += size
+
+
+def _mistral_file(name: str) -> Path:
+    """A file of the mistral-common package, which is not imported."""
+    found = importlib.util.find_spec("mistral_common")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("mistral-common is not installed")
+    return Path(found.submodule_search_locations[0]) / "data" / name
+
+
+def _byte_letters() -> dict[str, int]:
+    """Letter → byte of byte-level BPE, from the library's own alphabet."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(own)]
+    return {chr(b): b for b in own} | {chr(256 + at): byte for at, byte in enumerate(rest)}

@@ -173,7 +173,7 @@ class TreeLM(AsyncLM):
         stops = frozenset(ends)
         if max_tokens < 1:
             return []
-        run = Run(place, sampler_of(temperature, seed, number), (), stops, max_tokens)
+        run = Run(place, sampler_of(temperature, seed, number), stops, max_tokens)
         tickets = await self.lm.asubmit([run])
         await self.lm.adrive(tickets)
         made: list[int] = tickets[0].result().tokens

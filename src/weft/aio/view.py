@@ -43,7 +43,7 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
 def view(lm: LM, cursor: Cursor) -> CacheNode:
     """Return a view of a place."""
     at = resolve(cursor)
-    row = lm.scheduler.cache.get(at)
+    row = lm.scheduler.rows.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
 
 

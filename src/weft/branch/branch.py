@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, HasChildren
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
+from ..sched.rows import LogitsRow
 from .calls import Commit, Prefill, Read, arun, checked_pairs, run
 from .draw import draw
 from .metrics import Produced, tokens_of
-from .tenancy import RawRow
 from .tuning import DEFAULTS, NOT_HERE, Tunable, constraint_of, replace_params
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Branch(Tunable):
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
         row = self.needed_row()
-        while self.drawn is None and self.tenancy.read(row) is None:
+        while self.drawn is None and self.lm.scheduler.rows.read(row) is None:
             await arun(self.lm, [self], Read, [self])
         return draw([self])[0]
 
@@ -160,7 +160,7 @@ class Branch(Tunable):
         child = type(self)(self.lm, place, self.params, sampler)
         child.last, child.grammar_from = last, self.grammar_from
         if clone_logits and position:
-            child.row = self.row if is_tip else RawRow()
+            child.row = self.row if is_tip else LogitsRow()
         child.stream = self.stream.clone() if is_tip else child.stream
         ordinal = self._forks_at.get(position, 0)
         self._forks_at[position] = ordinal + 1

@@ -11,13 +11,14 @@ from ..kv.cursor import Place
 from ..sched import work
 from ..sched.work import Extend, Item, Logits
 from .metrics import Accepted
-from .tenancy import RawRow, Tenancy
+from .tenancy import Tenancy
 from .turns import aturn, turn
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..sampling.chain import Sampler
-    from ..sched.stays import Committed, Stay
+    from ..sched.jobs import Committed
+    from ..sched.lines import Line
     from .branch import Branch
 
 Pairs = Sequence[tuple["Branch", Any]]
@@ -45,20 +46,20 @@ class Commit:
             yield from Read(unknown).stages()
         parts = self.parts
         if parts:
-            stays = [part.branch.staying() for part in parts]
+            lines = [part.branch.going_on() for part in parts]
             tokens = [part.token for part in parts]
-            item = work.Commit(stays, tokens, [part.ahead() for part in parts])
-            yield [item], lambda answers: self._finish(stays, answers[0])
+            item = work.Commit(lines, tokens, [part.ahead() for part in parts])
+            yield [item], lambda answers: self._finish(lines, answers[0])
 
-    def _finish(self, stays: list[Stay], answers: list[Committed]) -> None:
-        for part, stay, answer in zip(self.parts, stays, answers, strict=True):
-            part.finish(stay, answer)
+    def _finish(self, lines: list[Line], answers: list[Committed]) -> None:
+        for part, line, answer in zip(self.parts, lines, answers, strict=True):
+            part.finish(line, answer)
 
 
 class _CommitPart:
     """One branch's share of a commit."""
 
-    __slots__ = ("accepted_before", "branch", "sampler", "token", "used")
+    __slots__ = ("accepted_before", "branch", "sampler", "steering", "token", "used")
 
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
@@ -67,6 +68,7 @@ class _CommitPart:
             branch.lm.place((self.token,), after=branch.place)  # which says what is wrong
         self.accepted_before = branch.accepted_ahead(self.token)
         self.used = self.sampler = branch.sampler
+        self.steering = branch.steering
         if not self.accepted_before and self.used.needs_host:
             self.sampler = self.used.clone()
             self.sampler.accept(self.token)
@@ -78,16 +80,13 @@ class _CommitPart:
             return False
         drawn = branch.drawn
         known = drawn is not None and drawn.token == self.token
-        return not known and branch.tenancy.read(branch.row) is None
+        return not known and branch.lm.scheduler.rows.read(branch.row) is None
 
-    def ahead(self) -> Sampler | None:
-        """Return what may draw the token after in the same step: what nothing else has a say in."""
-        sampler = self.sampler
-        if sampler.needs_host or sampler.params.logit_bias or self.branch.steering:
-            return None
-        return sampler
+    def ahead(self) -> Sampler:
+        """Return what draws the token after in the same step: it has accepted this one already."""
+        return self.sampler.steered(self.steering) if self.steering else self.sampler
 
-    def finish(self, stay: Stay, answer: Committed) -> None:
+    def finish(self, line: Line, answer: Committed) -> None:
         branch, token = self.branch, self.token
         if self.accepted_before:
             branch.take_accepted(1)
@@ -98,10 +97,11 @@ class _CommitPart:
                 branch.sampler = self.sampler
             else:  # set anew while the commit was on its way
                 branch.sampler.accept(token)
-        branch.advanced(stay, token)
-        branch.row, branch.drawn = RawRow(None, answer.rows, answer.number), None
+        branch.advanced(line, token)
+        branch.row, branch.drawn = answer.row, None
         branch.stream.push(token)
-        if answer.drawn is not None and branch.sampler is self.sampler and not branch.steering:
+        as_asked = branch.sampler is self.sampler and branch.steering is self.steering
+        if answer.drawn is not None and as_asked:
             branch.drawn = branch.produced(*answer.drawn)
 
 
@@ -143,7 +143,7 @@ class Read:
 
     def _finish(self, answers: list[list[Any]]) -> None:
         for branch, answer in zip(self.branches, answers, strict=True):
-            branch.tenancy.keep(branch.needed_row(), answer[0])
+            branch.lm.scheduler.rows.fill(branch.needed_row(), answer[0])
 
 
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
@@ -158,7 +158,7 @@ def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
 
 @contextmanager
 def placed(branches: Sequence[Branch]) -> Iterator[None]:
-    """After an error, let branches go on from their places: a stay may be on its way still."""
+    """After an error, let branches go on from their places: a commit may be on its way still."""
     try:
         yield
     except BaseException:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError, ModelMismatch, WeftError
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
+from ..sched.rows import LogitsRow
 from .metrics import Accepted, chain
-from .tenancy import RawRow
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
         branch.last = Accepted(branch.last, position, token, raw, kept)
     branch._ahead = list(data["ahead"])
     branch.sampler = branch.sampler_at(branch.last, stream)
-    branch.row = RawRow() if data["tokens"] else None
+    branch.row = LogitsRow() if data["tokens"] else None
     return branch
 
 

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DeadEnd, StaleHandle
+from ..errors import ConfigError, StaleHandle
 from ..kv.cursor import Place
 from ..sampling.chain import Sampler
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
+from ..sched.rows import LogitsRow
 from .metrics import Accepted, Produced, chain, tokens_of
-from .tenancy import RawRow, Tenancy
+from .tenancy import Tenancy
 
 if TYPE_CHECKING:
     from ..lm import LM
-    from ..sched.stays import Stay
+    from ..sched.lines import Line
 
 Floats = NDArray[np.float32]
 
@@ -36,12 +37,12 @@ class State:
         self.lm = lm
         self.tenancy = Tenancy.of(lm)
         self.number = next(self.tenancy.numbers)
-        self.stay: Stay | None = None
+        self.line: Line | None = None
         self._place = place
         self._depth = place.depth
         self.params = params
         self.sampler = sampler
-        self.row: RawRow | None = None
+        self.row: LogitsRow | None = None
         self.last: Accepted | None = None
         self.drawn: Produced | None = None
         self.steering: dict[int, float] = {}
@@ -65,42 +66,42 @@ class State:
 
         That costs a commit its speed: `base`, `ids` and `position` do without.
         """
-        stay, self.stay = self.stay, None
-        if stay is not None:
-            place = self.lm.scheduler.stays.release(stay)
+        line, self.line = self.line, None
+        if line is not None:
+            place = self.lm.scheduler.lines.release(line)
             # A commit that was interrupted may have run its token all the same.
             self._place = place if place.depth == self._depth else place.at(self._depth)
         return self._place
 
     @place.setter
     def place(self, place: Place) -> None:
-        stay, self.stay = self.stay, None
-        if stay is not None:
-            self.lm.scheduler.stays.release(stay)
+        line, self.line = self.line, None
+        if line is not None:
+            self.lm.scheduler.lines.release(line)
         self._place, self._depth = place, place.depth
 
     @property
     def base(self) -> Place:
-        """The tip, or the place after which its stay has the rest."""
-        return self._place if self.stay is None else self.stay.base
+        """The tip, or the place after which its line has the rest."""
+        return self._place if self.line is None else self.line.base
 
     def ids(self) -> list[int]:
         """Return all token ids of the path, a new list."""
-        stay = self.stay
-        if stay is None:
+        line = self.line
+        if line is None:
             return self._place.ids()
         with self.lm.scheduler.lock:
-            return [*stay.base.ids(), *stay.tokens][: self._depth]
+            return line.end().ids()[: self._depth]
 
-    def staying(self) -> Stay:
-        """Return the stay that commits go on with."""
-        if self.stay is None:
-            self.stay = self.lm.scheduler.stays.begin(self, self._place)
-        return self.stay
+    def going_on(self) -> Line:
+        """Return the line that commits go on with."""
+        if self.line is None:
+            self.line = self.lm.scheduler.lines.begin(self, self._place)
+        return self.line
 
-    def advanced(self, stay: Stay, token: int) -> None:
-        """A commit has run a token after the tip, on a stay of this branch."""
-        if self.stay is stay:
+    def advanced(self, line: Line, token: int) -> None:
+        """A commit has run a token after the tip, on a line of this branch."""
+        if self.line is line:
             self._depth += 1
         else:  # forked while the commit was on its way
             self.place = self.lm.place((token,), after=self._place)
@@ -166,7 +167,7 @@ class State:
             return -drawn.logprob, -drawn.kept_logprob
         if self._ahead or self.row is None:
             return None
-        logits = self.tenancy.read(self.row)
+        logits = self.lm.scheduler.rows.read(self.row)
         return None if logits is None else (surprisal(logits, token), None)
 
     # Logits -----------------------------------------------------------------------------------
@@ -175,38 +176,31 @@ class State:
         """The tip is another now; logits: its row, None if it is to be read when wanted."""
         self.place = place
         self.drawn = None
-        self.row = RawRow() if place.depth else None
+        self.row = LogitsRow() if place.depth else None
         if logits is not None and self.row is not None:
-            self.tenancy.keep(self.row, logits)
+            self.lm.scheduler.rows.fill(self.row, logits)
 
     def raw(self) -> Floats:
         """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
         from .calls import Read, run
 
         row = self.needed_row()
-        logits = self.tenancy.read(row)
+        logits: Floats | None = self.lm.scheduler.rows.read(row)
         while logits is None:
             run(self.lm, [self], Read, [self])  # type: ignore[list-item]
-            logits = self.tenancy.read(row)
+            logits = self.lm.scheduler.rows.read(row)
         return logits
 
-    def needed_row(self) -> RawRow:
+    def needed_row(self) -> LogitsRow:
         """Return the row at the tip, or say that there is none."""
         self.alive()
         if self.row is None:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
 
-    def steered(self, logits: Floats) -> Floats:
-        """Return logits with the steering added."""
-        if not self.steering:
-            return logits
-        edited = logits.copy()
-        ids = np.fromiter(self.steering, dtype=np.int64)
-        edited[ids] += np.fromiter(self.steering.values(), dtype=np.float32)
-        if not np.isfinite(edited).any():
-            raise DeadEnd(f"the steering of {self!r} forbids every token")
-        return edited
+    def drawing(self) -> Sampler:
+        """Return what draws the next token: the sampler, with the steering."""
+        return self.sampler.steered(self.steering) if self.steering else self.sampler
 
     def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
         """Return token biases, checked."""

@@ -71,7 +71,7 @@ class BranchStore:
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
         checked_pairs(self.lm, [(branch, None) for branch in branches], "produce")
         rows = ((branch, branch.needed_row()) for branch in branches if branch.drawn is None)
-        return [branch for branch, row in rows if self._tenancy.read(row) is None]
+        return [branch for branch, row in rows if self.lm.scheduler.rows.read(row) is None]
 
     def retain_only(self, branch: Branch) -> None:
         """End all other branches of the LM; this one stands alone and goes on."""

@@ -5,19 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..kv.cursor import climb, resolve
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ..kv.node import Node
     from ..lm import LM
-    from ..sched.kept import StepRows
     from .branch import Branch
     from .state import State
 
@@ -43,37 +38,14 @@ class Pressure:
         return None if self.capacity is None else self.capacity - self.pinned
 
 
-class RawRow:
-    """Raw logits at one place, shared by forks; `logits` is None once the room was needed.
-
-    step, index: where they are as long as nobody has asked for them.
-    """
-
-    __slots__ = ("index", "logits", "step")
-
-    def __init__(
-        self,
-        logits: NDArray[np.float32] | None = None,
-        step: StepRows | None = None,
-        index: int = 0,
-    ) -> None:
-        self.logits = logits
-        self.step = step
-        self.index = index
-
-
 class Tenancy:
-    """Per LM: its live branches, and at most as many bytes of logits rows as its row cache has."""
+    """Per LM: its live branches."""
 
     def __init__(self, lm: LM) -> None:
         self._lm = weakref.ref(lm)
-        self.budget_bytes = lm.scheduler.cache.budget_bytes
         self.branches: weakref.WeakSet[Branch] = weakref.WeakSet()
         self.numbers = itertools.count(1)
         self.turns = threading.Lock()
-        self._rows: OrderedDict[RawRow, None] = OrderedDict()
-        self._used = 0
-        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, lm: LM) -> Tenancy:
@@ -81,39 +53,12 @@ class Tenancy:
         found: Tenancy | None = lm.of_faces.get(cls)
         return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
 
-    def keep(self, row: RawRow, logits: NDArray[np.float32]) -> None:
-        """Give a row its logits; the least recently used ones go when the budget is spent."""
-        with self._lock:
-            if row in self._rows:
-                self._used -= _size(row)
-                del self._rows[row]
-            row.logits = logits
-            self._rows[row] = None
-            self._used += logits.nbytes
-            while self._used > self.budget_bytes and len(self._rows) > 1:
-                oldest, _ = self._rows.popitem(last=False)
-                self._used -= _size(oldest)
-                oldest.logits = None
-
-    def read(self, row: RawRow) -> NDArray[np.float32] | None:
-        """Return a row's logits, if they are still there."""
-        step, row.step = row.step, None
-        if step is not None:
-            found: NDArray[np.float32] | None = step.logits(row.index)
-            if found is not None:
-                self.keep(row, found)
-                return found
-        with self._lock:
-            if row in self._rows:
-                self._rows.move_to_end(row)
-            return row.logits
-
     def active(self, branch: State) -> bool:
         """Whether a branch's KV is resident. Cost: O(nodes of the path)."""
         lm = self.lm()
         with lm.scheduler.lock:
             node = node_of(branch)
-            if branch.stay is not None and branch.stay.is_open:
+            if branch.line is not None and branch.line.is_open:
                 return lm.tree.fragments is not None
             return lm.tree.fragments is not None and node is not None and node.resident
 
@@ -124,8 +69,8 @@ class Tenancy:
             cursor = branch.base.cursor
             if cursor is None or lm.tree.fragments is None:
                 return 0
-            stay = branch.stay
-            own = len(stay.tokens) if stay is not None and stay.is_open else 0
+            line = branch.line
+            own = len(line.tokens) if line is not None and line.is_open else 0
             depth = resolve(cursor).depth
             spans = ((node, min(node.end, depth) - node.start) for node in climb(cursor))
             return own + sum(length for node, length in spans if node.fragment is not None)
@@ -143,8 +88,8 @@ class Tenancy:
                 node = node_of(each)
                 if node is None or not node.resident:
                     continue
-                own = each.stay is not None and each.stay.tail is not None and each.stay.tokens
-                tips.add(each.stay if own else node)
+                own = each.line is not None and each.line.tail is not None and each.line.tokens
+                tips.add(each.line if own else node)
                 up = node if own else node.parent
                 while up is not None and up not in above:
                     above.add(up)
@@ -176,7 +121,3 @@ def node_of(branch: State) -> Node | None:
     """Return the node at a branch's tip; None while that is not in the tree. Under the lock."""
     cursor = branch.base.cursor
     return None if cursor is None or cursor.node.parent is None else cursor.node
-
-
-def _size(row: RawRow) -> int:
-    return 0 if row.logits is None else row.logits.nbytes

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..constraints.base import n_words
 from ..errors import ConfigError
 from ..sampling.params import SamplingParams
+from ..sched.rows import LogitsRow
 from .metrics import Base, Metrics, in_base, perplexity
 from .state import Floats, State, entropy, surprisal
-from .tenancy import RawRow
 
 # What the known system draws by when nothing is said.
 DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -46,7 +47,9 @@ class Tunable(State):
             raise ConfigError(
                 "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
             )
-        self.row, self.drawn = RawRow(array), None
+        row = LogitsRow()
+        self.lm.scheduler.rows.fill(row, array)
+        self.row, self.drawn = row, None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """Add to the logits of these tokens; -inf bans. Replaces earlier steering; not forked."""
@@ -116,7 +119,7 @@ class Tunable(State):
         """Return which tokens the grammar allows next: bool [V]; all True without one."""
         self.alive()
         matcher = self.sampler.matcher
-        bits = np.full(-(-self.lm.info.n_vocab // 32), -1, dtype=np.int32)
+        bits = np.full(n_words(self.lm.info.n_vocab), -1, dtype=np.int32)
         if matcher is not None:
             matcher.fill(bits)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from .allow import Allow
 from .base import Constraint, Matcher
-from .gbnf import json_schema_to_grammar
 from .grammar import GBNF, Choice, JsonSchema, Lark, Regex
 from .kinds import as_constraint, from_dict
 from .lazy import Lazy
+from .schema import json_schema_to_grammar
 
 __all__ = [
     "GBNF",

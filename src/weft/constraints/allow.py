@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError
-from .base import Constraint, Matcher
+from .base import Constraint, Matcher, n_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +37,8 @@ class Allow(Constraint):
             raise ConfigError(
                 f"token id {outside[0]} in Allow; allowed are 0 to {compiler.n_vocab - 1}"
             )
-        allowed = np.zeros(-(-compiler.n_vocab // 32) * 32, dtype=np.uint8)
-        ids = self.ids | compiler.text.stop_ids
+        allowed = np.zeros(n_words(compiler.n_vocab) * 32, dtype=np.uint8)
+        ids = self.ids | compiler.stop_ids
         allowed[list(ids)] = 1
         bits = np.packbits(allowed, bitorder="little").view(np.int32)
         return AllowMatcher(ids, bits)

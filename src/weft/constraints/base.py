@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,16 +50,28 @@ class Matcher(ABC):
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Write the mask of tokens that may come next; all end tokens where the text may end.
 
-        bits: int32 [ceil(V / 32)], overwritten.
+        bits: int32 [n_words(V)], overwritten; what is in it from bit V on says nothing.
         """
 
     @abstractmethod
     def accept(self, token: int) -> None:
-        """Go on by a token. Raises: ConstraintError if it is not allowed; nothing changes then."""
+        """Go on by a token. Raises: ConstraintError if it is not allowed; nothing changes then.
+
+        Where it is allowed and raises all the same, there is a `failure`.
+        """
 
     @abstractmethod
     def is_allowed(self, token: int) -> bool:
         """Say whether a token may come next; changes nothing."""
+
+    def takes(self, tokens: Sequence[int]) -> bool:
+        """Say whether these tokens may come next, one after the other; changes nothing."""
+        twin = self.clone()
+        for token in tokens:
+            if not twin.is_allowed(token):
+                return False
+            twin.accept(token)
+        return True
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, whatever the model says; changes nothing."""
@@ -74,6 +87,16 @@ class Matcher(ABC):
     def must_end(self) -> bool:
         """Nothing but an end token may come next."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can come next though the text is no dead end: a limit was reached, say."""
+        return None
+
     @abstractmethod
     def clone(self) -> Matcher:
         """Return a matcher at the same place that goes on independently."""
+
+
+def n_words(n_vocab: int) -> int:
+    """Return how many int32 a mask has. One bit more than tokens: llguidance needs an end token."""
+    return n_vocab // 32 + 1

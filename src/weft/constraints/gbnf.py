@@ -1,173 +1,411 @@
-"""JSON schemas as GBNF text, for programs that keep grammars as text."""
+"""GBNF, the BNF of llama.cpp: its text read, and written as llguidance's Lark.
+
+The library cuts a text into lexemes, always the longest, and never takes one back; GBNF knows
+none. So a grammar without recursion becomes one regular expression. In one with recursion the
+largest parts without are lexemes, as long as no longest one can be wrong; see `lexemes`.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from typing import Any
+import string
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import GrammarError
+from .lexemes import Cut, Lexeme, Lexemes
+from .rules import (
+    DEEPEST,
+    Chain,
+    Either,
+    Letters,
+    Part,
+    Range,
+    Ref,
+    Repeat,
+    Rule,
+    ends,
+    inside,
+    is_too_deep,
+    passing,
+    refs,
+)
 
-# Rules that schemas lean on; a rule is written only when it is used.
-_RULES = {
-    "space": '" "?',
-    "string": r'"\"" char* "\""',
-    "char": r'[^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" hex hex hex hex)',
-    "hex": "[0-9a-fA-F]",
-    "integer": '"-"? ("0" | [1-9] [0-9]*)',
-    "number": 'integer ("." [0-9]+)? ([eE] [-+]? [0-9]+)?',
-    "boolean": '"true" | "false"',
-    "null": '"null"',
-    "value": "object | array | string | number | boolean | null",
-    "object": '"{" space (string ":" space value ("," space string ":" space value)*)? "}"',
-    "array": '"[" space (value ("," space value)*)? "]"',
-}
-_TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
-# What a schema may say without a rule of it: notes for people.
-_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
-_KNOWN = {
-    "type", "enum", "const", "anyOf", "oneOf", "$ref", "properties", "required", "items",
-    "additionalProperties", "minItems", "maxItems", "minLength", "maxLength", "definitions",
-}  # fmt: skip
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_DEEPEST = 100  # groups in groups
+_NEST = 8  # parts in each other that a line of Lark has
+_WORD = frozenset(string.ascii_letters + string.digits + "-_")
+_ESCAPES = {"t": "\t", "r": "\r", "n": "\n"}
+_HEX = {"x": 2, "u": 4, "U": 8}
 
 
-def json_schema_to_grammar(schema: Mapping[str, Any] | str) -> str:
-    """Return GBNF text whose `root` is the JSON that fits a schema.
+def read(text: str) -> dict[str, Rule]:
+    """Return the rules of a GBNF text by name, `root` among them, all of use for some text.
 
-    Objects have their properties in the schema's order; optional ones may be left out. Known are
-    type, enum, const, anyOf, oneOf, $ref to $defs, properties, required, items, lengths of arrays
-    and strings. Raises: GrammarError naming what else a schema says; `JsonSchema` knows far more.
+    Raises: GrammarError naming the line.
     """
-    try:
-        parsed = json.loads(schema) if isinstance(schema, str) else schema
-    except ValueError as error:
-        raise GrammarError(f"JSON parse error: {error}") from error
-    if not isinstance(parsed, Mapping):
-        raise GrammarError(f"the JSON schema is {parsed!r}; allowed is an object")
-    return _Writer(parsed).text()
+    rules = read_rules(text)
+    endless = set(rules) - passing(rules, ends)
+    if endless:
+        first = min((rules[name] for name in endless), key=lambda rule: rule.line)
+        raise wrong(first.line, f"rule {first.name!r} never ends: each of its texts needs another")
+    if is_too_deep(
+        rules["root"].body,
+        lambda part: [rules[part.name].body] if isinstance(part, Ref) else inside(part),
+    ):
+        raise GrammarError(f"the GBNF has rules that lead to rules more than {DEEPEST} levels deep")
+    return rules
+
+
+def read_rules(text: str) -> dict[str, Rule]:
+    """Return the rules of a GBNF text by name, each once, all that are referred to."""
+    rules: dict[str, Rule] = {}
+    for rule in _Reader(text).rules():
+        before = rules.get(rule.name)
+        if before is not None:
+            raise wrong(rule.line, f"rule {rule.name!r} is there already, on line {before.line}")
+        rules[rule.name] = rule
+    if "root" not in rules:
+        raise GrammarError("the GBNF has no rule named root, where every text begins")
+    for rule in rules.values():
+        for ref in refs(rule.body):
+            if ref.name not in rules:
+                raise wrong(ref.line, f"there is no rule named {ref.name!r}")
+    return rules
+
+
+def wrong(line: int, message: str) -> GrammarError:
+    """Return the error of a GBNF text."""
+    return GrammarError(f"the GBNF is not valid: line {line}: {message}")
+
+
+class _Reader:
+    """Reads GBNF letter by letter, as llama.cpp does; any sign may stand behind a backslash."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self._breaks = [at for at, letter in enumerate(text) if letter == "\n"]
+
+    def rules(self) -> Iterator[Rule]:
+        self.skip(lines=True)
+        while self.at < len(self.text):
+            line = self.line
+            name = self.name()
+            if not name:
+                raise self.error("expected the name of a rule")
+            self.skip()
+            if not self.take("::="):
+                raise self.error(f"expected ::= after {name!r}")
+            self.skip(lines=True)
+            yield Rule(name, self.options(), line)
+            if self.at < len(self.text) and self.next not in "\r\n":
+                raise self.error("expected a new line, or a part of a rule")
+            self.skip(lines=True)
+
+    @property
+    def line(self) -> int:
+        return bisect_left(self._breaks, self.at) + 1
+
+    @property
+    def next(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def error(self, message: str) -> GrammarError:
+        rest = self.text[self.at : self.at + 20].split("\n")[0]
+        return wrong(self.line, f"{message}, not {rest!r}" if rest else f"{message}, not its end")
+
+    def take(self, wanted: str) -> bool:
+        found = self.text.startswith(wanted, self.at)
+        self.at += len(wanted) * found
+        return found
+
+    def skip(self, *, lines: bool = False) -> None:
+        blank = " \t\r\n" if lines else " \t"
+        while self.next and (self.next in blank or self.next == "#"):
+            if self.next == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            else:
+                self.at += 1
+
+    def name(self) -> str:
+        start = self.at
+        while self.next and self.next in _WORD:
+            self.at += 1
+        return self.text[start : self.at]
+
+    def options(self) -> Part:
+        found = [self.chain()]
+        while self.goes_on_with_bar():
+            self.skip(lines=True)
+            found.append(self.chain())
+        return found[0] if len(found) == 1 else Either(tuple(found))
+
+    def goes_on_with_bar(self) -> bool:
+        before = self.at
+        self.skip(lines=True)
+        if self.take("|"):
+            return True
+        self.at = before if not self.depth else self.at
+        return False
+
+    def chain(self) -> Part:
+        parts: list[Part] = []
+        while True:
+            self.skip(lines=self.depth > 0)
+            part = self.part()
+            if part is None:
+                return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+            self.skip(lines=self.depth > 0)
+            parts.append(self.repeated(part))
+
+    def part(self) -> Part | None:
+        if self.take('"'):
+            return self.literal()
+        if self.take("["):
+            return self.letters()
+        if self.take("("):
+            return self.group()
+        if self.take("."):
+            return Letters(without(()))
+        if self.next in ("<", "!"):
+            raise self.error(
+                "tokens cannot be named in GBNF here: take Lark for that; expected text"
+            )
+        line, name = self.line, self.name()
+        return Ref(name, line) if name else None
+
+    def group(self) -> Part:
+        line = self.line
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise wrong(line, f"groups stand in each other deeper than {_DEEPEST}; name some")
+        found = self.options()
+        self.skip(lines=True)
+        if not self.take(")"):
+            raise self.error(f"expected ) of the group on line {line}")
+        self.depth -= 1
+        return found
+
+    def literal(self) -> Part:
+        line, parts = self.line, []
+        while not self.take('"'):
+            if not self.next or self.next in "\r\n":
+                raise wrong(line, 'a text ends with ", and this one does not')
+            code = self.letter()
+            parts.append(Letters(((code, code),)))
+        return Chain(tuple(parts))
+
+    def letters(self) -> Part:
+        line, is_not = self.line, self.take("^")
+        found: list[Range] = []
+        while not self.take("]"):
+            if not self.next or self.next in "\r\n":
+                raise wrong(line, "letters end with ], and these do not")
+            low = high = self.letter()
+            if self.next == "-" and self.text[self.at + 1 : self.at + 2] != "]":
+                self.at += 1
+                high = self.letter()
+                if high < low:
+                    raise wrong(line, f"letters from {chr(low)!r} to {chr(high)!r} are none")
+            found.append((low, high))
+        ranges = without(found) if is_not else joined(found)
+        if not ranges:
+            raise wrong(line, "letters of which there are none match nothing")
+        return Letters(ranges)
+
+    def letter(self) -> int:
+        sign = self.next
+        if not sign:
+            raise self.error("expected a letter")
+        if sign != "\\":
+            self.at += 1
+            return self.checked(ord(sign))
+        kind = self.text[self.at + 1 : self.at + 2]
+        if kind in _HEX and kind:
+            digits = self.text[self.at + 2 : self.at + 2 + _HEX[kind]]
+            if len(digits) < _HEX[kind] or not set(digits) <= set(string.hexdigits):
+                raise self.error(f"expected {_HEX[kind]} hexadecimal digits after \\{kind}")
+            self.at += 2 + _HEX[kind]
+            return self.checked(int(digits, 16))
+        if not kind or not (kind in _ESCAPES or kind in string.punctuation):
+            raise self.error("expected \\t \\r \\n \\x \\u \\U, or a sign after the \\")
+        self.at += 2
+        return ord(_ESCAPES.get(kind, kind))
+
+    def checked(self, code: int) -> int:
+        if code > _LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
+            raise wrong(self.line, f"{code:#x} is no letter of Unicode")
+        return code
+
+    def repeated(self, part: Part) -> Part:
+        """Take what says how often the part before it comes."""
+        line, before = self.line, part
+        while self.next and self.next in "*+?{":
+            if part is not before and isinstance(part, Repeat) and part.part is not before:
+                raise wrong(line, "how often a part comes is said three times; put it in a group")
+            if self.take("{"):
+                least, most = self.times()
+            else:
+                sign = self.next
+                self.at += 1
+                least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
+            part = Repeat(part, least, most)
+            self.skip(lines=self.depth > 0)
+        return part
+
+    def times(self) -> tuple[int, int | None]:
+        line = self.line
+        self.skip(lines=True)
+        least = self.number()
+        self.skip(lines=True)
+        most = least
+        if self.take(","):
+            self.skip(lines=True)
+            most = self.number()
+            self.skip(lines=True)
+        if not self.take("}") or (least is None and most is None):
+            raise wrong(line, "how often is written {3}, {2,} or {2,5}")
+        least = least or 0
+        if most is not None and most < least:
+            raise wrong(line, f"{{{least},{most}}} is never")
+        return least, most
+
+    def number(self) -> int | None:
+        start = self.at
+        while self.next and self.next in string.digits:
+            self.at += 1
+        if self.at - start > 6:
+            raise wrong(self.line, "a part comes at most 999999 times")
+        return int(self.text[start : self.at]) if self.at > start else None
+
+
+def as_lark(text: str) -> tuple[str, list[int]]:
+    """Return a GBNF text in llguidance's Lark, and for each line of that the line it stands for.
+
+    Raises: GrammarError naming the line.
+    """
+    rules = read(text)
+    lexemes = Lexemes(rules)
+    return _Writer(rules, lexemes).text()
 
 
 class _Writer:
-    """Rules made so far, by name."""
+    """Writes rules as Lark: a rule that is a regular expression as a terminal, all by number."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self.schema = schema
-        self.rules: dict[str, str] = {}
+    def __init__(self, rules: Mapping[str, Rule], lexemes: Lexemes) -> None:
+        self.rules = rules
+        self.lexemes = lexemes
+        self.numbers = {name: number for number, name in enumerate(rules)}
+        self.terminals: dict[str, int] = {}  # wanted, with the line that wants them
+        self.lines: list[tuple[str, int]] = []
+        self.n_made = 0
 
-    def text(self) -> str:
-        self.rules["root"] = ""
-        self.rules["root"] = self.rule(self.schema, "root")
-        self._add_used()
-        return "".join(f"{name} ::= {body}\n" for name, body in self.rules.items())
+    def text(self) -> tuple[str, list[int]]:
+        root = self.rules["root"]
+        self.add("start", self.lexemes.shape(Ref("root", root.line)), root.line)
+        for name in self.lexemes.open_rules:
+            rule = self.rules[name]
+            self.add(f"r{self.numbers[name]}", self.lexemes.shape(rule.body), rule.line)
+        done: set[str] = set()
+        while left := [name for name in self.terminals if name not in done]:
+            for name in left:
+                rule = self.rules[name]
+                self.lines.append(
+                    (f"T{self.numbers[name]}: {self.terminal(rule.body, rule.line, 0)}", rule.line)
+                )
+            done.update(left)
+        return "\n".join(line for line, _ in self.lines), [number for _, number in self.lines]
 
-    def _add_used(self) -> None:
-        todo = list(self.rules.values())
-        while todo:
-            for name in re.findall(
-                r"(?<![\w\"-])[a-z]+(?![\w-])", re.sub(r'"(\\.|[^"])*"', "", todo.pop())
-            ):
-                if name in _RULES and name not in self.rules:
-                    self.rules[name] = _RULES[name]
-                    todo.append(_RULES[name])
+    def add(self, name: str, shape: Cut, line: int) -> None:
+        self.lines.append((f"{name}: {self.rule(shape, line, 0)}", line))
 
-    def rule(self, schema: Any, name: str) -> str:
-        """Return the body of the rule for a schema; inner ones get rules named after `name`."""
-        if schema is True or schema == {}:
-            return "value"
-        if not isinstance(schema, Mapping):
-            raise GrammarError(
-                f"at {name}: {schema!r} is no schema that can be written as a grammar"
-            )
-        unknown = set(schema) - _KNOWN - _NOTES
-        if unknown:
-            raise GrammarError(f"at {name}: {', '.join(sorted(unknown))} cannot be written in GBNF")
-        if "$ref" in schema:
-            return self._reference(str(schema["$ref"]))
-        if "const" in schema:
-            return literal(schema["const"])
-        if "enum" in schema:
-            return " | ".join(literal(each) for each in schema["enum"])
-        options = schema.get("anyOf") or schema.get("oneOf")
-        if options:
-            return " | ".join(self._named(each, f"{name}-{at}") for at, each in enumerate(options))
-        kind = schema.get("type", "object" if "properties" in schema else None)
-        if isinstance(kind, list):
-            parts = ({**schema, "type": each} for each in kind)
-            return " | ".join(self._named(each, f"{name}-{at}") for at, each in enumerate(parts))
-        return self._typed(schema, kind, name)
+    def rule(self, shape: Cut, line: int, depth: int) -> str:
+        """Return a part of a rule that has lexemes in it."""
+        if isinstance(shape, Lexeme):
+            return self.lexeme(shape, line)
+        if isinstance(shape, Ref):
+            return f"r{self.numbers[shape.name]}"
+        made = [self.rule(each, line, (depth + 1) % _NEST) for each in shape.parts]
+        return self.named("g", _together(shape.of, made), line, depth)
 
-    def _typed(self, schema: Mapping[str, Any], kind: Any, name: str) -> str:
-        if kind is None:
-            return "value"
-        if kind not in _TYPES:
-            raise GrammarError(f"at {name}: type {kind!r}; allowed are {', '.join(_TYPES)}")
-        if kind == "object" and "properties" in schema:
-            return self._object(schema, name)
-        if kind == "array" and {"items", "minItems", "maxItems"} & set(schema):
-            return self._array(schema, name)
-        if kind == "string" and {"minLength", "maxLength"} & set(schema):
-            least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-            return rf'"\"" char{{{least},{most}}} "\""'
-        return str(kind)
+    def lexeme(self, lexeme: Lexeme, line: int) -> str:
+        """Return what stands for a lexeme in a rule: one terminal."""
+        made = self.terminal(Chain(lexeme.parts), line, 1)
+        if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], Letters | Ref):
+            return made
+        return self.named("L", made, line, _NEST - 1)
 
-    def _object(self, schema: Mapping[str, Any], name: str) -> str:
-        required = set(schema.get("required", ()))
-        members = []
-        for key, inner in schema["properties"].items():
-            body = self._named(inner, f"{name}-{_clean(key)}")
-            members.append((key in required, f'{literal(key)} ":" space {body}'))
-        return f'"{{" {_listed(members)} "}}"' if members else '"{" "}"'
+    def terminal(self, part: Part, line: int, depth: int) -> str:
+        """Return a part as what a terminal is made of."""
+        if isinstance(part, Letters):
+            return f"/{_spelled(part)}/"
+        if isinstance(part, Ref):
+            self.terminals.setdefault(part.name, part.line)
+            return f"T{self.numbers[part.name]}"
+        made: list[str] = []
+        run = ""  # letters that stand together are one expression
+        for each in inside(part):
+            if isinstance(part, Chain) and isinstance(each, Letters):
+                run += _spelled(each)
+                continue
+            made += [f"/{run}/"] * bool(run) + [self.terminal(each, line, (depth + 1) % _NEST)]
+            run = ""
+        return self.named("L", _together(part, made + [f"/{run}/"] * bool(run)), line, depth)
 
-    def _array(self, schema: Mapping[str, Any], name: str) -> str:
-        item = self._named(schema.get("items", True), f"{name}-item")
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if most is not None and int(most) < 1:
-            return '"[" "]"'
-        rest = f'("," space {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
-        inner = f"{item} {rest}"
-        return f'"[" ({inner})? "]"' if least == 0 else f'"[" {inner} "]"'
-
-    def _named(self, schema: Any, name: str) -> str:
-        body = self.rule(schema, name)
-        if re.fullmatch(r"[\w-]+", body):
-            return body
-        self.rules[name] = body
-        return name
-
-    def _reference(self, path: str) -> str:
-        name = "ref-" + _clean(path.rsplit("/", 1)[-1])
-        if name not in self.rules:
-            found: Any = self.schema
-            for step in path.removeprefix("#/").split("/"):
-                found = found.get(step) if isinstance(found, Mapping) else None
-            if not path.startswith("#/") or found is None:
-                raise GrammarError(f"$ref {path!r} is not in the schema")
-            self.rules[name] = ""  # it may lead to itself
-            self.rules[name] = self.rule(found, name)
-        return name
+    def named(self, kind: str, made: str, line: int, depth: int) -> str:
+        """Return a part, at each some levels the name of a rule for it: the library's limit."""
+        if depth < _NEST - 1 or " " not in made:
+            return made
+        self.n_made += 1
+        self.lines.append((f"{kind}{self.n_made}: {made}", line))
+        return f"{kind}{self.n_made}"
 
 
-def _listed(members: list[tuple[bool, str]]) -> str:
-    """Return members in order, with commas between those that are there."""
-    out = ""
-    for at in range(len(members) - 1, -1, -1):
-        needed, body = members[at]
-        after = f'("," space {out})' if out and any(n for n, _ in members[at + 1 :]) else ""
-        tail = after or (f'("," space ({out}))?' if out else "")
-        one = f"{body} {tail}".strip()
-        out = one if needed or not out else f"(({one}) | ({out}))"
-        if not needed and not members[at + 1 :]:
-            out = body
-        if not needed and at == 0 and not any(n for n, _ in members):
-            out = f"({out})?"
-    return out if members[0][0] else f"({out})"
+def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Return the same letters in order, each once, surrogates left out."""
+    made: list[Range] = []
+    for low, high in sorted(ranges):
+        if made and low <= made[-1][1] + 1:
+            made[-1] = (made[-1][0], max(high, made[-1][1]))
+        else:
+            made.append((low, high))
+    low, high = _SURROGATES
+    pieces = [piece for a, b in made for piece in ((a, min(b, low - 1)), (max(a, high + 1), b))]
+    return tuple((a, b) for a, b in pieces if a <= b)
 
 
-def literal(value: Any) -> str:
-    """Return the GBNF text of one JSON value."""
-    return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
+def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Return all letters but these."""
+    left, start = [], 0
+    for low, high in joined(ranges):
+        left.append((start, low - 1))
+        start = high + 1
+    return joined((a, b) for a, b in [*left, (start, _LAST)] if a <= b)
 
 
-def _clean(key: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9]+", "-", key).strip("-") or "x"
+def _together(of: Part, made: Sequence[str]) -> str:
+    """Return written parts as the part they make, safe to stand in any other."""
+    if isinstance(of, Repeat):
+        most = "" if of.most is None else of.most
+        return f"({made[0]}){{{of.least},{most}}}"
+    if len(made) == 1:
+        return made[0]
+    if isinstance(of, Either):
+        return f"({' | '.join(made)})"
+    return f"({' '.join(made)})" if made else '""'
+
+
+def _spelled(letters: Letters) -> str:
+    """Return letters as a regular expression has them."""
+    (low, high), *more = letters.ranges
+    if low == high and not more:
+        return _letter(low)
+    return f"[{''.join(f'{_letter(a)}-{_letter(b)}' for a, b in letters.ranges)}]"
+
+
+def _letter(code: int) -> str:
+    letter = chr(code)
+    return letter if letter.isascii() and letter.isalnum() else f"\\x{{{code:x}}}"

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, GrammarError
 from .base import Constraint, Matcher
+from .gbnf import as_lark
+from .patterns import as_regex
+from .rules import DEEPEST, is_too_deep
+from .schema import is_deep_schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from .compiler import Compiler
 
 _LINE = re.compile(r"line (\d+)|at (\d+)\(\d+\)|^(\d+)[:(]")
+_SHOWN = re.compile(r"(?m)^ *(\d+ \|.*|\^+) *$")
+_PLACE = re.compile(r"(at|line) \d+(\(\d+\))?:? *|\n.*", re.S)
 
 
 class Grammar(Constraint):
@@ -35,14 +41,20 @@ class Grammar(Constraint):
         text = self.grammar()
         is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
         if is_error:
-            raise GrammarError(f"{self._what()} is not valid: {told(messages[0])}")
+            raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")
+        if not compiler.has_all_bytes:
+            text = _unforced(text)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"{self._what()} is not valid: {told(matcher.get_error())}")
-        return GrammarMatcher(matcher, compiler.text.stop_ids)
+            raise GrammarError(f"{self._what()} is not valid: {self._told(matcher.get_error())}")
+        return GrammarMatcher(matcher, compiler.stop_ids)
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
+
+    def _told(self, message: str) -> str:
+        """Return the library's message about this grammar."""
+        return told(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,8 @@ class JsonSchema(Grammar):
             text = json.dumps(parsed, sort_keys=False)
         except (TypeError, ValueError) as error:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+        except RecursionError:
+            raise GrammarError("the JSON schema is nested too deep") from None
         if not isinstance(parsed, Mapping | bool):
             raise GrammarError(f"the JSON schema is {text[:60]}; allowed is an object")
         object.__setattr__(self, "schema", text)
@@ -73,8 +87,17 @@ class JsonSchema(Grammar):
         """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
+        parsed = json.loads(self.schema)
+        if parsed is False:
+            raise GrammarError("no JSON fits the schema false")
+        if is_deep_schema(parsed):
+            raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+        text = "{}" if parsed is True else self.schema
         form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        made: str = LLMatcher.grammar_from_json_schema(self.schema, defaults=form)  # type: ignore[arg-type]
+        try:
+            made: str = LLMatcher.grammar_from_json_schema(text, defaults=form)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise GrammarError(f"the JSON schema is not valid: {error}") from error
         return made
 
     def parse(self, text: str) -> Any:
@@ -88,12 +111,16 @@ class JsonSchema(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Regex(Grammar):
-    """Text that a regular expression matches from beginning to end."""
+    """Text that a regular expression matches from beginning to end.
+
+    pattern: text, read as Rust's regular expressions are; or a compiled pattern, which means what
+    it means in Python, flags included (GrammarError for what cannot be had: look-around, say).
+    """
 
     pattern: str
 
     def __init__(self, pattern: str | re.Pattern[str]) -> None:
-        text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+        text = as_regex(pattern) if isinstance(pattern, re.Pattern) else pattern
         object.__setattr__(self, "pattern", checked_text("a regular expression", text))
 
     def grammar(self) -> str:
@@ -102,6 +129,10 @@ class Regex(Grammar):
 
         made: str = LLMatcher.grammar_from_regex(self.pattern)
         return made
+
+    def _told(self, message: str) -> str:
+        """Leave out where the expression stands in what the library made of it."""
+        return f"line 1: {told(message).split('(in regex): ', 1)[-1]}"
 
     def to_dict(self) -> dict[str, Any]:
         """See `Constraint.to_dict`."""
@@ -121,6 +152,8 @@ class Lark(Grammar):
         """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
+        if _is_deep_lark(self.text):
+            raise GrammarError(f"the Lark has rules that lead more than {DEEPEST} levels deep")
         made: str = LLMatcher.grammar_from_lark(self.text)
         return made
 
@@ -140,14 +173,17 @@ class GBNF(Grammar):
 
     def grammar(self) -> str:
         """See `Grammar.grammar`."""
-        from llguidance import LLMatcher, gbnf_to_lark
+        return as_lark(self.text)[0]
 
-        try:
-            lark = gbnf_to_lark.gbnf_to_lark(self.text)
-        except Exception as error:  # the converter has no error class of its own
-            raise GrammarError(f"the GBNF is not valid: {told(str(error))}") from error
-        made: str = LLMatcher.grammar_from_lark(lark)
-        return made
+    def _told(self, message: str) -> str:
+        """Name the line of the user's text, not of what was made of it."""
+        found = _LINE.search(message)
+        if found is None:
+            return told(message)
+        lines = as_lark(self.text)[1]
+        number = int(next(filter(None, found.groups())))
+        line = lines[min(number, len(lines)) - 1]
+        return f"line {line}: {' '.join(_PLACE.sub('', message).split())}"
 
     def to_dict(self) -> dict[str, Any]:
         """See `Constraint.to_dict`."""
@@ -162,7 +198,8 @@ class Choice(Grammar):
 
     def __init__(self, texts: Sequence[str]) -> None:
         given = () if isinstance(texts, str) else tuple(texts)
-        if not given or not all(isinstance(text, str) and text for text in given):
+        good = all(isinstance(text, str) and text and _is_text(text) for text in given)
+        if not given or not good:
             raise ConfigError(f"Choice is of {texts!r}; allowed are one or more non-empty strings")
         object.__setattr__(self, "texts", given)
 
@@ -180,7 +217,10 @@ class Choice(Grammar):
 
 
 class GrammarMatcher(Matcher):
-    """An llguidance matcher."""
+    """An llguidance matcher.
+
+    The library answers also when it has given up, as if the text had ended: ask it after each step.
+    """
 
     __slots__ = ("_ends", "inner")
 
@@ -191,19 +231,33 @@ class GrammarMatcher(Matcher):
     def fill(self, bits: NDArray[np.int32]) -> None:
         """See `Matcher.fill`."""
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self.filled(bits)
+
+    def filled(self, bits: NDArray[np.int32]) -> None:
+        """Correct a mask that the library has just filled: where it gave up, nothing may come."""
+        if self.inner.is_error():
+            bits[:] = 0
 
     def accept(self, token: int) -> None:
         """See `Matcher.accept`."""
         if not self.is_allowed(token):
-            raise ConstraintError(f"the grammar does not allow token {token} here")
-        if not self.inner.is_stopped():
-            self.inner.consume_token(token)
+            raise ConstraintError(self.failure or f"the grammar does not allow token {token} here")
+        if not self.inner.is_stopped() and not self.inner.consume_token(token):
+            raise ConstraintError(self.failure or f"the grammar cannot go on after token {token}")
 
     def is_allowed(self, token: int) -> bool:
         """See `Matcher.is_allowed`."""
+        if self.inner.is_error():
+            return False
         if token in self._ends:
             return bool(self.inner.is_accepting())
         return bool(self.inner.validate_tokens([token]) == 1)
+
+    def takes(self, tokens: Sequence[int]) -> bool:
+        """See `Matcher.takes`."""
+        if self.inner.is_error():
+            return False
+        return bool(self.inner.validate_tokens(list(tokens)) == len(tokens))
 
     def forced(self) -> list[int]:
         """See `Matcher.forced`."""
@@ -217,18 +271,74 @@ class GrammarMatcher(Matcher):
     @property
     def must_end(self) -> bool:
         """See `Matcher.must_end`."""
-        return bool(self.inner.is_stopped())
+        if self.inner.is_stopped():
+            return not self.inner.is_error()
+        # Without end tokens nobody can draw the end where it is all that is left.
+        return not self._ends and self.may_end and not self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether a token beside the library's own end may come, where the text may end."""
+        return int.from_bytes(self.inner.compute_bitmask()).bit_count() > 1
+
+    @property
+    def failure(self) -> str | None:
+        """See `Matcher.failure`."""
+        if not self.inner.is_error():
+            return None
+        reason = str(self.inner.get_error()).split("<state>")[0]
+        if reason.startswith("NoExtensionBias"):  # no token goes on: a dead end, not a fault
+            return None
+        return f"the grammar library gave up: {told(reason)}"
 
     def clone(self) -> GrammarMatcher:
         """See `Matcher.clone`."""
         return GrammarMatcher(self.inner.deep_copy(), self._ends)
 
 
+def _unforced(text: str) -> str:
+    """Return llguidance's grammar with every token left to the masks.
+
+    What is forced is tokenised by the library, and a tokenizer that cannot write every byte gives
+    it other text than it asked for.
+    """
+    option = '%llguidance {"no_forcing": true}\n'
+    if not text.startswith("{"):
+        return option + text
+    (made,) = json.loads(text)["grammars"]
+    lark = made.get("lark_grammar")
+    if lark is None:
+        lark = f"start: %json {json.dumps(made['json_schema'])}"
+    return option + str(lark)
+
+
+def _is_deep_lark(text: str) -> bool:
+    """Whether rules lead too deep. It reads names alone, which may find more than there is."""
+    bodies: dict[str, list[str]] = {}
+    words: list[str] = []
+    for line in text.splitlines():
+        begun = re.match(r"\s*[?!]?(\w+)\s*(\[[^\]]*\]|\{[^}]*\}|\.\d+)?\s*:", line)
+        if begun:
+            words = bodies.setdefault(begun[1], [])
+        words += re.findall(r"\w+", line[begun.end() :] if begun else line)
+    start = bodies.get("start", [])
+    return is_too_deep(start, lambda body: [bodies[word] for word in body if word in bodies])
+
+
 def checked_text(what: str, text: object) -> str:
     """Return a text, or refuse what is none."""
     if not isinstance(text, str) or not text.strip():
         raise GrammarError(f"{what} is {text!r}; allowed is a text that is not empty")
+    if not _is_text(text):
+        raise GrammarError(f"{what} has half a letter (a surrogate) in it: {text[:60]!r}")
     return text
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_pydantic(value: object) -> bool:
@@ -238,7 +348,7 @@ def is_pydantic(value: object) -> bool:
 
 def told(message: str) -> str:
     """Return a library's message on one line, the line of the grammar first if it is named."""
-    text = " ".join(message.split())
+    text = " ".join(_SHOWN.sub("", message).split())
     found = _LINE.search(text)
     if found is None or text.startswith("line "):
         return text

@@ -44,10 +44,7 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
         "allow": Allow,
     }
     if isinstance(data, Mapping) and "lazy" in data:
-        triggers = [
-            re.compile(each["pattern"]) if isinstance(each, Mapping) else each
-            for each in data.get("triggers", ())
-        ]
+        triggers = [_trigger(each) for each in data.get("triggers", ())]
         return Lazy(from_dict(data["lazy"]), triggers)
     if isinstance(data, Mapping) and len(data) == 1:
         name, value = next(iter(data.items()))
@@ -55,3 +52,12 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
             made: Constraint = kinds[name](value)
             return made
     raise FormatError(f"{data!r} is no saved constraint")
+
+
+def _trigger(data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        return data
+    try:
+        return re.compile(data["pattern"], data.get("flags", 0))
+    except (re.error, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise FormatError(f"{data!r} is no saved pattern: {error}") from error

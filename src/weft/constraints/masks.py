@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Matcher
+from .base import Matcher, n_words
 from .grammar import GrammarMatcher
 
 
@@ -45,26 +45,26 @@ class Masks:
         return np.where(allowed[:, : logits.shape[1]].view(bool), logits, np.float32(-np.inf))
 
     def _fill(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
-        shape = (self._n_rows, -(-n_vocab // 32))
+        shape = (self._n_rows, n_words(n_vocab))
         if self._bits is None or self._bits.shape != shape:
             self._bits = np.empty(shape, dtype=np.int32)
         bits = self._bits
-        grammars: list[tuple[Any, int]] = []
+        grammars: list[tuple[GrammarMatcher, int]] = []
         for row, matcher in enumerate(matchers):
             if matcher is None:
                 bits[row] = -1
             elif isinstance(matcher, GrammarMatcher):
-                grammars.append((matcher.inner, row))
+                grammars.append((matcher, row))
             else:
                 matcher.fill(bits[row])
         if len(grammars) == 1:
-            matcher = matchers[grammars[0][1]]
-            assert matcher is not None
-            matcher.fill(bits[grammars[0][1]])
+            grammars[0][0].fill(bits[grammars[0][1]])
         elif grammars:
-            _executor().unsafe_compute_mask_ptr(
-                grammars, bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits)
-            )
+            inner = [(matcher.inner, row) for matcher, row in grammars]
+            width = bits.shape[1] * bits.itemsize
+            _executor().unsafe_compute_mask_ptr(inner, bits.ctypes.data, width, len(bits))
+            for matcher, row in grammars:
+                matcher.filled(bits[row])
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .cursor import resolve
 
 if TYPE_CHECKING:
+    from ..engines.base import Fragment
     from .node import Node
     from .tree import TokenTree
 
@@ -23,7 +25,7 @@ def check_tree(tree: TokenTree) -> None:
         assert tail.fragment.length <= tail.reserved, "a tail has slots that it did not reserve"
         tails[cursor.node] = tails.get(cursor.node, 0) + 1
     for node in nodes:
-        check_node(node, tails.get(node, 0))
+        check_node(node, tails.get(node, 0), tree.untrimmed)
     for root in tree.roots.values():
         assert root.live == sum(c.counted for c in root.children.values()) + tails.get(root, 0), (
             "root live"
@@ -33,7 +35,7 @@ def check_tree(tree: TokenTree) -> None:
     assert tree.host.slots == sum(len(n.tokens) for n in nodes if n.host is not None), "host slots"
 
 
-def check_node(node: Node, n_tails: int) -> None:
+def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> None:
     """Verify one node against its neighbours."""
     above = node.parent
     assert above is not None and node.tokens, "an empty node"
@@ -41,7 +43,8 @@ def check_node(node: Node, n_tails: int) -> None:
     assert node.start == above.end, "a child starts where its parent ends"
     assert above.children.get(node.tokens[0]) is node, "siblings differ in their first token"
     if node.fragment is not None:
-        assert node.fragment.length == len(node.tokens), "slots == tokens"
+        n_slots = untrimmed.get(node.fragment, node.fragment.length)
+        assert n_slots == len(node.tokens), "slots == tokens"
         assert above.resident, "a resident node below an absent one"
     pinned_children = sum(child.pins > 0 for child in node.children.values())
     assert node.pins >= pinned_children, "a pinned child below an unpinned node"
@@ -63,8 +66,13 @@ def check_room(tree: TokenTree, nodes: list[Node]) -> None:
     assert room.paths == leaves + len(tree.tails), "paths"
     tail_slots = sum(tail.fragment.length for tail in tree.tails)
     if tree.fragments is not None:
-        assert tree.fragments.usage().slots == room.resident + tail_slots, "engine slots"
+        lost = sum(fragment.length for fragment in tree.unfreed)
+        assert room.lost == lost, "lost slots"
+        assert room.growing == len(tree.growing), "growing leaves"
+        lost += sum(fragment.length - n for fragment, n in tree.untrimmed.items())
+        assert tree.fragments.usage().slots == room.resident + tail_slots + lost, "engine slots"
     if room.free is not None and room.capacity is not None:
         evictable = sum(len(n.tokens) for n in resident if not n.pins)
         pinned = room.pinned + room.tails
-        assert room.free + room.promised + evictable + pinned == room.capacity, "slots lost"
+        total = room.free + room.promised + evictable + pinned + room.spare
+        assert total == room.capacity, "slots lost"

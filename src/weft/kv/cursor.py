@@ -106,7 +106,7 @@ class Place:
     and drop; dropping the last reference lets go.
     """
 
-    __slots__ = ("__weakref__", "_after", "_hold", "_holds", "_ids", "depth", "namespace")
+    __slots__ = ("__weakref__", "_after", "_hold", "_ids", "depth", "holds", "namespace")
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Place:
         after: Place | None = None,
         ids: Sequence[int] = (),
     ) -> None:
-        self._holds = holds
+        self.holds = holds
         self._after = after
         self._ids = ids
         self._hold: Hold | None = None
@@ -131,9 +131,9 @@ class Place:
 
     def settle(self, cursor: Cursor) -> None:
         """Take a resolved cursor as the position, once; the tree's part."""
-        with self._holds.lock:
+        with self.holds.lock:
             assert self._hold is None, "a place in the tree does not move"
-            self._hold = self._holds.take(self, cursor.node)
+            self._hold = self.holds.take(self, cursor.node)
             self._after, self._ids, self.depth = None, (), cursor.depth
 
     @property
@@ -163,7 +163,7 @@ class Place:
     def ids(self) -> list[int]:
         """Return all token ids from the root to here, a new list. Cost: O(depth)."""
         parts: list[Sequence[int]] = []
-        with self._holds.lock:
+        with self.holds.lock:
             place: Place | None = self
             while place is not None and place._hold is None:
                 parts.append(place._ids)
@@ -176,20 +176,20 @@ class Place:
         """Return the place after the path's first `depth` tokens. Cost: O(nodes between)."""
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
-        with self._holds.lock:
+        with self.holds.lock:
             place: Place = self
             while place._hold is None:
                 before = place._after.depth if place._after is not None else 0
                 if depth > before or place._after is None:
                     return Place(
-                        self._holds, self.namespace, place._after, place._ids[: depth - before]
+                        self.holds, self.namespace, place._after, place._ids[: depth - before]
                     )
                 place = place._after
-            return Place.held(self._holds, resolve(Cursor(place._hold.node, depth)))
+            return Place.held(self.holds, resolve(Cursor(place._hold.node, depth)))
 
     def fork(self) -> Place:
         """Return another hold on the same position. Cost: O(1)."""
-        with self._holds.lock:
+        with self.holds.lock:
             if self._hold is None:
-                return Place(self._holds, self.namespace, self._after, self._ids)
-            return Place.held(self._holds, resolve(Cursor(self._hold.node, self.depth)))
+                return Place(self.holds, self.namespace, self._after, self._ids)
+            return Place.held(self.holds, resolve(Cursor(self._hold.node, self.depth)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from ..engines.base import Fragments
 from .node import Node
+
+_log = logging.getLogger(__name__)
 
 
 class HostTier:
@@ -23,7 +27,11 @@ class HostTier:
             oldest = next(iter(self._nodes))
             self.free(oldest)
             gone.append(oldest)
-        node.host = fragments.export(node.fragment)
+        try:
+            node.host = fragments.export(node.fragment)
+        except Exception as error:  # no room for a copy, say: the tokens are known all the same
+            _log.warning("the engine could not copy KV to the host; it is dropped: %r", error)
+            return gone
         self._nodes[node] = None
         self.slots += size
         return gone

@@ -11,7 +11,9 @@ class Room:
 
     Slots: every slot of the capacity is in exactly one of these::
 
-        free │ promised to pinned absent nodes │ reserved by tails │ evictable │ pinned
+        free │ promised to pinned absent nodes │ reserved by tails │ evictable │ pinned │ spare
+
+    Spare is what leaves keep to grow in, and what the engine could not give back.
 
     Paths: leaves of what is resident or promised, tails included; sequence engines can tag
     `max_paths`. A node is counted when it is resident or pinned; its `live` is the number of
@@ -20,7 +22,9 @@ class Room:
 
     __slots__ = (
         "capacity",
+        "growing",
         "growth",
+        "lost",
         "max_paths",
         "paths",
         "pinned",
@@ -39,11 +43,18 @@ class Room:
         self.promised = 0
         self.tails = 0
         self.paths = 0
+        self.growing = 0  # leaves that keep room to grow in
+        self.lost = 0  # slots that the engine could not free
+
+    @property
+    def spare(self) -> int:
+        """Slots that hold nothing: each growing leaf may have nearly a `growth` of them."""
+        return self.growing * (self.growth - 1) + self.lost
 
     @property
     def used(self) -> int:
         """Slots that are held or promised."""
-        return self.resident + self.promised + self.tails
+        return self.resident + self.promised + self.tails + self.spare
 
     @property
     def free(self) -> int | None:
@@ -130,6 +141,16 @@ class Room:
             self.promised -= len(node.tokens)
             self.leave(node)
         return True
+
+    def absorb(self, leaf: Node, node: Node) -> None:
+        """A resident leaf takes in its only child, absent and counted, with its tokens."""
+        n = len(node.tokens)
+        assert node.pins and leaf.pins
+        self.promised -= n
+        self.resident += n
+        self.pinned += n
+        leaf.pins += node.pins - 1
+        leaf.live = node.live
 
     def attach(self, node: Node) -> None:
         """A node just got its fragment."""

@@ -14,6 +14,8 @@ fine.
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
@@ -36,6 +38,9 @@ from .parts import (
 from .room import Room
 from .tail import Tail
 
+_log = logging.getLogger(__name__)
+GROWING_STEPS = 4  # a leaf that has not grown for so long gives back the room it kept for that
+
 
 class TokenTree:
     """See the module. `epoch` counts changes that put span tuples of `path` out of date."""
@@ -55,6 +60,11 @@ class TokenTree:
         self.host = HostTier(host_capacity)
         self.holds = Holds()
         self.queue = EvictionQueue()
+        # Leaves that keep room to grow in, and the step of their last growth; oldest first.
+        self.growing: OrderedDict[Node, int] = OrderedDict()
+        self.n_steps = 0
+        self.unfreed: list[Fragment] = []  # the engine could not free them: tried again later
+        self.untrimmed: dict[Fragment, int] = {}  # nor cut these to their length
         self.epoch = 0
         self.clock = 0
         self.n_nodes = 0
@@ -130,6 +140,7 @@ class TokenTree:
 
     def drain_released(self) -> None:
         """Let go of what dropped places held; forget tokens that nothing needs any more."""
+        self._retry()
         for node in self.holds.drain():
             node.holds -= 1
             if not node.holds:
@@ -194,15 +205,14 @@ class TokenTree:
 
     def make_room(self) -> bool:
         """Evict, leaves first, until nothing is over; return whether that was enough."""
+        if self.room.is_over:
+            self.settle_all()
         while self.room.is_over:
             victim = self.queue.pop(is_evictable)
             if victim is None:
-                return False
-            try:
-                self.drop(victim, offload=True)
-            except BaseException:
-                self._offer(victim)  # the host had no room for a copy, say
-                raise
+                self._retry()
+                return not self.room.is_over
+            self.drop(victim, offload=True)
             self.n_evicted += len(victim.tokens)
         return True
 
@@ -214,8 +224,9 @@ class TokenTree:
         if offload:
             for gone in self.host.take(node, self.fragments):
                 self.forget(gone)
-        self.fragments.free(node.fragment)
-        node.fragment = None
+        self._settled(node)
+        fragment, node.fragment = node.fragment, None
+        self.free(fragment)
         self.room.detach(node)
         self._spans.clear()
         self.forget(node)
@@ -258,16 +269,153 @@ class TokenTree:
                     self._attach(part, loose[-1])
                     loose.pop()
                 else:
-                    self.fragments.free(loose.pop())
+                    self.free(loose.pop())
         except BaseException:
             for piece in loose:
-                self.fragments.free(piece)
+                self.free(piece)
             raise
+
+    def may_grow(self, node: Node) -> Node | None:
+        """Return the leaf whose fragment may take in the slots of `node`, its only child, or None.
+
+        Nothing else hangs on it, and no launched step writes it.
+        """
+        above = node.parent
+        if above is None or above.fragment is None or above.launched:
+            return None
+        alone = len(above.children) == 1 and above.live == (1 if node.counted else 0)
+        return above if alone and above.fragment.length == len(above.tokens) else None
+
+    def grew(self, leaf: Node, end: Cursor) -> None:
+        """Take the absent nodes below `leaf`, down to `end`, into it: its fragment has their slots.
+
+        leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
+        """
+        assert self.fragments is not None and leaf.fragment is not None
+        end = resolve(end)
+        if not end.node.resident:
+            end = self.cut(end)
+        chain = list(takewhile(lambda node: node is not leaf, self.up(end)))
+        for node in reversed(chain):
+            above = node.parent
+            assert above is not None and above.fragment is not None
+            if node.fragment is not None:  # somebody else has brought it: these are duplicates
+                self.trim(above.fragment, len(above.tokens))
+                return
+            if len(above.children) == 1:
+                self._absorb(above, node)
+            else:
+                self._part(above, node)
+        last = end.node if end.node.joined is None else resolve_joined(end.node)
+        self.growing[last] = self.n_steps
+        self.growing.move_to_end(last)
+        self.room.growing = len(self.growing)
+
+    def _part(self, above: Node, node: Node) -> None:
+        """Give `node` the slots behind its parent's own: others came below that meanwhile."""
+        assert self.fragments is not None and above.fragment is not None
+        try:
+            upper = self.fragments.split(above.fragment, len(above.tokens))
+        except BaseException:
+            self.trim(above.fragment, len(above.tokens))
+            raise
+        lower, above.fragment = above.fragment, upper
+        self._settled(above)
+        self.epoch += 1
+        self._spans.clear()
+        try:
+            self._attach(node, lower)
+        except BaseException:
+            self.free(lower)
+            raise
+
+    def _absorb(self, leaf: Node, node: Node) -> None:
+        """Make one node of a leaf and its absent only child, whose slots it has."""
+        self.host.free(node)
+        self.room.absorb(leaf, node)
+        move_rows(node, leaf, node.end)
+        leaf.tokens.extend(node.tokens)
+        leaf.holds += node.holds
+        leaf.children = node.children
+        for child in leaf.children.values():
+            child.parent = leaf
+        leaf.used = self.clock
+        node.joined, node.parent, node.children = leaf, None, {}
+        self.n_nodes -= 1
+
+    def settle_all(self) -> None:
+        """Give back the room that leaves keep to grow in."""
+        while self.growing:
+            self._settle(next(iter(self.growing)))
+
+    def settle_idle(self) -> None:
+        """A step has ended: do so for the leaves that have not grown for some steps."""
+        self.n_steps += 1
+        while self.growing:
+            leaf, step = next(iter(self.growing.items()))
+            if step > self.n_steps - GROWING_STEPS:
+                return
+            self._settle(leaf)
+
+    def _settle(self, node: Node) -> None:
+        self._settled(node)
+        if node.fragment is not None and node.joined is None and not node.launched:
+            assert self.fragments is not None
+            try:
+                self.fragments.settle(node.fragment)
+            except (
+                Exception
+            ) as error:  # its room stays taken; it is settled when it is cut or freed
+                _log.warning("the engine could not settle a fragment: %r", error)
+
+    def _settled(self, node: Node) -> None:
+        self.growing.pop(node, None)
+        self.room.growing = len(self.growing)
+
+    def free(self, fragment: Fragment) -> None:
+        """Give a fragment back to the engine, later if it cannot now; never raises."""
+        assert self.fragments is not None
+        self.untrimmed.pop(fragment, None)
+        try:
+            self.fragments.free(fragment)
+        except Exception as error:
+            _log.warning("the engine could not free a fragment; trying again later: %r", error)
+            self.unfreed.append(fragment)
+            self.room.lost += fragment.length
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        """Forget a fragment's slots from `length` on, later if the engine cannot; never raises.
+
+        Whoever goes on with the fragment must see that its length is right.
+        """
+        assert self.fragments is not None
+        if fragment.length == length:
+            return
+        try:
+            self.fragments.trim(fragment, length)
+        except Exception as error:
+            _log.warning("the engine could not trim a fragment; trying again later: %r", error)
+            self.untrimmed[fragment] = length
+
+    def _retry(self) -> None:
+        """Free and trim what the engine could not before."""
+        unfreed, self.unfreed = self.unfreed, []
+        for fragment in unfreed:
+            self.room.lost -= fragment.length
+            self.free(fragment)
+        for fragment, length in list(self.untrimmed.items()):
+            del self.untrimmed[fragment]
+            self.trim(fragment, length)
 
     def load_host(self, node: Node) -> None:
         """Bring an offloaded node back to the device; it is pinned and its parent is resident."""
         assert self.fragments is not None and node.host is not None and node.parent is not None
-        self._attach(node, self.fragments.load(node.host, node.parent.fragment))
+        fragment = self.fragments.load(node.host, node.parent.fragment)
+        try:
+            self._attach(node, fragment)
+        except BaseException:
+            self.free(fragment)
+            raise
 
     def split(self, node: Node, depth: int) -> Node:
         """Cut a node before `depth`; return the new upper half. Pins and cursors stay right."""
@@ -301,15 +449,21 @@ class TokenTree:
         chain = join_chain(resolve(cursor).node)
         if len(chain) < minimum:
             return 0
-        lower = chain[0]
-        for upper in chain[1:]:
-            self._merge(upper, lower)
-        lower.tokens = [token for node in reversed(chain) for token in node.tokens]
-        lower.start = chain[-1].start
+        lower, joined = chain[0], [chain[0]]
+        try:
+            for upper in chain[1:]:
+                self._merge(upper, lower)
+                joined.append(upper)
+        except Exception as error:  # what is not joined stays as it is
+            _log.warning("the engine could not join fragments: %r", error)
+        if len(joined) == 1:
+            return 0
+        lower.tokens = [token for node in reversed(joined) for token in node.tokens]
+        lower.start = joined[-1].start
         self.epoch += 1
         self._spans.clear()
-        self.n_nodes -= len(chain) - 1
-        return len(chain) - 1
+        self.n_nodes -= len(joined) - 1
+        return len(joined) - 1
 
     def new_tail(self, cursor: Cursor) -> Tail:
         """Start a private growing fragment at the end of a resident, pinned node (see `cut`)."""
@@ -329,22 +483,21 @@ class TokenTree:
         assert self.fragments is not None and len(tokens) == tail.fragment.length
         cursor = self._close_tail(tail)
         if not tokens:
-            self.fragments.free(tail.fragment)
+            self.free(tail.fragment)
             return cursor
         try:
             end = self.extend(cursor, tokens)
             self.fragments.settle(tail.fragment)
         except BaseException:
-            self.fragments.free(tail.fragment)
+            self.free(tail.fragment)
             raise
         self.fill(end, cursor.depth, tail.fragment)
         return resolve(end)
 
     def drop_tail(self, tail: Tail) -> None:
         """Forget a tail and its slots."""
-        assert self.fragments is not None
         self._close_tail(tail)
-        self.fragments.free(tail.fragment)
+        self.free(tail.fragment)
 
     def check(self) -> None:
         """Verify every invariant; AssertionError says which one broke. Cost: O(tree)."""
@@ -352,8 +505,8 @@ class TokenTree:
 
     def _attach(self, node: Node, fragment: Fragment) -> None:
         assert self.fragments is not None and node.parent is not None
-        self.host.free(node)
         self.fragments.attach(fragment, node.parent.fragment)
+        self.host.free(node)
         node.fragment = fragment
         node.used = self.clock
         self.room.attach(node)
@@ -388,6 +541,7 @@ class TokenTree:
         assert above is not None
         if upper.fragment is not None and lower.fragment is not None and self.fragments is not None:
             self.fragments.join(upper.fragment, lower.fragment)
+        self._settled(upper)
         lower.pins += upper.pins - (1 if lower.pins else 0)
         lower.holds += upper.holds
         lower.parent = above

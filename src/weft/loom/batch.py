@@ -40,7 +40,7 @@ class Batch:
         planned: list[list[Shoot]] = [growth.add(node, params) for node, params, _ in calls]
         growth.run()
         for (_, _, promised), shoots in zip(calls, planned, strict=True):
-            promised.made = [shoot.child for shoot in shoots]
+            promised.made = [shoot.child for shoot in shoots if shoot.attached]
 
 
 class Promised(UserList["Heddle"]):

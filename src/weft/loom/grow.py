@@ -12,7 +12,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError, Terminal
+from ..errors import ConfigError, ConstraintError, Terminal
 from ..results import Delta
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
@@ -147,6 +147,7 @@ class Growth:
         self._runs: list[Run] = []
         self._tickets: list[Ticket] = []
         self._channel = Channel() if streamed else None
+        self._failed: list[ConstraintError] = []
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
@@ -197,12 +198,12 @@ class Growth:
     def children(self) -> Branches:
         """The children made, in branch order: those that are in the tree."""
         made = (shoot.child for shoot in self.shoots if shoot.attached)
-        return Branches(made, skipped=self.skipped)
+        return Branches(made, skipped=self.skipped, failed=self._failed)
 
     # All at once
 
     def run(self, watcher: Watcher | None = None) -> Branches:
-        """Grow to the end and attach the children; on an error none of them.
+        """Grow to the end and attach the children; on an error none of them. See `Branches.failed`.
 
         A watcher needs a streamed growth.
         """
@@ -256,10 +257,8 @@ class Growth:
                 ticket.on_done(shoot.watch.farewell)
 
     def _finish_all(self) -> Branches:
-        for ticket in self._tickets:
-            ticket.result()
-        for shoot in self.shoots:
-            shoot.finish()
+        self._raise_errors()
+        self._finish_kept()
         return self.children
 
     def _finish_kept(self) -> None:
@@ -286,7 +285,7 @@ class Growth:
             raise
         finally:
             self._abandon("cancelled")
-        self._raise_first_error()
+        self._raise_errors()
 
     async def anews(self) -> AsyncGenerator[list[News], None]:
         """As `news`, beside a running loop."""
@@ -298,7 +297,7 @@ class Growth:
             yield self._sorted(self._missed())
         finally:
             self._abandon("cancelled")
-        self._raise_first_error()
+        self._raise_errors()
 
     def _abandon(self, reason: FinishReason) -> None:
         # No waiting here: a generator may be closed by the garbage collector, anywhere. The
@@ -318,10 +317,16 @@ class Growth:
                 came.setdefault(event.branch, []).append(event)
         return [(self.shoots[index], of_one) for index, of_one in came.items()]
 
-    def _raise_first_error(self) -> None:
-        for ticket in self._tickets:
-            if ticket.error is not None and not ticket.cancelled:
-                raise ticket.error
+    def _raise_errors(self) -> None:
+        """Raise the first error, unless it is of branches' own constraints and others are left."""
+        errors = [ticket.error for ticket in self._tickets if ticket.error and not ticket.cancelled]
+        failed = [error for error in errors if isinstance(error, ConstraintError)]
+        for error in errors:
+            if len(failed) in (0, len(self._tickets)) or not isinstance(error, ConstraintError):
+                raise error
+        self._failed = failed
+        if failed:
+            _log.warning("%d of %d branches failed: %s", len(failed), len(self.shoots), failed[0])
 
 
 def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:

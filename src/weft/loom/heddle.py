@@ -46,7 +46,8 @@ class Heddle(Shown):
         Raises:
             Terminal: this one node ended with an end token.
 
-        On an error no child is there. Ctrl-C keeps what was made as finish_reason "interrupted".
+        On an error no child is there; only what a constraint leaves no token is left out alone, and
+        told by `failed` of the result. Ctrl-C keeps what was made as finish_reason "interrupted".
         """
         # Looked up, not imported: where IPython does not run there is nobody to show it to.
         ipython = sys.modules.get("IPython")

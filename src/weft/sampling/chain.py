@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..constraints.base import Matcher
 from ..constraints.masks import Masks
-from ..errors import ConfigError, DeadEnd
+from ..errors import ConfigError
 from . import filters
 from .arrays import SamplingArrays
 from .gumbel import Contest, best_of_all, best_of_left, group_noise
@@ -25,7 +26,8 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
-NOTHING = -1  # instead of a token, where a constraint leaves none
+NOTHING = -1  # instead of a token, where constraint and bias leave none
+BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
 # Logits that are looked at together: rows of large vocabularies come one by one, out of the cache.
 _BLOCK = 1 << 19
 
@@ -107,6 +109,21 @@ class Sampler:
             for token in tokens:
                 self._history.generate(token)
 
+    def steered(self, biases: Mapping[int, float]) -> Sampler:
+        """Return a sampler for one draw that adds to these tokens' logits, too; -inf bans.
+
+        It shares counts and matcher with this one.
+        """
+        both = dict(self.params.logit_bias)
+        for token, bias in biases.items():
+            before = both.get(token, 0.0)
+            both[token] = -math.inf if -math.inf in (before, bias) else before + bias
+        twin = Sampler(
+            replace(self.params, logit_bias=tuple(both.items())), self.stream, self.matcher
+        )
+        twin._history = self._history
+        return twin
+
     def clone(self) -> Sampler:
         """Return a sampler with the same stream and its own copy of counts and matcher."""
         matcher = None if self.matcher is None else self.matcher.clone()
@@ -146,9 +163,7 @@ class Chain:
 
         logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
         positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit.
-        A constrained sampler that no token is left to gets NOTHING.
-        Raises: ForwardError if a row has NaN or +inf, or is all -inf; DeadEnd if logit_bias alone
-        leaves no token.
+        A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
         out = _room_for(len(self.samplers), kept)
         if not self.samplers:
@@ -183,6 +198,10 @@ class Chain:
     def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
         lanes, at = contest.lanes, contest.at
+        broken = np.flatnonzero(~np.isfinite(raw.max(axis=1)))
+        if broken.size:
+            raw = raw.copy()
+            raw[broken] = 0
         found = moments(raw, self._scratch)
         if len(lanes) > len(raw):
             arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
@@ -193,7 +212,8 @@ class Chain:
         out.ids[lanes] = ids
         out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
         out.entropies[lanes] = found.entropies[at]
-        out.ids[lanes[dead]] = NOTHING
+        out.ids[lanes[np.isin(at, dead)]] = NOTHING
+        out.ids[lanes[np.isin(at, broken)]] = BROKEN
 
     def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
         """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
@@ -204,11 +224,9 @@ class Chain:
         if len(arrays.bias):
             _check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
-            if self._masks is None and np.isneginf(edited.max(axis=1)).any():
-                raise DeadEnd("logit_bias forbids every token; leave at least one without -inf")
         if self._stateful:
             edited = self._penalised(edited, arrays, lanes)
-        if self._masks is None:
+        if self._masks is None and not len(arrays.bias):
             return edited, self._rows[:0]
         dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
         edited[dead] = raw[dead]

@@ -65,13 +65,6 @@ def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
     return Moments(peak, total, log_total, entropies)
 
 
-def logprob_entropy(logits: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return the log-probability of ids [B] and the entropy of every row: float32 [B] each."""
-    found = moments(logits)
-    chosen = logits[np.arange(len(ids)), ids]
-    return chosen - found.peak - found.log_total, found.entropies
-
-
 def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
     """Score one target a row. logits: float32 [n, V], raw; not modified."""
     found = moments(logits)

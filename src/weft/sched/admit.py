@@ -5,105 +5,70 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import KVFull
-from ..kv.cursor import Cursor
 from ..kv.tree import TokenTree
-from .stays import CommitJob, Stay
-from .task import ExtendTask, Job, RunTask, Task
-from .work import Counters
+from .desk import Desk
+from .jobs import Job
+from .step import as_forward_error
 
 
 class Admission:
-    """The queue of jobs in order of age, and those admitted.
+    """Gives jobs their paths, and lines the slots of their next tokens.
 
     A job is admitted whole or not at all; a younger one never overtakes one that waits. An admitted
     job's paths are pinned, absent tokens included, so whatever is admitted can be computed without
     asking again.
     """
 
-    def __init__(
-        self,
-        tree: TokenTree,
-        counters: Counters,
-        suspend: Callable[[Task], None],
-        refuse: Callable[[Job], None],
-        relieve: Callable[[], bool],
-    ) -> None:
-        """suspend: stops work on a task; a live run's tail goes into the tree, where it can be
-        evicted. refuse: answers a job that can never fit, and takes it off the queue. relieve: lets
-        idle stays go, whose KV can be evicted then.
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.tree: TokenTree = desk.tree
+
+    def admit(self, *, may_evict: bool) -> int:
+        """Admit from the head of the queue while there is room; return how many were looked at.
+
+        may_evict: no step is in flight; otherwise a job that needs others' room waits for it.
         """
-        self.tree = tree
-        self.counters = counters
-        self.suspend = suspend
-        self.refuse = refuse
-        self.relieve = relieve
-        self.queue: list[Job] = []
-        self.admitted: list[Job] = []
-
-    def add(self, job: Job) -> None:
-        """Queue a job; parked ones go back to their place by age."""
-        at = len(self.queue)
-        while at and self.queue[at - 1].age > job.age:
-            at -= 1
-        self.queue.insert(at, job)
-
-    def admit(self, *, may_evict: bool) -> tuple[list[Job], bool]:
-        """Admit from the head of the queue while there is room.
-
-        may_evict: no step is in flight; otherwise a job that needs others' room waits.
-        Returns: jobs admitted, and whether one waits for the flight to end.
-        """
-        admitted: list[Job] = []
-        while self.queue:
-            job = self.queue[0]
-            verdict = self._try(job, may_evict)
-            if verdict == "wait" or verdict == "drain":
-                return admitted, verdict == "drain"
+        n = 0
+        while (job := self.desk.head()) is not None:
+            try:
+                verdict = self._try(job, may_evict)
+            except Exception as error:
+                self._undo(job)
+                self.desk.fail(job, as_forward_error(error))
+                verdict = "failed"
+            if verdict == "wait":
+                return n
+            n += 1
+            if verdict == "drain":
+                return n
             if verdict == "never":
-                self.refuse(job)
-            else:
-                self.queue.pop(0)
-                admitted.append(job)
-        return admitted, False
-
-    def release(self, job: Job) -> None:
-        """Unpin a job's paths and take it off the list of admitted ones."""
-        self._undo(job)
-        if job.admitted:
-            job.admitted = False
-            self.admitted.remove(job)
-
-    def park(self, job: Job) -> None:
-        """Send an admitted job back: its KV becomes evictable, what it made is kept."""
-        for task in job.tasks:
-            self.suspend(task)
-        self.release(job)
-        self.counters.parked += 1
-        self.add(job)
+                self.desk.fail(job, self.kv_full(job))
+            elif verdict == "admitted":
+                self.desk.take(job)
+        return n
 
     def _try(self, job: Job, may_evict: bool) -> str:
         room = self.tree.room
         counts = self._enter_all(job)
         # Others grow meanwhile, and a run will want its first slots.
-        reserve = self.tree.room.growth if self.admitted else 0
-        if (room.is_over or self._is_short(reserve)) and self.relieve():
+        reserve = room.growth if self.desk.admitted else 0
+        if (room.is_over or self._is_short(reserve)) and self.desk.lines.relieve():
             self._undo(job)
-            counts = self._enter_all(job)  # its own stays may have been idle
+            counts = self._enter_all(job)  # its own lines may have been idle
         if room.is_over or self._is_short(reserve):
             if not may_evict:
                 self._undo(job)
                 return "drain"
             if self._is_short(reserve) or not self.tree.make_room():
                 self._undo(job)
-                return "wait" if self.admitted else "never"
-        job.admitted = True
-        self.admitted.append(job)
-        for task, (reused, missing) in zip(job.tasks, counts, strict=True):
-            if not task.seen:
-                self.counters.reused += reused
-                task.seen = True
+                return "wait" if self.desk.admitted else "never"
+        counters = self.desk.counters
+        for claim, (reused, missing) in zip(job.claims, counts, strict=True):
+            if not claim.seen:
+                counters.reused += reused
+                claim.seen = True
             else:
-                self.counters.recomputed += missing
+                counters.recomputed += missing
         return "admitted"
 
     def _is_short(self, reserve: int) -> bool:
@@ -112,62 +77,68 @@ class Admission:
         return capacity is not None and self.tree.room.must + reserve > capacity
 
     def _enter_all(self, job: Job) -> list[tuple[int, int]]:
-        if isinstance(job, CommitJob):
-            job.prepare()
-        return [self._enter(task) for task in job.tasks]
-
-    def _enter(self, task: Task) -> tuple[int, int]:
-        """Put a task's path into the tree and pin it; return slots found, and slots to compute."""
-        tree, promised = self.tree, self.tree.room.promised
-        task.cursor = enter(task, tree)
-        task.pin = tree.pin(task.cursor)
-        missing = tree.room.promised - promised
-        return task.cursor.depth - missing, missing
+        job.prepare()
+        return [claim.enter(self.tree) for claim in job.claims]
 
     def _undo(self, job: Job) -> None:
-        for task in job.tasks:
-            if task.pin is not None:
-                self.tree.unpin(task.pin)
-            task.pin = task.cursor = None
+        for claim in job.claims:
+            claim.leave(self.tree)
 
+    # Room for what the next step writes -------------------------------------------------------
 
-def enter(task: Task, tree: TokenTree) -> Cursor:
-    """Return a task's cursor in the tree; a run's is the end of a node, where a tail starts.
+    def fit(self, reserve: Callable[[], None], *, in_flight: bool) -> bool:
+        """Make room for what `reserve` asks for; False: what is in flight must land first.
 
-    An extend may end inside a resident node, which is then pinned whole; but paths that must fit
-    together are counted exactly.
-    """
-    if isinstance(task, ExtendTask):
-        end = tree.extend(tree.place(task.item.place), task.item.tokens)
-        node = end.node
-        return end if node.resident and len(task.job.tasks) == 1 else tree.cut(end)
-    if isinstance(task, Stay):
-        return tree.cut(tree.place(task.base))
-    assert isinstance(task, RunTask)
-    return tree.cut(tree.extend(tree.place(task.anchor), task.anchor_ids))
+        Evicts, then parks the youngest job, last fails the only one; `reserve` is asked again after
+        each, as jobs are gone.
+        """
+        if self.tree.fragments is None:
+            return True
+        room = self.tree.room
+        while True:
+            reserve()
+            if room.is_over:
+                self.desk.lines.relieve()
+            if not room.is_over:
+                return True
+            if in_flight:
+                return False
+            if (room.capacity is None or room.must <= room.capacity) and self.tree.make_room():
+                return True
+            if not self._sacrifice():
+                return True
 
+    def _sacrifice(self) -> bool:
+        """Park the youngest admitted job; the last one makes do with a slot more, or fails.
 
-def kv_full(job: Job, tree: TokenTree) -> KVFull:
-    """Say that a job's paths do not fit even alone."""
-    capacity = tree.room.capacity or 0
-    needed = max((path_length(task) for task in job.tasks), default=0)
-    limit = f"the KV budget of {capacity} slots ({tree.room.resident} hold KV now)"
-    if tree.room.max_paths is not None and needed <= capacity:
-        limit = f"{tree.room.max_paths} resident paths"
-    what = "this path" if len(job.tasks) == 1 else f"these {len(job.tasks)} paths together"
-    return KVFull(
-        f"{what} of {needed} tokens cannot fit in {limit}",
-        needed=needed,
-        capacity=capacity,
-        hint="load the model with a larger kv_budget, or use a shorter path",
-    )
+        Returns whether a job is gone.
+        """
+        job = max(self.desk.admitted, key=lambda job: job.age)
+        if len(self.desk.admitted) > 1:
+            self.desk.park(job)
+            return True
+        room = self.tree.room
+        for tail in self.tree.tails:
+            room.tighten(tail, tail.fragment.length + 1)
+        may_fit = room.capacity is not None and room.must <= room.capacity
+        if may_fit and self.tree.make_room():
+            return False
+        self.desk.fail(job, self.kv_full(job))
+        return True
 
-
-def path_length(task: Task) -> int:
-    """Return how many slots a task's own path needs now."""
-    if isinstance(task, ExtendTask):
-        return task.item.place.depth + len(task.item.tokens)
-    if isinstance(task, Stay):
-        return task.depth + 1
-    assert isinstance(task, RunTask)
-    return task.anchor.depth + len(task.anchor_ids) + len(task.tokens) - task.settled
+    def kv_full(self, job: Job) -> KVFull:
+        """Say that a job's paths do not fit even alone."""
+        room = self.tree.room
+        capacity = room.capacity or 0
+        needed = job.longest_path()
+        limit = f"the KV budget of {capacity} slots ({room.resident} hold KV now)"
+        if room.max_paths is not None and needed <= capacity:
+            limit = f"{room.max_paths} resident paths"
+        n = job.n_paths()
+        what = "this path" if n == 1 else f"these {n} paths together"
+        return KVFull(
+            f"{what} of {needed} tokens cannot fit in {limit}",
+            needed=needed,
+            capacity=capacity,
+            hint="load the model with a larger kv_budget, or use a shorter path",
+        )

@@ -140,7 +140,7 @@ class Driver:
         if not self.scheduler.engine.info.owner_thread and self._stepping.acquire(blocking=False):
             try:
                 with self.scheduler.lock:
-                    self.scheduler.stays.drain()
+                    self.scheduler.lines.drain()
             finally:
                 self._stepping.release()
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 
-from ..engines.base import Engine
-from ..errors import Cancelled, ConfigError, WeftError
-from ..kv.cursor import Place
+from ..engines.base import Engine, Row
+from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
 from ..kv.tree import TokenTree
-from .admit import Admission, kv_full
-from .fit import Fitting
-from .retire import refuse_retired
-from .rows import RowCache
-from .runs import Runs
-from .stays import CommitJob, Share, Stays, new_job
-from .step import Group, Launched, Piece, as_forward_error
-from .task import ExtendTask, Job, RunTask, Task
-from .waiting import Waiting
+from .admit import Admission
+from .desk import Desk
+from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
+from .rows import RowStore
+from .step import Part, Step, as_forward_error
 from .work import Counters, Extend, Item, Ticket
 
 _log = logging.getLogger(__name__)
+Share = tuple[CommitJob, int, int]  # what a step runs of a commit: lines first … last - 1
 
 
 class Scheduler:
@@ -42,21 +39,16 @@ class Scheduler:
         self.n_batch = n_batch
         self.lock = tree.holds.lock
         self.counters = Counters()
-        self.cache = RowCache(row_cache_bytes, tree.forget)
-        self.runs = Runs(tree, n_ctx, engine.info.n_vocab, self.counters, self._ended)
-        self.stays = Stays(
-            tree, engine.info, self.counters, self._to_join, row_cache_bytes, self._ended
-        )
-        self.admission = Admission(
-            tree, self.counters, self._suspend, self._refuse, self.stays.relieve
-        )
-        self.fitting = Fitting(tree, self.runs, self.stays, self.admission, self._fail)
-        self.waiting = Waiting(tree, self.cache, self.runs, self._fail, self._ended)
-        self.flight: Launched | None = None
+        info = engine.info
+        lasting = not (info.owner_thread or info.overlap)
+        self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock, lasting=lasting)
+        self.desk = Desk(tree, info, self.counters, self.rows, n_ctx)
+        self.lines = self.desk.lines
+        self.admission = Admission(self.desk)
+        self.flight: Step | None = None
         self.retired: dict[str, str] = {}  # namespaces that are gone, and what to say of them
         self._inbox: deque[Job | Ticket] = deque()
         self._age = 0
-        self._n_ended = 0
         self._forward_s = 0.0
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
@@ -69,7 +61,7 @@ class Scheduler:
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         with self.lock:
-            refuse_retired(items, self.retired)
+            self._refuse_retired(items)
             for group in groups:
                 self._age += 1
                 if group:
@@ -79,21 +71,14 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing is queued, waiting, live or in flight."""
-        return not (
-            self._inbox
-            or self.admission.queue
-            or self.waiting.tasks
-            or self.runs.live
-            or self.flight
-            or self.admission.admitted
-        )
+        return not self._inbox and self.flight is None and self.desk.is_idle
 
     def step(self) -> None:
-        """Run one step: take in, admit, plan, forward, deliver.
+        """Run one step: take in, admit, plan, launch, land, deliver.
 
         An overlapping engine's step is delivered by the next call, after that has launched its own.
-        A failed model call fails its own tickets. An error anywhere else, say of an engine that has
-        no memory left for a fragment, fails all that is open; later calls work.
+        A failed model call fails its own tickets; any other failure of the engine, say for want of
+        memory, fails the work that met it. Later calls work.
         """
         try:
             self._step()
@@ -105,270 +90,224 @@ class Scheduler:
     def _step(self) -> None:
         began = time.perf_counter()
         with self.lock:
-            ended = self._n_ended
-            moved = self.take_in() + self._admit()
-            launched = self._plan()
+            before_moves = self.desk.n_moves
+            moved = self.take_in() + self.admission.admit(may_evict=self.flight is None)
+            step = self._plan()
         planned = time.perf_counter()
         before, self.flight = self.flight, None
-        if launched is not None:
-            self._launch(launched)
-            if self.engine.info.overlap and launched.error is None:
-                self.flight = launched
-        landing = [
-            step for step in (before, launched) if step is not None and step is not self.flight
-        ]
-        waited = 0.0
-        for step in landing:
-            waited += self._land(step)
-        forward = self._forward_s + waited if launched is not None else waited
+        if step is not None:
+            self._launch(step)
+            if self.engine.info.overlap and step.error is None:
+                self.flight = step
+        landing = [each for each in (before, step) if each not in (None, self.flight)]
+        waited = sum(self._land(each) for each in landing if each is not None)
+        forward = self._forward_s + waited if step is not None else waited
         self.counters.plan_s += planned - began
         self.counters.forward_s += forward
         self.counters.deliver_s += time.perf_counter() - planned - forward
-        moved += ended != self._n_ended
-        if not (launched or landing or moved or self.runs.live or self.is_idle):
+        moved += self.desk.n_moves - before_moves
+        if not (step or landing or moved or self.desk.live or self.is_idle):
             self._give_up()
 
-    def _give_up(self) -> None:
-        """A step that could do nothing would be repeated for ever: fail what waits."""
-        error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
-        with self.lock:
-            for job in [*self.admission.queue, *self.admission.admitted]:
-                self._fail(job, error)
-
-    def _recover(self, error: BaseException) -> None:
-        """Fail all that is open and undo what steps promised, as far as the engine lets us."""
-        _log.exception("a step failed outside the model call", exc_info=error)
-        flight, self.flight = self.flight, None
-        if flight is not None:
-            flight.settle()
-        with self.lock:
-            self.stays.land_all()
-            for job in [*self.admission.queue, *self.admission.admitted]:
-                try:
-                    self._fail(job, as_forward_error(error))
-                except Exception:
-                    _log.exception("and its work could not be undone")
-                    for ticket in job.tickets():
-                        ticket.resolve(error=as_forward_error(error))
-                    self._ended(job)
-            self.waiting.discard_all()
+    # Take in ----------------------------------------------------------------------------------
 
     def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
-        self.stays.drain()
+        self.lines.drain()
         self.tree.drain_released()
         n_taken = len(self._inbox)
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, Job):
-                if not isinstance(entry, CommitJob):
-                    self.stays.relieve()  # others find by content what stays have in their tails
-                self.admission.add(entry)
+                if entry.by_content:
+                    self.lines.relieve()
+                self.desk.add(entry)
             elif not entry.done:
-                self._cancel(entry)
+                assert entry.job is not None
+                entry.job.cancel(entry, self.desk)
         self._join_chains()
         return n_taken
 
     def settle(self) -> None:
-        """Take in, and close every idle stay: what is held then is what work needs."""
+        """Take in, and close every idle line: what is held then is what work needs."""
         self.take_in()
-        self.stays.relieve()
+        self.lines.relieve()
 
-    def _cancel(self, ticket: Ticket) -> None:
-        task = ticket.task
-        if isinstance(task, RunTask):
-            for member in task.members:
-                if member.ticket is ticket:
-                    member.state.finish_reason = ticket.cancel_reason
-            self.runs.settle_members(task)
-        else:
-            self._fail(task.job, Cancelled("the work was cancelled before it was done"))
+    # Plan -------------------------------------------------------------------------------------
 
-    def _admit(self) -> int:
-        """Admit what fits; return how many jobs were, one that waits for the flight included."""
-        jobs, drain = self.admission.admit(may_evict=self.flight is None)
-        for job in jobs:
-            self._start(job)
-        return len(jobs) + drain
-
-    def _refuse(self, job: Job) -> None:
-        self._fail(job, kv_full(job, self.tree))
-
-    def _start(self, job: Job) -> None:
-        """Let an admitted job's tasks wait for what they need."""
-        if isinstance(job, CommitJob):
-            self.stays.jobs.append(job)
-        for task in job.tasks:
-            if isinstance(task, RunTask):
-                if task.depth >= self.n_ctx:
-                    self.runs.stop(task, "context")
-                    continue
-                if not task.started and self.waiting.merge(task):
-                    job.done = True
-                    self.admission.release(job)
-                    continue
-            self.waiting.add(task)
-
-    def _plan(self) -> Launched | None:
+    def _plan(self) -> Step | None:
         """Choose the rows of the next step; None when there are none, or others must land first."""
-        self.waiting.promote()
+        desk = self.desk
+        desk.promote()
         # Live runs must not starve those that begin.
-        others = self.waiting.tasks or self.stays.jobs
-        reserve = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
-        runs = self.runs.ready(self.n_batch - reserve)
-        used = sum(1 + len(run.forced) for run in runs)
-        shares = self.stays.ready(self.n_batch - used)
-        fitting = self.fitting.fit(runs, shares, in_flight=self.flight is not None)
-        if fitting is None:
-            return None
-        runs, shares = fitting
-        used += sum(last - first for _, first, last in shares)
-        pieces = self.waiting.pack(self.n_batch - used)
-        if not runs and not pieces and not shares:
-            self.waiting.promote()  # what the cache just answered
-            return None
-        groups = self._groups(runs, pieces, shares)
-        for run in runs:
-            run.outstanding += 1
-        computed, reread = self.waiting.packer.take_counts()
+        others = desk.waiting or desk.commits
+        spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
+        runs = self._ready_runs(self.n_batch - spared)
+        shares = self._shares(self.n_batch - sum(1 + len(run.forced) for run in runs))
+        if runs or shares:
+            in_flight = self.flight is not None
+            if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
+                return None
+        parts = [*self._runs_parts(runs), *self._commit_parts(shares)]
+        used = sum(row.n_tokens for part in parts for row in part.rows())
+        parts += desk.reader.pack(desk.oldest_waiting(), self.n_batch - used, desk)
+        computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread
-        return Launched(groups)
+        if not parts:
+            desk.promote()  # what the row store just answered
+            return None
+        return Step(parts)
 
-    def _groups(self, runs: list[RunTask], pieces: list[Piece], shares: list[Share]) -> list[Group]:
-        """Sort rows by adapter, one model call each, runs first."""
-        names = dict.fromkeys([run.namespace for run in runs] + [p.namespace for p in pieces])
-        names.update(dict.fromkeys([share.namespace for share in shares]))
-        groups = []
-        for name in names:
-            group = self.runs.group([run for run in runs if run.namespace == name])
-            group.pieces = [piece for piece in pieces if piece.namespace == name]
-            group.rows += [piece.row() for piece in group.pieces]
-            self.stays.join_group(group, [share for share in shares if share.namespace == name])
-            groups.append(group)
-        return groups
+    def _ready_runs(self, most: int) -> list[RunJob]:
+        """Return the runs whose next token can be run now, the oldest `most` of them."""
+        desk = self.desk
+        ready = [run for run in desk.live if run.can_step(self.n_ctx) and self._may_open(run)]
+        if len(ready) > most:
+            ready = heapq.nsmallest(most, ready, key=lambda run: run.age)
+        spare = most - len(ready)
+        for run in ready:
+            desk.guard(run, run.line.open, self.tree)
+            if run.sampler.matcher is not None:
+                desk.guard(run, run.force, spare, desk)
+                spare -= len(run.forced)
+        return [run for run in ready if run in desk.live]
 
-    def _launch(self, launched: Launched) -> None:
+    def _may_open(self, run: RunJob) -> bool:
+        """Whether a run's line is open, or nothing in flight writes where it begins."""
+        (claim,) = run.claims
+        if run.line.is_open or self.flight is None or claim.cursor is None:
+            return True
+        return not self.desk.reader.is_written(claim.cursor)
+
+    def _shares(self, most: int) -> list[Share]:
+        """Return what the step may run of the commits, `most` tokens at most."""
+        shares = []
+        for job in list(self.desk.commits):
+            if job.n_waiting or job.outstanding or most <= 0:
+                continue
+            if self.flight is not None:
+                cursors = (claim.cursor for claim in job.claims if claim.cursor is not None)
+                if any(self.desk.reader.is_written(cursor) for cursor in cursors):
+                    continue
+            last = min(job.next + most, len(job.item.lines))
+            for line in job.item.lines[job.next : last]:
+                self.desk.guard(job, self.lines.open, line)
+            if not job.done:
+                shares.append((job, job.next, last))
+                most -= last - job.next
+        return shares
+
+    def _reserve(self, runs: list[RunJob], shares: list[Share]) -> None:
+        """Ask the room for the slots of a step, as far as its jobs are still here."""
+        runs[:] = [run for run in runs if run in self.desk.live]
+        shares[:] = [share for share in shares if share[0] in self.desk.commits]
+        for run in runs:
+            run.line.reserve(self.tree, 1 + len(run.forced))
+        for job, first, last in shares:
+            for line in job.item.lines[first:last]:
+                line.reserve(self.tree, 1)
+
+    def _runs_parts(self, runs: list[RunJob]) -> list[Part]:
+        """Return a part an adapter, for runs that are still here."""
+        by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
+        for run in runs:
+            row = self.desk.guard(run, run.row, self.desk)
+            if row is not None:
+                of_name = by_name.setdefault(row.adapter, ([], []))
+                of_name[0].append(run)
+                of_name[1].append(row)
+        return [RunsPart(some, rows, self.desk) for some, rows in by_name.values()]
+
+    def _commit_parts(self, shares: list[Share]) -> list[Part]:
+        desk = self.desk
+        parts = [desk.guard(share[0], CommitPart, *share, desk) for share in shares]
+        return [part for part in parts if part is not None]
+
+    # Launch, land, deliver --------------------------------------------------------------------
+
+    def _launch(self, step: Step) -> None:
         """Call the model; time spent here is the engine's."""
         began = time.perf_counter()
         try:
-            for group in launched.groups:
-                group.output = self.engine.forward(group.rows)
-                if group.batch is not None:
-                    group.draws = group.output.draw(group.batch)
-                    if self.engine.info.overlap:
-                        self.runs.note_late(group)
-                if group.ahead is not None:
-                    group.ahead_draws = group.output.draw(group.ahead)
+            for call in step.calls:
+                call.launch(self.engine)
         except BaseException as error:
-            launched.error = error
-            launched.settle()  # what was launched still uses what is to be freed
+            step.error = error
+            step.settle()  # what was launched still uses what is to be freed
         self._forward_s = time.perf_counter() - began
 
-    def _land(self, launched: Launched) -> float:
+    def _land(self, step: Step) -> float:
         """Wait for a step and deliver it; return the seconds spent waiting for the engine."""
         began = time.perf_counter()
-        if launched.error is None:
+        if step.error is None:
             try:
-                for group in launched.groups:
-                    assert group.output is not None
-                    group.output.wait()
-                    for draws in (group.draws, group.ahead_draws):
-                        if draws is not None:
-                            draws.result()
+                for call in step.calls:
+                    call.land()
             except BaseException as error:
-                launched.error = error
+                step.error = error
         waited = time.perf_counter() - began
         with self.lock:
             self.counters.steps += 1
-            if launched.error is not None:
-                self._crash(launched)
+            if step.error is not None:
+                self._crash(step, step.error)
             else:
-                self._deliver(launched)
+                self._deliver(step)
+            if self.flight is None:
+                self.tree.settle_idle()
             self._join_chains()
-        if isinstance(launched.error, (KeyboardInterrupt, SystemExit)):
-            raise launched.error
+        if isinstance(step.error, (KeyboardInterrupt, SystemExit)):
+            raise step.error
         return waited
 
-    def _deliver(self, launched: Launched) -> None:
-        for group in launched.groups:
-            self.runs.deliver(group)
-            self.waiting.deliver(group)
-            self.stays.deliver(group)
-        self.waiting.promote()
+    def _deliver(self, step: Step) -> None:
+        for call in step.calls:
+            try:
+                call.keep(self.rows)
+            except Exception as error:
+                for part in call.parts:
+                    part.error = part.error or error
+            for part in call.parts:
+                self._deliver_part(part)
+        self.desk.promote()
 
-    def _crash(self, launched: Launched) -> None:
-        """Fail every ticket of a step, and of the one launched from its draws; undo both."""
-        assert launched.error is not None
-        error = as_forward_error(launched.error)
-        after, self.flight = self.flight, None
-        steps = [launched] if after is None else [launched, after]
-        for step in steps:
-            step.settle()
-        jobs: dict[Job, None] = {}
-        for step in steps:
-            for group in step.groups:
-                jobs.update(dict.fromkeys(run.job for run in group.runs))
-                for share in group.shares:
-                    share.job.outstanding = 0
-                    jobs[share.job] = None
-                for piece in group.pieces:
-                    jobs.update(dict.fromkeys(need.task.job for need, _, _ in piece.takes))
-                    jobs.update(dict.fromkeys(self.waiting.waiters_for(piece)))
-                    self.waiting.discard(piece)
+    def _deliver_part(self, part: Part) -> None:
+        """Give out what a part brought; what goes wrong fails its jobs alone."""
+        jobs = list(part.jobs())
+        part_error = part.error
+        if part_error is None:
+            try:
+                part.deliver(self.desk)
+                return
+            except Exception as error:
+                part_error = error
+        else:
+            part.discard(self.desk)
         for job in jobs:
-            self._fail(job, error)
+            self.desk.fail(job, as_forward_error(part_error))
 
-    def _fail(self, job: Job, error: BaseException) -> None:
-        if job.done:
-            return
-        if isinstance(job, CommitJob):
-            if self.stays.fail(job, error):
-                self._ended(job)
-            return
-        for task in list(job.tasks):
-            if isinstance(task, RunTask):
-                self.runs.fail(task, error)
-            else:
-                assert isinstance(task, ExtendTask)
-                task.ticket.value = None
-                task.ticket.resolve(error=error)
-        self._ended(job)
-
-    def _ended(self, job: Job) -> None:
-        """Take a job whose tickets are answered out of everything."""
-        if job.done:
-            return
-        job.done = True
-        self._n_ended += 1
-        self.admission.release(job)
-        if isinstance(job, CommitJob) and job in self.stays.jobs:
-            self.stays.jobs.remove(job)
-        if job in self.admission.queue:
-            self.admission.queue.remove(job)
-        self.waiting.remove(job)
-        # No cycles: what the job held is let go now, not when the collector comes by.
-        for task in job.tasks:
-            task.needs = []
-        job.tasks = []
-
-    def _suspend(self, task: Task) -> None:
-        """Parked: out of the live and the waiting, a run's tail into the tree."""
-        self.waiting.remove(task.job)
-        if isinstance(task, RunTask) and task.started:
-            self.runs.suspend(task)
-
-    def _to_join(self, place: Place) -> None:
-        self.runs.to_join.append(place)
+    def _crash(self, step: Step, raised: BaseException) -> None:
+        """Fail every ticket of a step, and of the one launched from its draws; undo both."""
+        error = as_forward_error(raised)
+        after, self.flight = self.flight, None
+        steps = [step] if after is None else [step, after]
+        jobs: dict[Job, None] = {}
+        for each in steps:
+            each.settle()
+            for part in each.parts:
+                jobs.update(dict.fromkeys(part.jobs()))
+                part.discard(self.desk)
+        for job in jobs:
+            self.desk.fail(job, error)
 
     def _join_chains(self) -> None:
         """Join long chains of small nodes, while no step reads them."""
         if self.flight is None:
-            places, self.runs.to_join = self.runs.to_join, []
+            places = self.desk.to_join.copy()
+            self.desk.to_join.clear()
             for place in places:
-                cursor = place.cursor
-                assert cursor is not None
-                self.tree.join(cursor)
+                if place.cursor is not None:
+                    self.tree.join(place.cursor)
 
     def land_flight(self) -> None:
         """Deliver the step that is in flight, if there is one."""
@@ -376,13 +315,42 @@ class Scheduler:
         if flight is not None:
             self._land(flight)
 
+    # When something is wrong ------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        """A step that could do nothing would be repeated for ever: fail what waits."""
+        error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
+        with self.lock:
+            for job in self.desk.jobs():
+                self.desk.fail(job, error)
+
+    def _recover(self, error: BaseException) -> None:
+        """Fail all that is open after an error that nobody foresaw; undo what steps promised."""
+        _log.exception("a step failed outside the model call", exc_info=error)
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            flight.settle()
+        failed = as_forward_error(error)
+        with self.lock:
+            for part in list(self.desk.reader.open):
+                part.discard(self.desk)
+            for job in self.desk.jobs():
+                job.outstanding = 0
+                try:
+                    self.desk.fail(job, failed)
+                except Exception:
+                    _log.exception("and its work could not be undone")
+                    for ticket in job.tickets():
+                        ticket.resolve(error=failed)
+                    self.desk.end(job)
+
     def abandon(self, error: BaseException) -> None:
         """Answer all tickets with an error and touch nothing else: the state may be half-made."""
         failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
         with self.lock:
             arrived = [entry for entry in self._inbox if isinstance(entry, Job)]
-            for job in [*arrived, *self.admission.queue, *self.admission.admitted]:
+            for job in [*arrived, *self.desk.jobs()]:
                 for ticket in job.tickets():
                     ticket.resolve(error=failed)
 
@@ -391,10 +359,35 @@ class Scheduler:
         self.land_flight()
         with self.lock:
             self.take_in()
-            error = Cancelled("the LM was closed")
-            jobs = [*self.admission.queue, *self.admission.admitted]
-            for job in jobs:
-                self._fail(job, error)
-            self.stays.relieve()
+            for job in self.desk.jobs():
+                self.desk.fail(job, Cancelled("the LM was closed"))
+            self.lines.relieve()
             self.tree.clear()
-            self.cache.clear()
+            self.rows.clear()
+
+    # Namespaces that are gone -----------------------------------------------------------------
+
+    def retire(self, namespace: str, message: str) -> None:
+        """Fail all work in a namespace with StaleHandle, refuse it from now on, and drop its KV.
+
+        Between steps, under the lock: no row of it is ever formed again. Cost: O(open jobs + tree).
+        """
+        self.take_in()
+        self.retired[namespace] = message
+        for job in self.desk.jobs():
+            if namespace in job.namespaces():
+                self.desk.fail(job, StaleHandle(message))
+        self.settle()
+        self.tree.clear(namespace=namespace)
+        for name in self.retired:
+            root = self.tree.roots.get(name)
+            if root is not None and not root.children:  # else places still hold tokens of it
+                del self.tree.roots[name]
+
+    def _refuse_retired(self, items: Sequence[Item]) -> None:
+        """Raise StaleHandle for work in a namespace that is gone."""
+        if self.retired:
+            for item in items:
+                for name in item.namespaces():
+                    if name is not None and name in self.retired:
+                        raise StaleHandle(self.retired[name])

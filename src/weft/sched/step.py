@@ -1,119 +1,126 @@
-"""One planned step: which rows go into which model call, and who waits for what they give."""
+"""One planned step: which rows go into which model call, and what is done with the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..engines.base import Fragment, Row, ScoreSpan, Span
+from ..engines.base import Engine, Output, Row
 from ..errors import ForwardError, WeftError
+from .rows import LogitsRow, RowStore
 
 if TYPE_CHECKING:
-    from ..engines.base import Draws, Output
-    from ..kv.cursor import Cursor
-    from ..sampling.chain import DrawBatch
-    from .stays import Share
-    from .task import Need, RunTask
+    from .desk import Desk
+    from .jobs import Job
 
 
-class Piece:
-    """A row that is no run: absent tokens to compute, or known tokens to read again.
+class Part:
+    """Some rows of a model call, and what to do with the answer.
 
-    Covers the path's token indices [start, start + len(tokens)). pin: the cursor at its end, pinned
-    while launched. fragment: where the slots go; None for a read. takes: (need, first, last)
-    answered by it.
+    namespace: the adapter that its rows name. output, first_row, first_logit: where its answers
+    are, once it is launched. kept: its logits rows that others may ask for, once it has landed.
+    error: what went wrong with this part alone.
     """
 
-    __slots__ = ("fragment", "namespace", "path", "pin", "scored", "start", "takes", "tokens")
-
-    def __init__(
-        self,
-        start: int,
-        tokens: Sequence[int],
-        path: tuple[Span, ...],
-        pin: Cursor,
-        fragment: Fragment | None,
-    ) -> None:
-        self.start = start
-        self.tokens = tokens
-        self.path = path
-        self.pin = pin
-        self.fragment = fragment
-        self.namespace = pin.node.namespace
-        self.takes: list[tuple[Need, int, int]] = []
-        self.scored: list[tuple[Need, int, ScoreSpan]] = []
-
-    @property
-    def end(self) -> int:
-        """Token index after the last one."""
-        return self.start + len(self.tokens)
-
-    def logits_at(self) -> tuple[int, ...]:
-        """Return the row-local indices whose logits somebody takes."""
-        return tuple(
-            sorted({first - self.start for need, first, _ in self.takes if need.top is None})
-        )
-
-    def row(self) -> Row:
-        """Return the engine's row for it."""
-        spans = tuple(span for _, _, span in self.scored)
-        return Row(
-            self.path,
-            self.tokens,
-            self.start,
-            self.fragment,
-            self.logits_at(),
-            spans,
-            self.namespace,
-        )
-
-
-class Group:
-    """The part of a step that is one model call: all rows of one adapter, runs first, stays last.
-
-    batch: how the runs draw, from logits rows 0, 1, …; None without runs. ahead: how stays do.
-    """
-
-    __slots__ = (
-        "ahead",
-        "ahead_draws",
-        "batch",
-        "draws",
-        "output",
-        "pieces",
-        "rows",
-        "runs",
-        "shares",
-    )
-
-    def __init__(self, runs: list[RunTask], rows: list[Row], batch: DrawBatch | None) -> None:
-        self.runs = runs
-        self.rows = rows
-        self.batch = batch
-        self.pieces: list[Piece] = []
-        self.shares: list[Share] = []
-        self.ahead: DrawBatch | None = None
-        self.ahead_draws: Draws | None = None
+    def __init__(self, namespace: str | None) -> None:
+        self.namespace = namespace
+        self.launched = False
+        self.error: Exception | None = None
         self.output: Output | None = None
-        self.draws: Draws | None = None
+        self.first_row = 0
+        self.first_logit = 0
+        self.kept: list[LogitsRow] = []
+
+    def rows(self) -> list[Row]:
+        """Return the engine's rows."""
+        raise NotImplementedError
+
+    def jobs(self) -> Iterable[Job]:
+        """Return the jobs that fail when the step does."""
+        raise NotImplementedError
+
+    def n_kept(self) -> int:
+        """Return how many of its logits rows, the first ones, others may ask for."""
+        return 0
+
+    def draw(self) -> None:
+        """Start drawing from the output, right after the model call; does not wait."""
+
+    def land(self) -> None:
+        """Wait for what was drawn. Raises what made it fail."""
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Do something that may fail for this part alone."""
+        if self.error is None:
+            try:
+                action()
+            except Exception as error:
+                self.error = error
+
+    def deliver(self, desk: Desk) -> None:
+        """Give out what the step brought. Under the lock, once the step has landed."""
+        raise NotImplementedError
+
+    def discard(self, desk: Desk) -> None:
+        """Undo what the part has written or promised: its step failed, and nothing runs."""
+        raise NotImplementedError
 
 
-class Launched:
-    """A step on its way. `error` is what made its launch fail."""
+class Call:
+    """One model call of a step: all parts of one adapter."""
 
-    __slots__ = ("error", "groups")
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.output: Output | None = None
+        self.n_logits = 0
 
-    def __init__(self, groups: list[Group]) -> None:
-        self.groups = groups
+    def launch(self, engine: Engine) -> None:
+        """Call the model, and start what draws from it."""
+        rows: list[Row] = []
+        for part in self.parts:
+            part.first_row, part.first_logit = len(rows), self.n_logits
+            own = part.rows()
+            rows += own
+            self.n_logits += sum(len(row.logits_at) for row in own)
+        self.output = engine.forward(rows)
+        for part in self.parts:
+            part.output, part.launched = self.output, True
+            part.attempt(part.draw)
+
+    def land(self) -> None:
+        """Wait for the model, and for the draws. Raises what made the model fail."""
+        assert self.output is not None
+        self.output.wait()
+        for part in self.parts:
+            part.attempt(part.land)
+
+    def keep(self, store: RowStore) -> None:
+        """Keep the logits rows that somebody may ask for."""
+        assert self.output is not None
+        spans = [range(p.first_logit, p.first_logit + p.n_kept()) for p in self.parts]
+        kept = iter(store.keep(self.output, self.n_logits, [i for span in spans for i in span]))
+        for part, span in zip(self.parts, spans, strict=True):
+            part.kept = [next(kept) for _ in span]
+
+
+class Step:
+    """A step on its way. `error` is what made it fail."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        by_name: dict[str | None, list[Part]] = {}
+        for part in parts:
+            by_name.setdefault(part.namespace, []).append(part)
+        self.calls = [Call(some) for some in by_name.values()]
+        self.parts = parts
         self.error: BaseException | None = None
 
     def settle(self) -> None:
         """Wait for what a failed step, or one launched from it, has on the device."""
-        for group in self.groups:
-            if group.output is not None:
+        for call in self.calls:
+            if call.output is not None:
                 with suppress(Exception):
-                    group.output.wait()
+                    call.output.wait()
 
 
 def as_forward_error(error: BaseException) -> WeftError:

@@ -12,7 +12,8 @@ from ..errors import Cancelled
 if TYPE_CHECKING:
     from ..kv.cursor import Place
     from ..sampling.chain import Sampler
-    from .stays import Stay
+    from .jobs import Job
+    from .lines import Line
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", "error"]
 
@@ -20,7 +21,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", 
 class Logits(NamedTuple):
     """Want the raw logits after the path's first `depth` tokens.
 
-    Answered by float32 [V], the caller's own.
+    Answered by float32 [V], read-only: other callers get the same array.
     """
 
     depth: int
@@ -37,17 +38,7 @@ class Scores(NamedTuple):
     top: int = 0
 
 
-class Draw(NamedTuple):
-    """Want one token drawn by each sampler from the logits after the path's first `depth` tokens.
-
-    Answered by a `sampling.chain.DrawResult` in the samplers' order.
-    """
-
-    depth: int
-    samplers: tuple[Sampler, ...]
-
-
-Want = Logits | Scores | Draw
+Want = Logits | Scores
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +52,10 @@ class Extend:
     tokens: Sequence[int] = ()
     wants: tuple[Want, ...] = ()
 
+    def namespaces(self) -> list[str | None]:
+        """Return whose tree it works in."""
+        return [self.place.namespace]
+
 
 # Called after each token of a run, under the scheduler's lock: why the run ends, or None to go on.
 Sink = Callable[["RunState"], FinishReason | None]
@@ -68,7 +63,7 @@ Sink = Callable[["RunState"], FinishReason | None]
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Generate after `place` + `tokens`: to a stop id, a limit, or the sink's word.
+    """Generate after `place`: to a stop id, a limit, or the sink's word.
 
     stop_ids: end tokens; the one drawn is not part of the result.
     sink: see Sink; exceptions raised by it fail this run only.
@@ -76,23 +71,30 @@ class Run:
 
     place: Place
     sampler: Sampler
-    tokens: Sequence[int] = ()
     stop_ids: frozenset[int] = frozenset()
     max_tokens: int = 256
     sink: Sink | None = None
 
+    def namespaces(self) -> list[str | None]:
+        """Return whose tree it works in."""
+        return [self.place.namespace]
+
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """Run one token after each of some stays, all or none: a failure changes none of them.
+    """Run one token after each of some lines, all or none: a failure changes none of them.
 
     samplers: draw the token after that from the same step; None draws nothing.
-    The result is one `stays.Committed` a stay.
+    The result is one `jobs.Committed` a line.
     """
 
-    stays: Sequence[Stay]
+    lines: Sequence[Line]
     tokens: Sequence[int]
     samplers: Sequence[Sampler | None]
+
+    def namespaces(self) -> list[str | None]:
+        """Return whose trees it works in."""
+        return [line.base.namespace for line in self.lines]
 
 
 Item = Extend | Run | Commit
@@ -142,13 +144,13 @@ class Ticket:
         "done",
         "error",
         "item",
-        "task",
+        "job",
         "value",
     )
 
     def __init__(self, item: Item, inbox: deque[Any]) -> None:
-        self.item = item
-        self.task: Any = None  # the scheduler's
+        self.item: Any = item
+        self.job: Job | None = None  # the scheduler's
         self._inbox = inbox
         self.done = False
         self.cancelled = False
@@ -184,7 +186,7 @@ class Ticket:
         if self.done:
             return
         self.value, self.error, self.done = value, error, True
-        self.task = None  # no cycle: a dropped ticket frees its places at once
+        self.job = None  # no cycle: a dropped ticket frees its places at once
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

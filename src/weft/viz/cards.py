@@ -81,8 +81,10 @@ def branches(result: Branches) -> str:
         for number, node in enumerate(result[:SCREEN])
     )
     table = _table((), rows, _more(len(result))) if result else _soft("no branches")
-    skipped = len(result.skipped)
-    return table + (_soft(f"{counted(skipped, 'terminal node')} left alone") if skipped else "")
+    notes = [f"failed: {error}" for error in result.failed]
+    if result.skipped:
+        notes.insert(0, f"{counted(len(result.skipped), 'terminal node')} left alone")
+    return table + "".join(map(_soft, notes))
 
 
 def search_result(result: SearchResult) -> str:

@@ -199,8 +199,8 @@ def cap_rows(lm: LM, n_rows: int) -> None:
     """Keep at most so many rows of logits in the LM's cache."""
     if not isinstance(n_rows, int) or n_rows < 0:
         raise ConfigError(f"cache_size is {n_rows!r}; allowed is a whole number from 0 on")
-    cache = lm.scheduler.cache
-    cache.budget_bytes = min(cache.budget_bytes, n_rows * 4 * lm.info.n_vocab)
+    rows = lm.scheduler.rows
+    rows.budget_bytes = min(rows.budget_bytes, n_rows * 4 * lm.info.n_vocab)
 
 
 def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:

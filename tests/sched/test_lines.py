@@ -1,4 +1,4 @@
-"""Stays and commits: what they run is the path's own, whatever else runs, fails or is short."""
+"""Lines and commits: what they run is the path's own, whatever else runs, fails or is short."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rig import MakeRig, MemoryEngine, Rig, draw_after, logits_after, run, sampl
 from weft.engines.base import Engine
 from weft.errors import Cancelled, ForwardError, KVFull
 from weft.kv.cursor import Place
-from weft.sched.kept import KeptRows, StepRows
-from weft.sched.stays import Stay
+from weft.sched.lines import Line
 from weft.sched.work import Commit, Extend, Logits, Ticket
 
 ENGINES: dict[str, Callable[[set[int]], Engine]] = {
@@ -27,13 +26,13 @@ ENGINES: dict[str, Callable[[set[int]], Engine]] = {
 
 
 class Owner:
-    """Who has a stay. `ids`: what its path must be."""
+    """Who has a line. `ids`: what its path must be."""
 
     def __init__(self, rig: Rig, place: Place, ids: Sequence[int], number: int) -> None:
         self.rig = rig
         self.ids = list(ids)
         self.number = number
-        self.stay = rig.scheduler.stays.begin(self, place)
+        self.line = rig.scheduler.lines.begin(self, place)
 
     @property
     def sampler(self):
@@ -41,8 +40,8 @@ class Owner:
 
 
 def commit(owners: Sequence[Owner], tokens: Sequence[int], rig: Rig) -> Ticket:
-    stays = [owner.stay for owner in owners]
-    (ticket,) = rig.submit(Commit(stays, tokens, [owner.sampler for owner in owners]))
+    lines = [owner.line for owner in owners]
+    (ticket,) = rig.submit(Commit(lines, tokens, [owner.sampler for owner in owners]))
     return ticket
 
 
@@ -50,7 +49,7 @@ def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Tic
     """A commit gave what the rule says; the owners' paths go on."""
     for owner, token, found in zip(owners, tokens, ticket.result(), strict=True):
         owner.ids.append(token)
-        logits = found.rows.logits(found.number)
+        logits = owner.rig.scheduler.rows.read(found.row)
         assert logits is not None
         np.testing.assert_array_equal(logits, logits_after(owner.ids))
         drawn = draw_after(owner.ids, owner.sampler)
@@ -60,9 +59,9 @@ def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Tic
         np.testing.assert_allclose(found.drawn[1:], [drawn.logprobs[0], drawn.kept[0]], atol=1e-6)
 
 
-def assert_path(rig: Rig, stay: Stay, ids: Sequence[int]) -> None:
+def assert_path(rig: Rig, line: Line, ids: Sequence[int]) -> None:
     with rig.scheduler.lock:
-        assert [*stay.base.ids(), *stay.tokens] == list(ids)
+        assert line.end().ids() == list(ids)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -96,16 +95,16 @@ def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: 
                     assert isinstance(ticket.error, KVFull | ForwardError | Cancelled)
         elif call == "fork" and len(owners) < 7:
             parent = rng.choice(owners)
-            place = rig.scheduler.stays.release(parent.stay)
-            parent.stay = rig.scheduler.stays.begin(parent, place)
+            place = rig.scheduler.lines.release(parent.line)
+            parent.line = rig.scheduler.lines.begin(parent, place)
             owners.append(Owner(rig, place.fork(), parent.ids, number))
             number += 1
         elif call == "rewind":
             owner = rng.choice(owners)
-            place = rig.scheduler.stays.release(owner.stay)
+            place = rig.scheduler.lines.release(owner.line)
             depth = rng.randrange(1, place.depth + 1)
-            owner.stay, owner.ids = (
-                rig.scheduler.stays.begin(owner, place.at(depth)),
+            owner.line, owner.ids = (
+                rig.scheduler.lines.begin(owner, place.at(depth)),
                 owner.ids[:depth],
             )
         elif call == "drop" and len(owners) > 2:
@@ -115,9 +114,9 @@ def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: 
             item = run(place, 3, max_tokens=2) if rng.random() < 0.5 else Extend(place, [0, 1])
             rig.drive_quietly(item)
         for owner in owners:
-            assert_path(rig, owner.stay, owner.ids)
+            assert_path(rig, owner.line, owner.ids)
             if len(owner.ids) > 34:
-                owner.stay = rig.scheduler.stays.begin(owner, rig.place([1, 2, 3]))
+                owner.line = rig.scheduler.lines.begin(owner, rig.place([1, 2, 3]))
                 owner.ids = [1, 2, 3]
         if rig.scheduler.flight is None:
             rig.tree.check()
@@ -150,13 +149,13 @@ def test_a_pass_that_fails_takes_back_those_before_it(make: MakeRig) -> None:
     with pytest.raises(ForwardError):
         failed.result()
     for owner in owners:
-        assert owner.stay.tail is not None
-        assert owner.stay.tail.fragment.length == len(owner.stay.tokens) == 1
+        assert owner.line.tail is not None
+        assert owner.line.tail.fragment.length == len(owner.line.tokens) == 1
     rig.driver.drive([again := commit(owners, tokens, rig)])
     assert_committed(owners, tokens, again)
 
 
-def test_idle_stays_make_room_for_others_and_wake(make: MakeRig) -> None:
+def test_idle_lines_make_room_for_others_and_wake(make: MakeRig) -> None:
     rig = make(capacity=24)
     owners = [Owner(rig, rig.place([n]), [n], n) for n in range(4)]
     for _ in range(3):
@@ -164,13 +163,13 @@ def test_idle_stays_make_room_for_others_and_wake(make: MakeRig) -> None:
             rig.driver.drive([ticket := commit([owner], [5], rig)])
             assert_committed([owner], [5], ticket)
     assert len(rig.ask([9] * 20, Logits(20))[0]) == 16
-    assert not rig.scheduler.stays.opened
+    assert not rig.scheduler.lines.opened
     for owner in owners:
         rig.driver.drive([ticket := commit([owner], [6], rig)])
         assert_committed([owner], [6], ticket)
 
 
-def test_what_a_stay_has_run_is_found_by_others(make: MakeRig) -> None:
+def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
     rig = make()
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
     for token in (3, 4, 5):
@@ -179,13 +178,13 @@ def test_what_a_stay_has_run_is_found_by_others(make: MakeRig) -> None:
     before = rig.scheduler.counters.prefilled
     rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
     assert rig.scheduler.counters.prefilled == before
-    child = Owner(rig, rig.scheduler.stays.release(owner.stay), owner.ids, 1)
+    child = Owner(rig, rig.scheduler.lines.release(owner.line), owner.ids, 1)
     rig.driver.drive([ticket := commit([child], [7], rig)])
     assert_committed([child], [7], ticket)
     assert rig.scheduler.counters.prefilled == before
 
 
-def test_stays_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
+def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     rig = make()
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
     rig.driver.drive([commit([owner], [3], rig)])
@@ -194,27 +193,4 @@ def test_stays_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     gc.collect()
     rig.driver.try_drain()
     assert rig.tree.room.must == 0
-    assert not rig.scheduler.stays.opened
-
-
-class _Output:
-    """Rows that say which they are."""
-
-    def logits(self, index: int) -> np.ndarray:
-        return np.full(4, index, dtype=np.float32)
-
-
-def test_rows_that_nobody_asked_for_go_when_their_budget_is_spent() -> None:
-    kept = KeptRows(100)
-    held = [kept.add(StepRows(_Output(), 30, ())) for _ in range(6)]  # type: ignore[arg-type]
-    alive = [rows for rows in held if rows.logits(0) is not None]
-    assert alive
-    assert alive[-1] is held[-1]
-    assert 30 * len(alive) <= 100
-    assert held[0].logits(0) is None
-    for _ in range(100):
-        kept.add(StepRows(_Output(), 30, ()))  # type: ignore[arg-type]
-        assert kept._used <= 130
-    copied = StepRows(_Output(), 30, [2])  # type: ignore[arg-type]
-    assert copied.logits(2) is not None
-    assert copied.logits(1) is None
+    assert not rig.scheduler.lines.opened

@@ -1,0 +1,174 @@
+"""Compiled patterns of Python's `re`, written for llguidance, and how their matches may begin.
+
+What a pattern means depends on its flags and on Python's own classes; it is read from Python's own
+parse, so that what comes out matches the pattern itself.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import GrammarError
+
+Parsed = Sequence[tuple[Any, Any]]
+_NAMES = {
+    "ASSERT": "look-around",
+    "ASSERT_NOT": "look-around",
+    "GROUPREF": "a reference to a group",
+    "GROUPREF_EXISTS": "a conditional group",
+    "ATOMIC_GROUP": "an atomic group",
+    "POSSESSIVE_REPEAT": "a possessive repetition",
+    "FAILURE": "look-around",
+    "AT_BOUNDARY": r"\b",
+    "AT_NON_BOUNDARY": r"\B",
+}
+_CLASSES = {  # what str.isdecimal, isspace and isalnum say
+    "DIGIT": r"\p{Nd}",
+    "SPACE": r"\s\x1c-\x1f",
+    "WORD": r"\p{L}\p{N}_",
+}
+_ASCII = {"DIGIT": "0-9", "SPACE": r" \t\n\r\f\v", "WORD": "0-9A-Za-z_"}
+
+
+def as_regex(pattern: re.Pattern[str]) -> str:
+    """Return the texts that a pattern matches from end to end, as a regular expression of Rust's.
+
+    Its flags are in it. Raises: GrammarError naming what in it cannot be written.
+    """
+    if not isinstance(pattern.pattern, str):
+        raise GrammarError(f"the pattern {pattern.pattern!r} is of bytes; allowed is one of text")
+    try:
+        return _Rust().all(_parsed(pattern), pattern.flags)
+    except _Unwritable as error:
+        raise GrammarError(f"the pattern {pattern.pattern!r} has {error}; leave it out") from None
+
+
+def beginnings(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+    """Return what is found at the end of a text if a match of `pattern` may have begun in it.
+
+    The first one found is the longest. None: any text may have begun one.
+    """
+    try:
+        begun = _Beginnings().all(_parsed(pattern), pattern.flags)
+    except _Unwritable:
+        return None
+    return re.compile(rf"(?s:(?=.))(?:{begun})\Z")
+
+
+def _parsed(pattern: re.Pattern[str]) -> Parsed:
+    """Return Python's own parse: (operation, argument) in order.
+
+    NOTE: the one place that uses it. `re._parser` is not documented; a test names all it gives.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they were given when it was compiled
+        found: Parsed = re._parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
+    return found
+
+
+class _Unwritable(Exception):
+    """What it says is in a pattern."""
+
+
+class _Python:
+    """Writes a parse back as Python's `re` reads it, flags beside what they are for."""
+
+    def all(self, parsed: Parsed, flags: int) -> str:
+        return "".join(self.one(str(name), argument, flags) for name, argument in parsed)
+
+    def one(self, name: str, argument: Any, flags: int) -> str:
+        if name == "BRANCH":
+            return f"(?:{'|'.join(self.all(each, flags) for each in argument[1])})"
+        if name == "SUBPATTERN":
+            _, added, removed, inner = argument
+            return f"(?:{self.all(inner, (flags | added) & ~removed)})"
+        if name in ("MAX_REPEAT", "MIN_REPEAT"):
+            least, most, inner = argument
+            return self.repeated(least, most, inner, flags)
+        if name == "AT":
+            return self.anchor(str(argument), flags)
+        if name == "ANY":
+            return "(?s:.)" if flags & re.DOTALL else r"[^\n]"
+        if name in ("LITERAL", "NOT_LITERAL", "IN"):
+            return self.letter(name, argument, flags)
+        raise _Unwritable(_NAMES.get(name, name))
+
+    def repeated(self, least: int, most: int, inner: Parsed, flags: int) -> str:
+        end = "" if most >= re._parser.MAXREPEAT else most  # type: ignore[attr-defined]
+        return f"(?:{self.all(inner, flags)}){{{least},{end}}}"
+
+    def anchor(self, name: str, flags: int) -> str:
+        raise _Unwritable(_NAMES.get(name, "^ or $"))
+
+    def letter(self, name: str, argument: Any, flags: int) -> str:
+        parts = argument if name == "IN" else [("LITERAL", argument)]
+        is_not = name == "NOT_LITERAL" or str(parts[0][0]) == "NEGATE"
+        inner = "".join(self.member(str(kind), value, flags) for kind, value in parts)
+        made = f"[{'^' if is_not else ''}{inner}]"
+        mode = self.mode(flags)
+        return f"(?{mode}:{made})" if mode else made
+
+    def mode(self, flags: int) -> str:
+        return ("a" if flags & re.ASCII else "") + ("i" if flags & re.IGNORECASE else "")
+
+    def member(self, kind: str, value: Any, flags: int) -> str:
+        if kind == "LITERAL":
+            return spelled(value)
+        if kind == "RANGE":
+            return f"{spelled(value[0])}-{spelled(value[1])}"
+        return self.named(str(value), flags) if kind == "CATEGORY" else ""
+
+    def named(self, name: str, flags: int) -> str:
+        kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")
+        letter = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}[kind]
+        return "\\" + (letter.upper() if "NOT_" in name else letter)
+
+
+class _Rust(_Python):
+    """Writes a parse as Rust's regular expressions."""
+
+    def anchor(self, name: str, flags: int) -> str:
+        if name in ("AT_BEGINNING", "AT_END") and flags & re.MULTILINE:
+            raise _Unwritable("^ or $ at lines (re.MULTILINE)")
+        if name.startswith("AT_BEGINNING"):
+            return "^"
+        return "$" if name.startswith("AT_END") else super().anchor(name, flags)
+
+    def mode(self, flags: int) -> str:
+        if flags & re.ASCII and flags & re.IGNORECASE:
+            raise _Unwritable("re.ASCII together with re.IGNORECASE")
+        return "i" if flags & re.IGNORECASE else ""
+
+    def named(self, name: str, flags: int) -> str:
+        kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")
+        inner = (_ASCII if flags & re.ASCII else _CLASSES)[kind]
+        return f"[^{inner}]" if "NOT_" in name else inner
+
+
+class _Beginnings(_Python):
+    """Writes what any beginning of a match matches, from none of it to all of it."""
+
+    def all(self, parsed: Parsed, flags: int) -> str:
+        made = ""
+        for name, argument in reversed(list(parsed)):
+            whole = _Python().one(str(name), argument, flags)
+            begun = self.one(str(name), argument, flags)
+            made = f"(?:{whole}{made}|{begun})" if made else begun
+        return made
+
+    def repeated(self, least: int, most: int, inner: Parsed, flags: int) -> str:
+        return f"{_Python().repeated(0, most, inner, flags)}(?:{self.all(inner, flags)})"
+
+    def letter(self, name: str, argument: Any, flags: int) -> str:
+        return super().letter(name, argument, flags) + "?"
+
+
+def spelled(code: int) -> str:
+    """Return a letter as every kind of regular expression takes it."""
+    letter = chr(code)
+    if letter.isascii() and letter.isalnum():
+        return letter
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

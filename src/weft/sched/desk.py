@@ -1,0 +1,238 @@
+"""Where jobs stand: queued, admitted, and what the admitted ones wait for."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from ..engines.base import EngineInfo
+from ..errors import WeftError
+from ..kv.cursor import Place
+from ..kv.tree import TokenTree
+from ..sampling.bridge import draw_rows
+from ..sampling.chain import Chain, Sampler
+from .jobs import CommitJob, Job, MergeKey, RunJob
+from .lines import Lines
+from .reads import Claim, Reader
+from .rows import RowStore
+from .step import as_forward_error
+from .work import Counters
+
+_log = logging.getLogger(__name__)
+Value = TypeVar("Value")
+Given = ParamSpec("Given")
+
+
+class KeptChain:
+    """The chain of the samplers that drew last: mostly the same ones draw again."""
+
+    def __init__(self) -> None:
+        self._chain: Chain | None = None
+
+    def of(self, samplers: Sequence[Sampler]) -> Chain:
+        """Return the chain of these samplers."""
+        if self._chain is None or self._chain.samplers != tuple(samplers):
+            self._chain = Chain(samplers)
+        return self._chain
+
+    def clear(self) -> None:
+        """Hold nothing of samplers that are gone."""
+        self._chain = None
+
+
+class Desk:
+    """All jobs of a scheduler, under its lock.
+
+    queue: by age, not admitted. admitted: with their paths pinned. fresh: claims to look at.
+    waiting: claims that no part works for yet. first: runs whose first token can be drawn. live:
+    runs that step. commits: those under way.
+    """
+
+    def __init__(
+        self, tree: TokenTree, info: EngineInfo, counters: Counters, rows: RowStore, n_ctx: int
+    ) -> None:
+        self.tree = tree
+        self.info = info
+        self.counters = counters
+        self.n_ctx = n_ctx
+        self.rows = rows
+        self.reader = Reader(tree, rows)
+        self.to_join: list[Place] = []
+        self.lines = Lines(tree, self.to_join.append)
+        self.queue: list[tuple[int, Job]] = []
+        self.admitted: dict[Job, None] = {}
+        self.fresh: dict[Claim, None] = {}
+        self.waiting: dict[Claim, None] = {}
+        self.first: list[RunJob] = []
+        self.live: dict[RunJob, None] = {}
+        self.commits: dict[CommitJob, None] = {}
+        self.run_chains = KeptChain()
+        self.commit_chains = KeptChain()
+        self.n_moves = 0  # jobs that were parked or ended, claims that were complete
+        self._greedy: dict[MergeKey, RunJob] = {}  # those that wait for their first draw
+
+    @property
+    def is_idle(self) -> bool:
+        """No job is here."""
+        return self.head() is None and not self.admitted
+
+    def jobs(self) -> list[Job]:
+        """Return all jobs, the oldest first."""
+        queued = [job for _, job in self.queue if not job.done]
+        return sorted([*queued, *self.admitted], key=lambda job: job.age)
+
+    # Coming and going -------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        """Queue a job; parked ones go back to their place by age."""
+        heapq.heappush(self.queue, (job.age, job))
+
+    def head(self) -> Job | None:
+        """Return the oldest job that waits for admission."""
+        while self.queue and self.queue[0][1].done:
+            heapq.heappop(self.queue)
+        return self.queue[0][1] if self.queue else None
+
+    def take(self, job: Job) -> None:
+        """Let the job at the head, whose paths are pinned, start."""
+        heapq.heappop(self.queue)
+        job.admitted = True
+        self.admitted[job] = None
+        self.guard(job, job.start, self)
+
+    def park(self, job: Job) -> None:
+        """Send an admitted job back: its KV becomes evictable, what it made is kept."""
+        job.park(self)
+        self._let_go(job)
+        self.counters.parked += 1
+        self.n_moves += 1
+        self.add(job)
+
+    def fail(self, job: Job, error: WeftError) -> None:
+        """End a job with an error; what it has in flight must land first."""
+        if job.done:
+            return
+        if job.outstanding:
+            job.error = job.error or error
+            return
+        job.stop(self)
+        for ticket in job.tickets():
+            ticket.resolve(error=error)
+        self.end(job)
+
+    def end(self, job: Job) -> None:
+        """Take a job whose tickets are answered out of everything."""
+        if job.done:
+            return
+        job.done = True
+        self.n_moves += 1
+        self._let_go(job)
+        if not self.live:
+            self.run_chains.clear()
+        # No cycles: what the job held is let go now, not when the collector comes by.
+        for claim in job.claims:
+            claim.needs = []
+        job.claims = []
+
+    def _let_go(self, job: Job) -> None:
+        for claim in job.claims:
+            self.fresh.pop(claim, None)
+            self.waiting.pop(claim, None)
+            claim.leave(self.tree)
+        self.admitted.pop(job, None)
+        job.admitted = False
+
+    def guard(
+        self, job: Job, action: Callable[Given, Value], *given: Given.args, **more: Given.kwargs
+    ) -> Value | None:
+        """Do something for a job; what goes wrong in it fails this job and no other."""
+        if job.done:
+            return None
+        try:
+            return action(*given, **more)
+        except Exception as error:
+            if not isinstance(error, WeftError):
+                _log.warning("work failed outside the model call: %r", error)
+            self.fail(job, as_forward_error(error))
+            return None
+
+    def place(self, place: Place) -> None:
+        """Put a place into the tree; where the engine cannot split a node for it, it waits."""
+        try:
+            self.tree.place(place)
+        except Exception as error:
+            _log.warning("the engine could not split a fragment: %r", error)
+
+    # Claims -----------------------------------------------------------------------------------
+
+    def look_at(self, claim: Claim) -> None:
+        """Something changed for a claim: see whether it has all it wants."""
+        if claim.pin is not None:
+            self.fresh[claim] = None
+
+    def promote(self) -> None:
+        """Let jobs go on whose claims have all they want; the others wait for parts."""
+        while self.fresh or self.first:
+            fresh, self.fresh = self.fresh, {}
+            for claim in fresh:
+                self.guard(claim.job, self._promote, claim)
+            first, self.first = self.first, []
+            self._draw_first([run for run in first if not run.done])
+
+    def _promote(self, claim: Claim) -> None:
+        if claim.pin is None or claim.outstanding:
+            return
+        if self.reader.is_complete(claim):
+            self.n_moves += 1
+            self.waiting.pop(claim, None)
+            claim.job.ready(claim, self)
+        else:
+            self.waiting[claim] = None
+
+    def oldest_waiting(self) -> list[Claim]:
+        """Return the claims that parts are packed for, those of the oldest jobs first."""
+        return sorted(self.waiting, key=lambda claim: claim.job.age)
+
+    # First draws ------------------------------------------------------------------------------
+
+    def merge(self, run: RunJob) -> bool:
+        """Let an equal greedy run that has not begun carry this one; return whether it does."""
+        key = run.merge_key()
+        if key is None:
+            return False
+        other = self._greedy.setdefault(key, run)
+        if other is run or other.done or other.n_drawn:
+            self._greedy[key] = run
+            return False
+        other.members += run.members
+        for member in run.members:
+            member.ticket.job = other
+        run.members = []
+        self.end(run)
+        return True
+
+    def _draw_first(self, runs: list[RunJob]) -> None:
+        """Draw the first token of runs from the logits at their places."""
+        if not runs:
+            return
+        self._greedy = {key: run for key, run in self._greedy.items() if run not in set(runs)}
+        for run in runs:
+            self.guard(run, run.prime, self)
+        runs = [run for run in runs if not run.done]
+        if not runs:
+            return
+        rows = [run.first_row() for run in runs]
+        samplers, positions = [r.sampler for r in runs], [r.line.depth for r in runs]
+        try:
+            result = draw_rows(rows, samplers, positions)
+        except Exception as error:  # one of them cannot draw: find it, the others go on
+            for run in runs if len(runs) > 1 else []:
+                self._draw_first([run])
+            if len(runs) == 1:
+                self.fail(runs[0], as_forward_error(error))
+            return
+        figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
+        for run, token, logprob, entropy in zip(runs, *figures, strict=True):
+            self.guard(run, run.begin, token, logprob, entropy, self)

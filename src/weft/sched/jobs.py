@@ -1,0 +1,625 @@
+"""Jobs: what is admitted, parked and failed together, and knows how each of that is done.
+
+A job asks for paths (claims). Once they are pinned it starts; when a claim has all it wants the job
+goes on: an extend answers, a run draws its first token and then a token a step, a commit runs a
+token on each of its lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..engines.base import LateTokens, Row, ScoreSpan
+from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
+from ..kv.cursor import Place
+from ..sampling.bridge import draw_at, draw_batch, join_scores
+from ..sampling.chain import BROKEN, Chain
+from .lines import Line
+from .reads import Claim, Need
+from .rows import LogitsRow
+from .step import Part
+from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
+
+if TYPE_CHECKING:
+    from ..engines.base import Draws
+    from ..sampling.chain import DrawBatch, DrawResult
+    from .desk import Desk
+
+MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common
+
+
+class Job:
+    """Base of all jobs. `age` orders them.
+
+    claims: the paths it wants pinned; made by `prepare`. outstanding: launched parts of its lines.
+    error: what it ends with once those have landed. by_content: it may find what lines have in
+    their tails, once these are closed.
+    """
+
+    by_content = True
+
+    def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
+        self.age = age
+        self.claims: list[Claim] = []
+        self.admitted = False
+        self.done = False
+        self.outstanding = 0
+        self.error: WeftError | None = None
+        for ticket in tickets:
+            ticket.job = self
+
+    def tickets(self) -> list[Ticket]:
+        """Return the tickets that it still has to answer."""
+        raise NotImplementedError
+
+    def namespaces(self) -> set[str | None]:
+        """Return whose trees it works in."""
+        raise NotImplementedError
+
+    def longest_path(self) -> int:
+        """Return how many slots its longest path needs now."""
+        return max((claim.depth for claim in self.claims), default=0)
+
+    def n_paths(self) -> int:
+        """Return how many paths it needs at once."""
+        return len(self.claims)
+
+    def prepare(self) -> None:
+        """Say which paths must be pinned first."""
+
+    def start(self, desk: Desk) -> None:
+        """Go on after admission: claims are looked at, others wait for them."""
+        for claim in self.claims:
+            desk.look_at(claim)
+
+    def ready(self, claim: Claim, desk: Desk) -> None:
+        """A claim has all it wants."""
+        raise NotImplementedError
+
+    def park(self, desk: Desk) -> None:
+        """Stop, and let everything go that can be computed again; nothing of it is in flight."""
+
+    def stop(self, desk: Desk) -> None:
+        """Let go of everything: the job ends."""
+
+    def cancel(self, ticket: Ticket, desk: Desk) -> None:
+        """End for one ticket, early."""
+        desk.fail(self, Cancelled("the work was cancelled before it was done"))
+
+
+class ExtendJob(Job):
+    """One extend, or all of an atomic call, whose tickets are answered together."""
+
+    def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
+        super().__init__(age, tickets)
+        self._tickets = list(tickets)
+        self._answers: dict[int, list[Any]] = {}  # by number of the ticket
+
+    def tickets(self) -> list[Ticket]:
+        return self._tickets
+
+    def namespaces(self) -> set[str | None]:
+        return {ticket.item.place.namespace for ticket in self._tickets}
+
+    def prepare(self) -> None:
+        """Claim each item's path, once: what was answered stays answered when it is parked."""
+        if self.claims:
+            return
+        for ticket in self._tickets:
+            item: Extend = ticket.item
+            # Paths that must fit together are counted exactly.
+            claim = Claim(self, item.place, item.tokens, exact=len(self._tickets) > 1)
+            claim.needs = [_need(claim, want) for want in item.wants]
+            claim.number = len(self.claims)
+            self.claims.append(claim)
+
+    def ready(self, claim: Claim, desk: Desk) -> None:
+        wants = self._tickets[claim.number].item.wants
+        pairs = zip(wants, claim.needs, strict=True)
+        self._answers[claim.number] = [_answer(want, need) for want, need in pairs]
+        if len(self._answers) == len(self._tickets):
+            for number, ticket in enumerate(self._tickets):
+                ticket.resolve(self._answers[number])
+            desk.end(self)
+
+
+def _need(claim: Claim, want: Any) -> Need:
+    if isinstance(want, Scores):
+        return Need(claim, want.first - 1, want.last - 1, want.top)
+    return Need(claim, want.depth - 1, want.depth, None)
+
+
+def _answer(want: Any, need: Need) -> Any:
+    answers = need.answers()
+    return join_scores(answers) if isinstance(want, Scores) else answers[0]
+
+
+# Runs -----------------------------------------------------------------------------------------
+
+
+class Member:
+    """One ticket of a run; equal greedy runs from one place are one run with several members."""
+
+    __slots__ = ("item", "state", "ticket")
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.item: Run = ticket.item
+        self.state = RunState()
+
+    def result(self, end: Place) -> RunResult:
+        """Return the answer; `end`: the place after the last token."""
+        state = self.state
+        assert state.finish_reason is not None
+        figures = (state.tokens, state.logprobs, state.entropies)
+        return RunResult(*figures, state.finish_reason, state.ended_by, end)
+
+
+class RunJob(Job):
+    """A run on its way: waiting for its first draw, then live on its line, now and then parked.
+
+    The line's last token was drawn and is to be run, with those that the constraint forces after
+    it. late: the draw that is in flight. ending: ends once that has landed.
+    """
+
+    def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
+        super().__init__(age, tickets)
+        item: Run = tickets[0].item
+        self.members = [Member(ticket) for ticket in tickets]
+        self.sampler = item.sampler
+        self.line = Line(item.place)
+        self.stops = item.stop_ids
+        self.n_drawn = 0
+        self.forced: list[int] = []
+        self.late: LateTokens | None = None
+        self.ending = False
+
+    def tickets(self) -> list[Ticket]:
+        return [member.ticket for member in self.members]
+
+    def namespaces(self) -> set[str | None]:
+        return {self.line.base.namespace}
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that any of its members wants."""
+        return max(member.item.max_tokens for member in self.members)
+
+    def longest_path(self) -> int:
+        return self.line.depth
+
+    def prepare(self) -> None:
+        if not self.claims:
+            claim = Claim(self, self.line.base)
+            claim.wants_kv = False
+            claim.needs = [Need(claim, claim.depth - 1, claim.depth, None)]
+            self.claims = [claim]
+        self.claims[0].place = self.line.base
+
+    def start(self, desk: Desk) -> None:
+        if self.line.depth >= desk.n_ctx:
+            self.end_all("context", desk)
+        elif self.n_drawn or not desk.merge(self):
+            super().start(desk)
+
+    def ready(self, claim: Claim, desk: Desk) -> None:
+        if self.n_drawn:
+            desk.live[self] = None
+        else:
+            desk.first.append(self)
+
+    def first_row(self) -> Any:
+        """Return the logits that the first token is drawn from."""
+        return self.claims[0].needs[0].answers()[0]
+
+    def prime(self, desk: Desk) -> None:
+        """Let penalties see the prompt."""
+        claim = self.claims[0]
+        if self.sampler.needs_host:
+            assert claim.cursor is not None
+            self.sampler.prime(desk.tree.ids(claim.cursor))
+
+    def begin(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
+        """Go on from the first draw."""
+        claim = self.claims[0]
+        claim.needs, claim.wants_kv = [], True
+        self.accept(token, logprob, entropy, desk)
+        if not self.done:
+            desk.look_at(claim)
+
+    # A step of it
+
+    def can_step(self, n_ctx: int) -> bool:
+        """Whether its next token can be run now."""
+        if self.ending or self.error is not None:
+            return False
+        if self.late is None:
+            return not self.outstanding
+        ends = self.n_drawn + 1 >= self.limit or self.line.depth + 1 >= n_ctx
+        return not (ends or self.sampler.needs_host)
+
+    def force(self, most: int, desk: Desk) -> None:
+        """Let the next row run what the constraint forces, too: it need not be drawn.
+
+        The sampler goes on already; the tokens are accepted when the row has run.
+        """
+        matcher = self.sampler.matcher
+        if self.forced or matcher is None:
+            return
+        room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
+        for token in matcher.forced()[: max(room, 0)]:
+            if token in self.stops:
+                break
+            try:
+                self.sampler.accept(token)
+            except ConstraintError:  # the draw that follows finds nothing to draw, and says why
+                break
+            self.forced.append(token)
+
+    def row(self, desk: Desk) -> Row:
+        """Return the row of its next token."""
+        line = self.line
+        if self.late is not None:
+            return line.row(desk.tree, self.late, len(line.tokens))
+        scored = (ScoreSpan(0, tuple(self.forced)),) if self.forced else ()
+        pending = (line.tokens[-1], *self.forced)
+        return line.row(desk.tree, pending, len(line.tokens) - 1, scored)
+
+    def accept_forced(self, part: RunsPart, number: int, desk: Desk) -> None:
+        """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
+        assert part.output is not None
+        forced, self.forced = self.forced, []
+        score = part.output.scores()[part.first_row + number][0]
+        figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
+        for token, logprob, entropy in figures:
+            if self.done:
+                return
+            self._take(token, logprob, entropy, desk)
+
+    def accept(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
+        """Note a drawn token and end the members that are done with it."""
+        matcher = self.sampler.matcher
+        if token >= 0:
+            if token not in self.stops:
+                self.sampler.accept(token)
+            self._take(token, logprob, entropy, desk)
+        elif matcher is None or token == BROKEN or not matcher.must_end:
+            desk.fail(self, self._cannot_go_on(token))
+            return
+        if matcher is not None and not self.done and matcher.must_end:
+            # Only an end token may follow: it need not be drawn.
+            for member in self.members:
+                member.state.ended_by = min(self.stops, default=None)
+            self.end_all("stop", desk)
+
+    def _take(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
+        desk.counters.decoded += 1
+        if token in self.stops:  # the same for all members
+            for member in self.members:
+                member.state.ended_by = token
+            self.end_all("stop", desk)
+            return
+        self.n_drawn += 1
+        self.line.tokens.append(token)
+        is_last = self.line.depth >= desk.n_ctx
+        for member in self.members:
+            item, state = member.item, member.state
+            state.tokens.append(token)
+            state.logprobs.append(logprob)
+            state.entropies.append(entropy)
+            if len(state.tokens) >= item.max_tokens:
+                state.finish_reason = "length"
+            if item.sink is not None:
+                self._tell(member)
+            is_last = is_last or state.finish_reason is not None
+        if self.line.depth >= desk.n_ctx:
+            self.end_all("context", desk)
+        elif is_last:
+            self.settle(desk)
+
+    def _tell(self, member: Member) -> None:
+        assert member.item.sink is not None
+        try:
+            reason = member.item.sink(member.state)
+        except Exception as error:
+            member.ticket.resolve(error=error)
+            member.state.finish_reason = "error"
+            return
+        if reason is not None:
+            member.state.finish_reason = reason
+
+    def _cannot_go_on(self, token: int) -> WeftError:
+        if token == BROKEN:
+            return ForwardError(
+                "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite"
+                " ones and -inf. Load the model in float32, or check its files",
+                hint="Load the model in float32, or check its files.",
+            )
+        matcher = self.sampler.matcher
+        if matcher is not None and matcher.failure is not None:
+            return ConstraintError(f"after {self.n_drawn} new tokens, {matcher.failure}")
+        return DeadEnd(
+            f"the constraint and the logit bias leave no token after {self.n_drawn} new ones:"
+            f" the last token ids are {self.line.tokens[-8:]}"
+        )
+
+    # Its end
+
+    def end_all(self, reason: FinishReason, desk: Desk) -> None:
+        """End all members now, with what they have."""
+        for member in self.members:
+            member.state.finish_reason = member.state.finish_reason or reason
+        self.settle(desk)
+
+    def settle(self, desk: Desk) -> None:
+        """Answer the members that are done; end the run when none is left."""
+        going = [member for member in self.members if member.state.finish_reason is None]
+        if going:
+            for member in self.members:
+                if member.state.finish_reason is not None:
+                    ids = tuple(member.state.tokens)
+                    name = self.line.base.namespace
+                    place = Place(desk.tree.holds, name, member.item.place, ids)
+                    member.ticket.resolve(member.result(place))
+            self.members = going
+        elif self.outstanding:
+            self.ending = True  # its slots are there, what is drawn after them is not wanted
+        else:
+            self.finish(desk)
+
+    def finish(self, desk: Desk) -> None:
+        """Put the tokens into the tree and answer the members."""
+        self.line.close(desk.tree)
+        end = self.line.end()
+        desk.place(end)
+        desk.to_join.append(self.line.base)
+        desk.live.pop(self, None)
+        for member in self.members:
+            place = end.at(member.item.place.depth + len(member.state.tokens))  # each its own hold
+            member.ticket.resolve(member.result(place))
+        desk.end(self)
+
+    def cancel(self, ticket: Ticket, desk: Desk) -> None:
+        for member in self.members:
+            if member.ticket is ticket:
+                member.state.finish_reason = ticket.cancel_reason
+        self.settle(desk)
+
+    def park(self, desk: Desk) -> None:
+        desk.live.pop(self, None)
+        self.line.close(desk.tree)
+
+    def stop(self, desk: Desk) -> None:
+        desk.live.pop(self, None)
+        self.line.drop(desk.tree)
+
+    def merge_key(self) -> MergeKey:
+        """Return what greedy runs that are one run have in common; None for other runs."""
+        cursor = self.claims[0].cursor
+        if not self.sampler.greedy or self.sampler.matcher is not None or cursor is None:
+            return None
+        neutral = replace(self.sampler.params, n=1, seed=None, stop=(), max_tokens=1)
+        return (cursor, neutral, self.stops)
+
+
+class RunsPart(Part):
+    """The next row of each of some runs, and a draw from each."""
+
+    def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
+        super().__init__(rows[0].adapter)
+        self.runs = runs
+        self._rows = rows
+        self._chain = desk.run_chains.of([run.sampler for run in runs])
+        self._overlap = desk.info.overlap
+        self._chain.prepare(desk.info.n_vocab)
+        self._draws: Draws | None = None
+        self._result: DrawResult | None = None
+        for run in runs:
+            run.outstanding += 1
+
+    def rows(self) -> list[Row]:
+        return self._rows
+
+    def jobs(self) -> Iterable[Job]:
+        return self.runs
+
+    def draw(self) -> None:
+        assert self.output is not None
+        positions = [row.position + row.n_tokens for row in self._rows]
+        self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, positions))
+        if self._overlap:
+            for number, run in enumerate(self.runs):
+                run.late = LateTokens(self._draws, number)
+
+    def land(self) -> None:
+        assert self._draws is not None
+        self._result = self._draws.result()
+
+    def deliver(self, desk: Desk) -> None:
+        result = self._result
+        assert result is not None
+        figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
+        for number, (run, *drawn) in enumerate(zip(self.runs, *figures, strict=True)):
+            self._landed(run)
+            desk.guard(run, self._deliver, run, number, drawn, desk)
+
+    def _deliver(self, run: RunJob, number: int, drawn: Any, desk: Desk) -> None:
+        if run.error is not None:
+            desk.fail(run, run.error)
+            return
+        if run.forced:
+            run.accept_forced(self, number, desk)
+        if run.ending:
+            run.settle(desk)
+        elif not run.done:
+            token, logprob, entropy = drawn
+            run.accept(token, logprob, entropy, desk)
+
+    def _landed(self, run: RunJob) -> None:
+        run.outstanding -= 1
+        if run.late is not None and run.late.draws is self._draws:
+            run.late = None
+
+    def discard(self, desk: Desk) -> None:
+        for run in self.runs:
+            self._landed(run)
+
+
+# Commits --------------------------------------------------------------------------------------
+
+
+class Committed(NamedTuple):
+    """What a commit gives one line: its logits row, and what was drawn from it.
+
+    drawn: token, raw log-probability, and log-probability among what the filters left; None where
+    nothing was to be drawn, or nothing could.
+    """
+
+    row: LogitsRow
+    drawn: tuple[int, float, float] | None
+
+
+class CommitJob(Job):
+    """A commit on its way: the tokens from `next` on are still to be run."""
+
+    by_content = False
+
+    def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
+        super().__init__(age, tickets)
+        (self.ticket,) = tickets
+        self.item: Commit = self.ticket.item
+        self.found: list[Committed] = []
+        self.n_waiting = 0
+        self.next = 0
+
+    def tickets(self) -> list[Ticket]:
+        return [self.ticket]
+
+    def namespaces(self) -> set[str | None]:
+        return {line.base.namespace for line in self.item.lines}
+
+    def longest_path(self) -> int:
+        return max((line.depth + 1 for line in self.item.lines), default=0)
+
+    def n_paths(self) -> int:
+        return len(self.item.lines)
+
+    def prepare(self) -> None:
+        """Claim the paths of lines that are not open; the others have theirs pinned."""
+        closed = [line for line in self.item.lines if not line.is_open]
+        self.claims = [Claim(self, line.base) for line in closed]
+        for claim, line in zip(self.claims, closed, strict=True):
+            claim.seen = line.seen
+        self.n_waiting = len(self.claims)
+
+    def start(self, desk: Desk) -> None:
+        desk.commits[self] = None
+        for line in self.item.lines:
+            line.job, line.seen = self, True
+        super().start(desk)
+
+    def ready(self, claim: Claim, desk: Desk) -> None:
+        self.n_waiting -= 1
+
+    def finish(self, desk: Desk) -> None:
+        """All has run: the lines go on by their tokens."""
+        for line, token in zip(self.item.lines, self.item.tokens, strict=True):
+            line.tokens.append(token)
+            line.job = None
+            if not desk.lines.is_leased(line):  # released while this was on its way
+                desk.lines.close(line)
+        desk.commits.pop(self, None)
+        self.ticket.resolve(self.found)
+        desk.end(self)
+
+    def park(self, desk: Desk) -> None:
+        """Undo what has run, and begin anew when there is room."""
+        self.stop(desk)
+        for line in self.item.lines:
+            desk.lines.close(line)
+
+    def stop(self, desk: Desk) -> None:
+        desk.commits.pop(self, None)
+        self.next, self.found = 0, []
+        for line in self.item.lines:
+            line.trim(desk.tree, len(line.tokens))
+            line.job = None
+
+
+class CommitPart(Part):
+    """What one step runs of a commit: its lines first, first + 1, … last - 1."""
+
+    def __init__(self, job: CommitJob, first: int, last: int, desk: Desk) -> None:
+        item = job.item
+        super().__init__(item.lines[0].base.namespace)
+        self.job = job
+        self.last = last
+        pairs = zip(item.lines[first:last], item.tokens[first:last], strict=True)
+        self._rows = [line.row(desk.tree, (token,), len(line.tokens)) for line, token in pairs]
+        self._samplers = item.samplers[first:last]
+        drawing = [sampler for sampler in self._samplers if sampler is not None]
+        self._chain: Chain | None = None
+        if drawing:
+            self._chain = desk.commit_chains.of(drawing)
+            self._chain.prepare(desk.info.n_vocab)
+        self._draws: Draws | None = None
+        self._result: DrawResult | None = None
+        job.outstanding += 1
+
+    def rows(self) -> list[Row]:
+        return self._rows
+
+    def jobs(self) -> Iterable[Job]:
+        return [self.job]
+
+    def n_kept(self) -> int:
+        return len(self._rows)
+
+    def draw(self) -> None:
+        if self._chain is not None:
+            assert self.output is not None
+            self._draws = self.output.draw(self._batch(self._chain))
+
+    def _batch(self, chain: Chain) -> DrawBatch:
+        drawn = [i for i, sampler in enumerate(self._samplers) if sampler is not None]
+        positions = [self._rows[i].position + self._rows[i].n_tokens for i in drawn]
+        return draw_at(chain, [self.first_logit + i for i in drawn], positions)
+
+    def land(self) -> None:
+        if self._draws is not None:
+            self._result = self._draws.result()
+
+    def deliver(self, desk: Desk) -> None:
+        job = self.job
+        job.outstanding -= 1
+        desk.counters.decoded += len(self._rows)
+        drawn = self._drawn()
+        for row, sampler in zip(self.kept, self._samplers, strict=True):
+            job.found.append(Committed(row, next(drawn) if sampler is not None else None))
+        job.next = self.last
+        if job.error is not None:
+            desk.fail(job, job.error)
+        elif job.next == len(job.item.lines):
+            job.finish(desk)
+
+    def _drawn(self) -> Any:
+        result = self._result
+        if result is None or result.kept is None:
+            return iter([None] * len(self._rows))
+        figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
+        each = zip(*figures, strict=True)
+        return (drawn if drawn[0] >= 0 else None for drawn in each)
+
+    def discard(self, desk: Desk) -> None:
+        self.job.outstanding -= 1
+
+
+def new_job(age: int, tickets: Sequence[Ticket]) -> Job:
+    """Return the job of tickets that are answered together."""
+    kind: type[Job] = _KINDS[type(tickets[0].item)]
+    return kind(age, tickets)
+
+
+_KINDS: dict[type[Any], type[Job]] = {Extend: ExtendJob, Run: RunJob, Commit: CommitJob}
