@@ -3,20 +3,24 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 DOCS_VENV ?= .venv-docs
+CLIENTS_VENV ?= .venv-clients
+CLIENTS ?= genlm-backend[lora]==0.3.1 genlm-control[test]==0.4.1 genlm-bytes[test]==0.2.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
+CLIENTS_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test slow coverage lint format types pyright imports check pages docs dist clean
+.PHONY: help demo test test-clients slow coverage lint format types pyright imports check pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch for CPUs, then the default tests"
 	@echo "make check     test, lint, types, imports and docs, as CI does"
+	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make docs      the documentation as a site in site/"
 	@echo "also: slow coverage lint format types pyright imports pages dist clean"
 
@@ -43,6 +47,21 @@ test: $(VENV)/.stamp
 
 slow: $(VENV)/.stamp
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Their versions are their own; torch and what stands on it are those of the other tests.
+$(CLIENTS_VENV)/.stamp: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	grep -E '^(torch|cuda-toolkit|transformers|tokenizers|peft|accelerate|numpy)==' constraints.txt \
+	    > $(CLIENTS_VENV)/constraints.txt
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --no-deps --retries 0 --timeout 30 \
+	    --constraint constraints.txt --extra-index-url $(TORCH_INDEX) torch
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --constraint $(CLIENTS_VENV)/constraints.txt \
+	    --editable '.[torch]' $(foreach client,$(CLIENTS),'$(client)')
+	@touch $@
+
+# About half an hour; one of them: make test-clients CLIENTS_ARGS='--suite genlm-backend'
+test-clients: $(CLIENTS_VENV)/.stamp
+	$(CLIENTS_VENV)/bin/python -m tools.clients $(CLIENTS_ARGS)
 
 coverage: $(VENV)/.stamp
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
@@ -86,6 +105,6 @@ dist: $(VENV)/.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -rf .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

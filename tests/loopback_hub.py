@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 
 @dataclass
@@ -65,6 +68,18 @@ def serve() -> Iterator[Hub]:
         thread.join()
 
 
+def point_at(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
+    """Let the Hub's client ask `url` alone, and keep what it gets in `cache`; no bars."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
@@ -82,8 +97,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).strip("/")
         self.server.requests.append(f"{self.command} /{path}")
         api = path.startswith("api/models/")
-        owner, name, *rest = path.removeprefix("api/models/").split("/")
-        repo = self.server.repos.get(f"{owner}/{name}")
+        owner, *rest = path.removeprefix("api/models/").split("/")
+        repo = self.server.repos.get(owner)  # an old name, without an owner
+        if repo is None and rest:
+            repo = self.server.repos.get(f"{owner}/{rest.pop(0)}")
         if repo is None:
             return self._refuse(404, "RepoNotFound")
         if repo.token and self.headers.get("authorization") != f"Bearer {repo.token}":

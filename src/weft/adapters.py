@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
+from .engines.source import resolve_adapter
 from .errors import ConfigError, StaleHandle
 
 if TYPE_CHECKING:
@@ -47,17 +48,18 @@ class Adapters:
     def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
         """Load an adapter; one of the same name is replaced as if removed before.
 
+        folder: or an adapter's id on the Hub, `org/name` or `org/name@revision`.
         Raises: Unsupported where the engine takes none, or not this kind; ConfigError for one of
         another model, ModelLoadError for files that are missing or broken. Nothing changes then.
         """
         if not isinstance(name, str) or not name:
             raise ConfigError(f"an adapter's name is {name!r}; allowed is a text, not empty")
         if not isinstance(folder, str | PathLike):
-            raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path")
+            raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path or a Hub id")
 
         def load() -> None:
             space = f"{name}#{self._n_loaded + 1}"
-            fingerprint = lm.engine.add_adapter(space, folder)
+            fingerprint = lm.engine.add_adapter(space, path)
             self._n_loaded += 1
             before = self._loaded.get(name)
             self._loaded[name] = Loaded(space, fingerprint)
@@ -65,6 +67,7 @@ class Adapters:
                 _retire(lm, name, before.space, "replaced by another of that name; ask again")
 
         _refuse_closed(lm)
+        path = resolve_adapter(folder)
         lm.driver.exclusive(load)
 
     def remove(self, lm: LM, name: str) -> None:

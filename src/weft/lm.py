@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -165,14 +165,18 @@ class LM:
         """Yield what sinks put into a channel, a list a step, until all tickets are done."""
         return self.driver.pump(channel, tickets)
 
+    def turn_of_loop(self) -> Awaitable[None] | None:
+        """Return what a call waits for first, where one pass of its loop makes very many."""
+        return self.driver.turn_of_loop()
+
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue work from an event loop; what one pass of the loop submits shares a step."""
         self._check_biases(items)
         return await self.driver.asubmit(items, atomic=atomic)
 
-    async def adrive(self, tickets: Sequence[Ticket]) -> None:
+    def adrive(self, tickets: Sequence[Ticket]) -> Awaitable[None]:
         """Wait for tickets without blocking the loop."""
-        await self.driver.adrive(tickets)
+        return self.driver.adrive(tickets)
 
     def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """The async form of `pump`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,9 +12,10 @@ from typing import Any
 
 from .engines import engine_class
 from .engines.base import Engine
-from .engines.checkpoint import check_tokenizer, read_config
+from .engines.checkpoint import architectures, check_tokenizer, read_config
 from .engines.source import EMBEDDED, resolve
-from .errors import ConfigError, EngineUnavailable, ModelLoadError
+from .errors import ConfigError, EngineUnavailable, ModelLoadError, WeftError
+from .files import read_json
 from .lm import LM, adopted
 from .sampling.params import SamplingParams
 from .tokens.tokenizer import Tokenizer
@@ -181,7 +181,14 @@ def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:
     chosen = engine_class(name)
     if name == "numpy" and given.pop("device") not in ("auto", "cpu"):
         raise ConfigError('the numpy engine runs on the CPU; use device="cpu", or engine="torch"')
-    return call_with(name, chosen, "load", (folder,), given)
+    try:
+        return call_with(name, chosen, "load", (folder,), given)
+    except WeftError:
+        raise
+    except Exception as error:  # of a library that stumbles over what the files say
+        raise ModelLoadError(
+            f"the model in {folder} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def call_with(
@@ -206,7 +213,7 @@ def choose_engine(model: Any, folder: Path) -> str:
         return "numpy"
     if find_spec("torch") is not None and find_spec("transformers") is not None:
         return "torch"
-    if "LlamaForCausalLM" in (read_config(folder).get("architectures") or []):
+    if "LlamaForCausalLM" in architectures(read_config(folder)):
         return "numpy"
     raise EngineUnavailable(
         f'{model} needs the torch engine, which is not installed; run: pip install "weft[torch]"',
@@ -252,8 +259,7 @@ def parse_bytes(budget: str | int) -> int | None:
 
 def _generation_config(folder: Path) -> dict[str, Any]:
     file = folder / "generation_config.json"
-    try:
-        values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is not valid JSON: {error}; fetch the file again") from error
-    return values if isinstance(values, dict) else {}
+    values = read_json(file, ModelLoadError, "not valid JSON", nan=True) if file.exists() else {}
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{file} holds {type(values).__name__}; a JSON object belongs there")
+    return values

@@ -8,15 +8,13 @@ tensors:  "k.{layer}", "v.{layer}" [n_kv_heads, n_tokens, head_dim]
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import struct
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import FormatError, StoreError
+from .errors import FormatError
+from .files import FAULTS, parse_json
 
 FORMAT = "weft.kv"
 VERSION = 1
@@ -69,53 +67,30 @@ def unpack(data: bytes) -> SavedPath:
     metadata = _metadata(data)
     try:
         arrays: dict[str, Any] = load(data)
-        token_ids = json.loads(metadata["token_ids"])
-        namespace = json.loads(metadata["namespace"])
-        marks = json.loads(metadata["marks"])
+        token_ids = parse_json(metadata["token_ids"])
+        namespace = parse_json(metadata["namespace"])
+        marks = parse_json(metadata["marks"])
         checksum = int(metadata["crc32"])
-        fingerprint, model = metadata["fingerprint"], metadata["model"]
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        fingerprint, model = str(metadata["fingerprint"]), str(metadata["model"])
+    except (SafetensorError, *FAULTS) as error:
         raise FormatError(f"this saved KV is broken: {error}; save it again") from error
     if checksum != _checksum(arrays):
         raise FormatError("this saved KV is broken: its checksum differs; save it again")
     is_ids = isinstance(token_ids, list) and all(type(token) is int for token in token_ids)
-    if not (is_ids and isinstance(marks, dict) and isinstance(namespace, str | None)):
+    is_marks = isinstance(marks, dict) and all(isinstance(each, str) for each in marks.values())
+    if not (is_ids and is_marks and isinstance(namespace, str | None)):
         raise FormatError("this saved KV is broken: its metadata is not as written; save it again")
     arrays |= {name: np.array(value) for name, value in marks.items()}
     return SavedPath(fingerprint, model, token_ids, namespace, arrays)
-
-
-def write(file: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file atomically. Raises: StoreError."""
-    target = Path(file)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read(file: str | os.PathLike[str]) -> bytes:
-    """Read a file. Raises: StoreError."""
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _metadata(data: bytes) -> dict[str, str]:
     """Return the metadata of a file of ours; safetensors reads that from files only."""
     try:
         (length,) = struct.unpack_from("<Q", data)
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        metadata = parse_json(data[8 : 8 + length])["__metadata__"]
         is_ours, version = metadata["format"] == FORMAT, int(metadata["version"])
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (struct.error, *FAULTS) as error:
         raise FormatError("this is no saved KV, or it is torn; save it again") from error
     if not is_ours or version < 1:
         raise FormatError(f'this is no saved KV: its format is not "{FORMAT}"')

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from . import files
 from .adapters import name_of
-from .errors import ConfigError, KVFull, ModelMismatch, Unsupported
+from .errors import ConfigError, FormatError, KVFull, ModelMismatch, Unsupported
 from .kv.cursor import Cursor, Place
 from .kv.parts import is_evictable
-from .pathfile import SavedPath, pack, read, unpack, write
+from .pathfile import SavedPath, pack, unpack
 from .sched.work import Extend
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class PathKV:
 
         Raises: StoreError when it cannot be written.
         """
-        write(file, self.to_bytes(path))
+        files.write(file, self.to_bytes(path))
 
     def load(self, source: bytes | str | os.PathLike[str]) -> Place:
         """Put saved KV into the tree and return the place after its tokens.
@@ -91,9 +92,15 @@ class PathKV:
         or adapter made it; KVFull when it cannot fit even alone; ConfigError when it was made with
         an adapter whose name is not known here.
         """
-        info = self._lm.info
         self._refuse_hidden()
-        saved = unpack(source if isinstance(source, bytes) else read(source))
+        if isinstance(source, bytes):
+            return self._load(unpack(source))
+        data = files.read(source)
+        with files.named(source):
+            return self._load(unpack(data))
+
+    def _load(self, saved: SavedPath) -> Place:
+        info = self._lm.info
         base = saved.fingerprint
         if saved.namespace is not None:
             base = base.rpartition("+")[0]
@@ -108,6 +115,8 @@ class PathKV:
                 " that made it, or prefill the tokens again"
             )
         saved.check_size(info.n_layers, info.kv_bytes_per_token)
+        if not all(0 <= token < info.n_vocab for token in saved.token_ids):
+            raise FormatError("it holds token ids that its model does not have; save it again")
         place = self._lm.place(saved.token_ids, namespace=saved.namespace)
         return self._put(place, saved.arrays)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import pickle
 import random
+import shutil
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.aio import TreeLM
+from weft import AsyncLM
 from weft.compat import genlm
 from weft.compat.genlm import (
     AsyncMlxLM,
@@ -32,6 +36,8 @@ from weft.compat.genlm import (
 )
 from weft.errors import ConfigError, EngineUnavailable, Unsupported
 from weft.tokens.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +112,9 @@ def test_bytes_that_are_no_text_are_shown_as_asked(text) -> None:
     broken = next(t.token_id for t in tokens if t.byte_string == b"\xc3")
     assert replaced[broken] == "�"
     assert decode_vocab(text, "latin1")[1][broken] == "Ã"
-    assert decode_vocab(text)[1][broken] == "�"
+    own = decode_vocab(text)[1]
+    assert own[broken] == "Ã"  # as the tokenizer writes it
+    assert len(set(own)) == len({token.byte_string for token in tokens})
     with pytest.raises(ValueError, match="allowed"):
         decode_vocab(text, "nosuch")
     with pytest.raises(ValueError, match="Could not decode byte representation"):
@@ -137,7 +145,7 @@ def test_the_weight_of_a_prefix_is_that_of_its_words(kind, sign: int) -> None:
         expected = naive(WORDS, weights, best)
         for node, edges in enumerate(trie.children):
             if edges:  # no leaf
-                assert found[node] == pytest.approx(expected[trie.node2prefix[node]])
+                assert found[node] == pytest.approx(expected[bytes(trie.node2prefix[node])])
         for number, token in enumerate(tokens):
             leaf = trie.word2leaf[(token.byte_string, number)]
             assert found[leaf] == pytest.approx(weights[number])
@@ -155,7 +163,10 @@ def test_plain_bytes_warn_and_may_not_be_twice() -> None:
     with pytest.warns(DeprecationWarning, match="give Tokens"):
         trie = TokenCharacterTrie([b"a", b"ab"])
     assert set(trie.word2leaf) == {b"a", b"ab"}
-    with pytest.raises(ValueError, match="Duplicate"):
+    with (
+        pytest.warns(DeprecationWarning, match="plain bytes"),
+        pytest.raises(ValueError, match="Duplicate"),
+    ):
         TokenCharacterTrie([b"a", b"a"])
     with pytest.raises(ValueError, match="Duplicate"):
         TokenCharacterTrie([Token(0, b"a"), Token(0, b"a")])
@@ -247,7 +258,7 @@ def test_the_mock_gives_the_documented_numbers_however_long_the_context(text) ->
 
 def test_models_by_name_and_what_is_not_there() -> None:
     model = load_model_by_name("tiny")
-    assert isinstance(model, TreeLM)
+    assert isinstance(model, AsyncLM)
     assert model.lm.info.name == "numpy"
     assert load_model_by_name("tiny", "numpy", {"n_ctx": 64}).lm.n_ctx == 64
     with pytest.raises(ValueError, match="Invalid backend: 'sgl'"):
@@ -365,3 +376,324 @@ def test_concurrent_extensions_of_stored_contexts_are_each_their_own(hf) -> None
     assert (n_matched, base) == (7, 6)
     assert node.logits is not None
     assert past is not None
+
+
+# Under its names ---------------------------------------------------------------------------------
+
+
+def test_known_programs_may_ask_tokens_for_their_bytes() -> None:
+    token = Token(3, b"ab")
+    assert Token.as_bytes(token) == Token.as_bytes(b"ab") == b"ab"
+    assert type(Token.as_bytes(token)) is bytes
+    assert Token.is_plain_bytes(b"ab")
+    assert not any(map(Token.is_plain_bytes, (token, "ab", 3)))
+
+
+class End:
+    """A mark that is one letter, like genlm-control's end of sequence."""
+
+    def __iter__(self):
+        return iter([self])
+
+
+def test_a_trie_takes_some_of_the_tokens_and_end_marks_and_counts_by_position() -> None:
+    end = End()
+    some = [Token(7, b"ab"), Token(3, b"a"), Token(9, b"ab"), end]
+    trie = TokenCharacterTrie(some)
+    assert trie.idx_to_leaf[:, 0].tolist() == [0, 1, 2, 3]
+    assert [trie.leaf2word[leaf] for leaf in trie.idx_to_leaf[:, 1]] == list(trie.word2leaf)
+    assert list(trie.word2leaf) == [(b"ab", 7), (b"a", 3), (b"ab", 9), end]
+    assert trie.node2prefix[trie.word2leaf[end]] == [end]
+    assert trie.children[trie.children[trie.root][end]] == {(None, 3): trie.word2leaf[end]}
+    sums = trie.weight_sum([1, 2, 4, 8])
+    assert sums[trie.root] == 15
+    assert sums[trie.children[trie.root][ord("a")]] == 7
+    assert trie.ordering.tolist() == [n for n, edges in enumerate(trie.children) if edges]
+    assert [each.tolist() for each in trie.jump] == [sorted(e.values()) for e in trie.children]
+    letters = TokenCharacterTrie(["äb", "ä"])
+    assert list(letters.children[letters.root]) == ["ä"]
+    with pytest.raises(ValueError, match="2 weights for 8 nodes"):
+        trie.visualize([1, 2])
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_both_tries_agree_on_a_vocabulary(text, n: int) -> None:
+    tokens = decode_vocab(text)[0]
+    trie, parallel = TokenCharacterTrie(tokens), ParallelTokenCharacterTrie(tokens, "cpu")
+    weights = np.random.default_rng(n).normal(size=(n, len(tokens)))
+    for name in ("batch_weight_sum", "batch_weight_max"):
+        np.testing.assert_allclose(
+            getattr(parallel, name)(weights), getattr(trie, name)(weights), atol=1e-4
+        )
+
+
+def test_an_unknown_weight_is_refused(text) -> None:
+    trie = AsyncTokenCharacterTrie(TokenCharacterTrie([Token(0, b"a")]))
+
+    async def main() -> None:
+        trie.start()
+        with pytest.raises(ValueError, match="Unknown operation: 'mean'"):
+            await trie._queue_request([1], "mean")
+        await trie.cleanup()
+
+    asyncio.run(main())
+    assert trie._task is None
+
+
+def test_strings_of_a_vocabulary_stay_apart() -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: number for number, letter in enumerate(letters)}
+    vocab["Ãĥ"] = len(letters)  # bytes c3 83, which are the text Ã, as byte c3 is written
+    backend = Backend(models.BPE(vocab, [("Ã", "ĥ")]))
+    backend.decoder = decoders.ByteLevel()
+    tokens, strings = decode_vocab(backend)
+    assert strings[vocab["Ãĥ"]] == "Ã"
+    assert strings[vocab["Ã"]] == "<0xC3>"
+    assert strings[vocab["ĥ"]] == "ĥ"
+    assert len(set(strings)) == len(tokens)
+
+
+def test_tokens_that_do_not_make_the_text_byte_for_byte_are_refused() -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(genlm.ByteVocabError, match="neither ByteLevel nor SentencePiece"):
+        get_byte_vocab(backend)
+    with pytest.raises(ValueError, match="Could not decode byte representation"):
+        decode_vocab(backend)
+
+
+@pytest.mark.torch
+def test_a_byte_decoder_is_held_against_a_tokenizer() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from weft.tokens.vocab import _LETTERS
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    right = {letter: _LETTERS[ord(letter)] for letter in alphabet}
+    genlm.check_byte_decoder(tokenizer, right)
+    for wrong in ({}, {"a": 999}, {**right, "â": 1}, dict.fromkeys(right, 999)):
+        with pytest.raises(genlm.ByteDecoderError):
+            genlm.check_byte_decoder(tokenizer, wrong)
+
+
+# By name -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_a_model_by_name_has_the_transformers_tokenizer(hf) -> None:
+    import torch
+
+    folder = str(files("weft") / "data" / "tiny")
+    model = load_model_by_name(folder, "hf", {"hf_opts": {"torch_dtype": "float"}, "batch_size": 3})
+    assert isinstance(model, AsyncTransformer)
+    assert (model.lm.info.dtype, model.batch_size) == ("float32", 3)
+    assert model.device == torch.device("cpu")
+    end = hf[1].eos_token
+    for prompt in (f"{end}Hi", "Once upon a time"):
+        assert model.tokenizer.encode(prompt) == hf[1].encode(prompt)
+        assert model.tokenizer(prompt)["input_ids"] == hf[1](prompt)["input_ids"]
+    assert model.tokenizer.get_vocab() == hf[1].get_vocab()
+    assert model.tokenizer.convert_ids_to_tokens([7]) == hf[1].convert_ids_to_tokens([7])
+    assert (model.tokenizer.name_or_path, model.tokenizer.eos_token) == (folder, end)
+    assert len(model.byte_vocab) == len(hf[1])
+    assert model.str_vocab == decode_vocab(hf[1])[1] == MockAsyncLM.from_name("tiny").str_vocab
+    assert type(MockAsyncLM.from_name("tiny").tokenizer) is type(hf[1])
+    named = AsyncTransformer.from_name("tiny", hf_opts={"torch_dtype": torch.float32})
+    assert named.lm.info.model == named.tokenizer.name_or_path == "tiny"
+    ids = hf[1].encode("Once upon a time")
+    row = named.next_token_logprobs_uncached(ids)  # a plain call, as is known
+    np.testing.assert_array_equal(row, model.next_token_logprobs_uncached(ids))
+    with torch.no_grad():
+        plain = hf[0](torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    torch.testing.assert_close(row, plain, atol=1e-4, rtol=0)
+
+
+@pytest.mark.torch
+def test_tiny_by_name_gives_tensors_and_takes_a_batch_size() -> None:
+    import torch
+
+    model = load_model_by_name("tiny", llm_opts={"batch_size": 7, "n_ctx": 64})
+    assert (model.batch_size, model.lm.n_ctx) == (7, 64)
+    assert isinstance(model.next_token_logprobs_sync([5, 6]), torch.Tensor)
+    arrays = load_model_by_name("tiny", llm_opts={"as_torch": False})
+    assert isinstance(arrays.next_token_logprobs_sync([5, 6]), np.ndarray)
+
+
+@pytest.mark.torch
+def test_on_cuda_torch_is_taken_until_there_is_a_vllm_engine(monkeypatch, caplog) -> None:
+    from weft.aio import loading
+
+    monkeypatch.setattr(loading, "_has_cuda", lambda: True)
+    monkeypatch.setattr(loading, "find_spec", lambda name: object())
+    folder = str(files("weft") / "data" / "tiny")
+    options = {"engine_opts": {"gpu_memory_utilization": 0.3}}
+    model = load_model_by_name(folder, llm_opts=options)
+    assert model.lm.info.name == "torch"
+    assert "engine_opts are for vLLM" in caplog.text
+    assert options["engine_opts"]  # the caller's stay as they were
+    monkeypatch.setattr(loading, "_has_cuda", lambda: False)
+    with pytest.raises(TypeError, match="engine_opts"):
+        load_model_by_name(folder, llm_opts=options)
+
+
+@pytest.mark.torch
+def test_a_query_put_in_is_answered_when_its_loop_is_next_free(hf) -> None:
+    model = AsyncTransformer(*hf)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(4)]
+        model.add_query([5, 6], futures[0], None)
+        model.add_query([10**6], futures[1])
+        model.add_query([5, 7], futures[2])
+        model.add_query([5, 8], futures[3])
+        futures[3].cancel()
+        good, bad, also = await asyncio.gather(*futures[:3], return_exceptions=True)
+        assert isinstance(bad, ValueError)
+        return good, also
+
+    good, also = asyncio.run(main())
+    assert model.queries == []
+    np.testing.assert_array_equal(good, model.next_token_logprobs_sync([5, 6]))
+    np.testing.assert_array_equal(also, model.next_token_logprobs_sync([5, 7]))
+    model.queries = []  # as known programs do
+    model.batch_evaluate_queries()
+
+
+@pytest.mark.torch
+def test_the_cache_is_walked_like_the_known_trie(hf) -> None:
+    model = AsyncTransformer(*hf)
+    model.clear_cache()
+    ids = [5, 6, 7]
+    assert model.walk_cache(ids)[1:] == (0, None, 0)
+    row = model.next_token_logprobs_sync(ids)
+    node = model._caches[None]
+    for token in ids:
+        assert node.has_token(token)
+        assert not node.has_token(99)
+        node = node.get_token(token)
+    assert (node.n_tokens, node.has_kv) == (3, True)
+    assert node.past_key_values is not None
+    np.testing.assert_allclose(node.logprobs, row)
+    with pytest.raises(KeyError):
+        node.get_token(99)
+    node, n_matched, past, base = model.walk_cache([*ids, 9])
+    assert (n_matched, past.n_tokens, base) == (3, 3, 3)
+    model.clear_kv_cache()
+    assert node.past_key_values is None
+    assert node.logits is not None
+    assert repr(model.cache) == "<CachedContext of 0 tokens>"
+    with pytest.raises(ConfigError, match="whole numbers"):
+        model.walk_cache(None)
+
+
+# Installed under the known names ---------------------------------------------------------------
+
+
+def program(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own, with further places to import from."""
+    found = os.pathsep.join(map(str, [*paths, *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTHONPATH": found},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+USE = """
+import sys
+import weft.compat.genlm
+{install}
+import genlm.backend, genlm.backend.tokenization.vocab
+from genlm.backend import AsyncTransformer, load_model_by_name
+from genlm.backend.llm import MockAsyncLM, AsyncLM
+from genlm.backend.llm.hf import Query
+from genlm.backend.tokenization import Token, decode_vocab
+from genlm.backend.tokenization.bytes import ByteVocabError, get_byte_vocab
+from genlm.backend.trie import AsyncTokenCharacterTrie, TokenCharacterTrie
+from genlm.backend.trie.parallel import ParallelTokenCharacterTrie
+from genlm.backend.cache import OutputCache
+assert Token is weft.compat.genlm.Token
+assert TokenCharacterTrie is weft.compat.genlm.TokenCharacterTrie
+assert issubclass(MockAsyncLM, AsyncLM)
+for name in [name for name in sys.modules if name.startswith("genlm.backend.llm")]:
+    del sys.modules[name]  # as their own suite does after each test
+from genlm.backend.llm import MockAsyncLM as again
+assert again is MockAsyncLM
+weft.compat.genlm.install()  # again: nothing
+assert "torch" not in sys.modules
+"""
+
+
+def genlm_at(folder: Path) -> Path:
+    """Make a folder with a genlm-backend and a client of it."""
+    for name in ("backend", "control"):
+        (folder / "genlm" / name).mkdir(parents=True)
+        (folder / "genlm" / name / "__init__.py").write_text("import sys\n")
+    return folder
+
+
+def test_known_imports_give_weft_where_genlm_backend_is_not(tmp_path: Path) -> None:
+    install = USE.format(install="weft.compat.genlm.install()")
+    done = program(install)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(genlm_at(tmp_path) / "genlm" / "backend")
+    done = program(install + "import genlm.control", tmp_path)  # a client beside it
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) -> None:
+    place = genlm_at(tmp_path)
+    done = program(USE.format(install="weft.compat.genlm.install(replace=True)"), place)
+    assert done.returncode == 0, done.stderr
+    done = program("import weft.compat.genlm as g; g.install()", place)
+    assert "ConfigError: genlm-backend is installed" in done.stderr
+    assert "install(replace=True)" in done.stderr
+    done = program("import genlm.control, weft.compat.genlm as g; g.install()", place)
+    assert "ConfigError: genlm.control is imported already" in done.stderr
+
+
+def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch) -> None:
+    api = pytest.importorskip("mypy.api", reason="mypy is not installed")
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM, encoding="utf-8")
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
+    out, _, _ = api.run([*settings, "--follow-imports=silent", str(file)])
+    errors = [line.split("program.py:")[1] for line in out.splitlines() if "error:" in line]
+    assert [error.split(":")[0] for error in errors] == ["14", "15"], out
+    assert "abstract" in errors[0]
+    assert 'has no attribute "walk_cach"' in errors[1]
+
+
+PROGRAM = """import weft
+from weft.aio import AbstractAsyncLM
+from weft.compat.genlm import AsyncTransformer, MockAsyncLM
+
+class Half(AbstractAsyncLM):
+    pass
+
+model = weft.AsyncLM(weft.load("tiny"))
+model.cache_kv([1])
+print(model.walk_cache([1])[1] + 1)
+model.clear_kv_cache()
+mock: MockAsyncLM = weft.load_model_by_name("tiny", "mock")
+named: weft.AsyncLM = weft.load_model_by_name("tiny", "numpy", {})
+Half(weft.load("tiny").text)
+model.walk_cach([1])
+"""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +15,12 @@ import pytest
 from contract.helpers import PROMPT, STORY, TOLERANCE, prompt_ids
 from fakes import BrokenEngine
 from weft import AsyncLM, Branch, Loom
-from weft.errors import BatchAbandoned, ConfigError, ForwardError
+from weft.aio import AbstractAsyncLM
+from weft.aio.asynclm import Paths
+from weft.aio.base import sampler_of, top_of
+from weft.aio.exact import ExactRows
+from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
+from weft.tokens.token import Token
 
 
 def log_softmax(rows):
@@ -237,15 +245,234 @@ def test_strict_rows_are_bitwise_those_of_a_plain_forward(make) -> None:
             row[:] = 0
 
 
+def test_strict_batches_are_the_plain_rows(make) -> None:
+    lm = make("numpy")
+    model = AsyncLM(lm, strict=True, strict_bytes=2 * 4 * lm.info.n_vocab)
+    contexts = [[5 + n] for n in range(4)]
+    plain = [asyncio.run(model.next_token_logprobs_uncached(each)) for each in contexts]
+    rows = asyncio.run(model.batch_next_token_logprobs(contexts * 2))
+    np.testing.assert_array_equal(rows, plain * 2)
+    np.testing.assert_array_equal(model.batch_next_token_logprobs_sync(contexts), plain)
+    np.testing.assert_array_equal(model.prefix_logprobs_sync(contexts[1]), plain[1:2])
+    assert model.batch_next_token_logprobs_sync([]).shape == (0, lm.info.n_vocab)
+
+
+def test_strict_rows_may_be_asked_from_many_threads_with_room_for_two(make, monkeypatch) -> None:
+    lm = make("numpy")
+    exact = ExactRows(lm, 2 * 4 * lm.info.n_vocab)
+    places = [lm.place([5 + n]) for n in range(4)]
+    monkeypatch.setattr(exact, "plain", lambda place: np.array(place.ids(), np.float32))
+    wrong: list[object] = []
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(20_000):
+                number = rng.randrange(4)
+                (row,) = exact.rows([places[number]])
+                assert row[0] == 5 + number
+                row[0] = 0  # the caller's own
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+def test_equal_strict_contexts_run_once(make) -> None:
+    lm = counted(make)
+    model, ids = AsyncLM(lm, strict=True), prompt_ids(lm)
+
+    async def main():
+        return await asyncio.gather(*[model.next_token_logprobs(ids) for _ in range(9)])
+
+    assert len(asyncio.run(main())) == 9
+    model.batch_next_token_logprobs_sync([ids] * 5)
+    assert len(lm.engine.calls) == 1
+
+
+def test_plain_rows_take_no_place_in_the_loops_own_executor(make) -> None:
+    lm = make("numpy")
+    model, strict, ids = AsyncLM(lm), AsyncLM(lm, strict=True), prompt_ids(lm)
+
+    class Refusing(ThreadPoolExecutor):
+        def submit(self, *_, **__):
+            raise AssertionError("the program's own threads are not ours to fill")
+
+    async def main():
+        asyncio.get_running_loop().set_default_executor(Refusing())
+        calls = [model.next_token_logprobs_uncached([*ids, n]) for n in range(40)]
+        calls += [strict.next_token_logprobs([*ids, n]) for n in range(40)]
+        return await asyncio.gather(*calls)
+
+    rows = asyncio.run(main())
+    np.testing.assert_array_equal(rows[:40], rows[40:])
+
+
+def test_a_batch_answers_in_the_callers_order_however_contexts_lie_on_paths(make, oracle) -> None:
+    lm = make("numpy")
+    model, rng = AsyncLM(lm), random.Random(4)
+    words = [[7, 8, 9, 10], [7, 8, 11], [12], [12, 7]]
+    for _ in range(6):
+        chosen = [rng.choice(words) for _ in range(9)]
+        contexts = [word[: rng.randrange(1, len(word) + 1)] for word in chosen]
+        expected = [log_softmax(oracle(each))[-1] for each in contexts]
+        same(model.batch_next_token_logprobs_sync(contexts), expected)
+        lm.clear_cache()
+        same(asyncio.run(model.batch_next_token_logprobs(contexts)), expected)
+    paths = Paths([[1, 2], [3], [1], [1, 2], [1, 2, 4], [3]])
+    assert list(paths) == [([1, 2, 4], [1, 2, 3]), ([3], [1])]
+    assert paths.in_order(["abc", "x"]) == ["b", "x", "a", "b", "c", "x"]
+
+
+def test_all_prefixes_of_a_context_are_one_call(make, kind, oracle) -> None:
+    lm = counted(make, kind)
+    model, ids = AsyncLM(lm, batch_size=1), prompt_ids(lm)
+    expected = log_softmax(oracle(ids))
+    same(asyncio.run(model.prefix_logprobs(ids)), expected)
+    if lm.info.kv != "hidden":
+        assert len(lm.engine.calls) == 1
+    same(model.prefix_logprobs_sync(ids), expected)
+    with pytest.raises(ConfigError, match="empty"):
+        model.prefix_logprobs_sync([])
+    same(AbstractAsyncLM.prefix_logprobs_sync(model, ids), expected)
+
+
+@pytest.mark.parametrize("parts", [1, 100])
+def test_top_rows_are_the_first_of_sorted_ones(make, monkeypatch, parts: int) -> None:
+    lm = make("numpy")
+    monkeypatch.setattr("weft.aio.asynclm.TOP_BYTES", parts * 4 * lm.info.n_vocab)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    contexts = [[*ids, 20], ids, [*ids, 21]]
+    rows = model.batch_next_token_logprobs_sync(contexts)
+    order = np.argsort(-rows, axis=1, kind="stable")
+    for k in (1, 7, lm.info.n_vocab):
+        for top in (
+            model.batch_top_logprobs_sync(contexts, k),
+            asyncio.run(model.batch_top_logprobs(contexts, k)),
+            asyncio.run(AbstractAsyncLM.batch_top_logprobs(model, contexts, k)),
+            AbstractAsyncLM.batch_top_logprobs_sync(model, contexts, k),
+        ):
+            np.testing.assert_array_equal(top.ids, order[:, :k])
+            np.testing.assert_array_equal(
+                top.logprobs, np.take_along_axis(rows, order[:, :k], axis=1)
+            )
+    assert model.batch_top_logprobs_sync([], 3).ids.shape == (0, 3)
+    for wrong in (0, None, 1.5, lm.info.n_vocab + 1):
+        with pytest.raises(ConfigError, match="^k is"):
+            model.batch_top_logprobs_sync(contexts, wrong)
+    ties = top_of(np.array([1, 3, 3, 0, 3], np.float32), 2)
+    assert ties.ids.tolist() == [1, 2]
+
+
+def test_what_is_no_context_is_refused_by_name(make) -> None:
+    model = AsyncLM(make("numpy"))
+    for wrong in (None, {5, 6}, frozenset([5]), b"ab", {5: 6}, "ab", 5, [None], np.array([1.5])):
+        with pytest.raises(ConfigError, match="^token_ids is .*whole numbers"):
+            model.next_token_logprobs_sync(wrong)
+        with pytest.raises(ConfigError, match="^token_ids is .*whole numbers"):
+            model.batch_next_token_logprobs_sync([[5], wrong])
+        with pytest.raises(ConfigError, match="^prompt_token_ids is .*whole numbers"):
+            asyncio.run(model.sample(wrong, 3, []))
+    for wrong in (None, 1.5, -1, "3", True):
+        with pytest.raises(ConfigError, match="^max_tokens is .*whole number"):
+            asyncio.run(model.sample([5], wrong, []))
+    for wrong in (None, 2, b"ab", {3: 4}, [None]):
+        with pytest.raises(ConfigError, match="^eos_token_ids is .*whole numbers"):
+            asyncio.run(model.sample([5], 3, wrong))
+        with pytest.raises(ConfigError, match="^eos_token_ids is .*whole numbers"):
+            asyncio.run(model.batch_sample([[5]], 3, wrong))
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ConfigError, match="batch_size"):
+            AsyncLM(model.lm, batch_size=wrong)
+
+
+@pytest.mark.torch
+def test_ids_may_be_arrays_and_tensors_and_end_tokens_a_set(make) -> None:
+    import torch
+
+    lm = make("numpy")
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    row = model.next_token_logprobs_sync(ids)
+    for given in (np.array(ids), torch.tensor(ids), tuple(ids)):
+        np.testing.assert_array_equal(model.next_token_logprobs_sync(given), row)
+    free = asyncio.run(model.sample(ids, 10, [], temperature=0))
+    wanted = free[: free.index(free[4])]
+    for ends in (torch.tensor([free[4]]), np.array([free[4]]), {free[4]}, (free[4],)):
+        assert asyncio.run(model.sample(ids, 10, ends, temperature=0)) == wanted
+
+
+def test_a_sample_that_does_not_fit_says_so(make, kind) -> None:
+    lm = make(kind, n_ctx=16)
+    model, ids = AsyncLM(lm), prompt_ids(lm)[:10]
+    assert len(asyncio.run(model.sample(ids, 6, [], seed=1))) == 6
+    with pytest.raises(ContextOverflow, match="context of 16 tokens was full after 6 of 7") as told:
+        asyncio.run(model.sample(ids, 7, [], seed=1))
+    assert (told.value.n_tokens, told.value.n_ctx) == (17, 16)
+    with pytest.raises(ContextOverflow):
+        asyncio.run(model.batch_sample([ids[:3], ids], 9, [], seed=1))
+    first = asyncio.run(model.sample(ids, 1, [], seed=1))
+    assert asyncio.run(model.sample(ids, 99, first, seed=1)) == []  # it ended before
+
+
+def test_a_batch_size_may_be_changed(make) -> None:
+    lm = counted(make)
+    model, ids = AsyncLM(lm, batch_size=4), prompt_ids(lm)
+    model.cache_kv(ids)
+
+    async def main():
+        await model.batch_next_token_logprobs([[*ids, n] for n in range(9)])
+        model.batch_size = 2
+        calls = len(lm.engine.calls)
+        await model.batch_next_token_logprobs([[*ids, 20 + n] for n in range(9)])
+        return max(map(len, lm.engine.calls[calls:]))
+
+    assert asyncio.run(main()) == 2
+
+
+@pytest.mark.torch
+def test_a_program_over_genlms_packages_gets_tensors_and_tokens_of_theirs(
+    make, monkeypatch
+) -> None:
+    import torch
+
+    class Theirs(Token):
+        """Their class is another one, of the same form."""
+
+    model = AsyncLM(make("numpy"))
+    ids = prompt_ids(model.lm)
+    assert isinstance(model.next_token_logprobs_sync(ids), np.ndarray)
+    assert type(model.byte_vocab[9]) is Token
+    module = types.ModuleType("genlm.backend.tokenization")
+    module.Token = Theirs
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert type(model.byte_vocab[9]) is Theirs
+    assert model.byte_vocab is model.byte_vocab
+    assert isinstance(model.next_token_logprobs_sync(ids), torch.Tensor)
+    assert isinstance(model.batch_top_logprobs_sync([ids], 3).ids, torch.Tensor)
+    alone = AsyncLM(model.lm, as_torch=False)
+    assert isinstance(alone.next_token_logprobs_sync(ids), np.ndarray)
+
+
 def test_samples_are_those_of_the_other_faces(make, kind) -> None:
     lm = make(kind)
     model, loom = AsyncLM(lm), Loom(lm, PROMPT)
     ends = lm.text.stop_ids
     (node,) = loom.grow(n=1, seed=3, max_tokens=12, temperature=1.0, show=False)
     assert asyncio.run(model.sample(loom.tokens, 12, ends, seed=3)) == node.tokens
-    assert (
-        asyncio.run(AsyncLM._sample(model, loom.tokens, 12, ends, 1.0, 3, None, 0)) == node.tokens
+    by_hand = AbstractAsyncLM._samples(
+        model, [loom.tokens], 12, ends, [sampler_of(1.0, 3, 0)], None
     )
+    assert asyncio.run(by_hand) == [node.tokens]
     branch = Branch.create(lm, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     branch.prefill(loom.tokens)
     assert [piece.token for piece, _ in zip(branch, range(12), strict=False)] == node.tokens
@@ -320,7 +547,7 @@ def test_the_torch_engine_gives_tensors(make) -> None:
     assert asyncio.run(AsyncLM(lm).batch_next_token_logprobs([ids, ids])).shape[0] == 2
 
 
-class Two(AsyncLM):
+class Two(AbstractAsyncLM):
     """A program's own model: the two methods alone."""
 
     async def next_token_logprobs(self, token_ids, lora_name=None):
@@ -332,7 +559,7 @@ class Two(AsyncLM):
         return row
 
 
-class Half(AsyncLM):
+class Half(AbstractAsyncLM):
     """A model that lacks them."""
 
 
@@ -347,9 +574,7 @@ def test_two_methods_make_a_whole_model(text) -> None:
     assert model.byte_vocab[200].byte_string == text.vocab_bytes[200]
     with pytest.raises(NotImplementedError):
         model.add_new_lora("x", "y")
-    with pytest.raises(NotImplementedError, match="Half must define next_token_logprobs_sync"):
-        Half(text).next_token_logprobs_sync([1])
-    with pytest.raises(TypeError, match="Half takes no strict"):
-        Half(text, strict=True)
+    with pytest.raises(TypeError, match="abstract method.* next_token_logprobs"):
+        Half(text)
     with pytest.raises(RuntimeError, match="lora_name="):
         model.set_lora("x", "y")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from loopback_hub import Hub, Repo, serve
+from loopback_hub import Hub, Repo, point_at, serve
 from weft.engines import source
-from weft.engines.source import resolve
+from weft.engines.source import resolve, resolve_adapter
 from weft.errors import ConfigError, ModelLoadError, Unsupported
 
 TINY = Path(source.__file__).parents[1] / "data" / "tiny"
@@ -35,30 +35,17 @@ WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safeten
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, bars off, and no way to the real Hub."""
-    from huggingface_hub import constants
-
     folder = tmp_path / "hub"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    _point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}")
+    point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}", folder)
     return folder
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     with serve() as hub:
-        _point_at(monkeypatch, hub.url)
+        point_at(monkeypatch, hub.url, cache)
         hub.add(Repo("maker/model")).push("main", FILES)
         yield hub
-
-
-def _point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def _closed_port() -> int:
@@ -168,10 +155,10 @@ def test_cached_copy_needs_no_network(hub: Hub) -> None:
 
 
 def test_cached_copy_serves_when_the_hub_is_away(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = resolve("maker/model")
-    _point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}")
+    point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}", cache)
     with caplog.at_level("WARNING", logger="weft.engines"):
         assert resolve("maker/model") == folder
     assert "using the cached maker/model" in caplog.text
@@ -265,3 +252,30 @@ def test_environment_of_the_hub_client_is_enough(hub: Hub, tmp_path: Path) -> No
 )
 def test_sizes_read_well(n_bytes: int, text: str) -> None:
     assert source._size(int(n_bytes)) == text
+
+
+def test_a_bare_id_is_taken_where_it_is_asked_for(hub: Hub) -> None:
+    hub.add(Repo("gpt2")).push("main", FILES)
+    assert _files(resolve("gpt2", bare_ids=True)) == WANTED
+    assert resolve("tiny", bare_ids=True) == TINY
+    with pytest.raises(ConfigError, match="'gpt2' is not known"):
+        resolve("gpt2")
+    with pytest.raises(ModelLoadError, match="neither a folder here nor a public model"):
+        resolve("gpt3", bare_ids=True)
+
+
+def test_an_adapter_is_a_folder_or_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"w" * 50, "x.bin": b"b"}
+    first = hub.add(Repo("maker/law")).push("main", files)
+    hub.repos["maker/law"].push("main", {**files, "adapter_model.safetensors": b"v" * 60})
+    wanted = {"adapter_config.json", "adapter_model.safetensors"}
+    assert _files(resolve_adapter("maker/law")) == wanted
+    old = resolve_adapter(f"maker/law@{first}")
+    assert (old / "adapter_model.safetensors").stat().st_size == 50
+    (tmp_path / "law").mkdir()
+    assert resolve_adapter(tmp_path / "law") == tmp_path / "law"
+    assert resolve_adapter("./nowhere") == Path("nowhere")  # the engine says what is missing
+    with pytest.raises(ModelLoadError, match="maker/none is neither a folder here nor"):
+        resolve_adapter("maker/none")
+    with pytest.raises(ModelLoadError, match="maker/model has no LoRA adapter in PEFT's format"):
+        resolve_adapter("maker/model")

@@ -23,8 +23,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
 from families import build  # noqa: E402
+from loopback_hub import Repo, point_at, serve  # noqa: E402
 from weft import AsyncLM, load  # noqa: E402
-from weft.aio.tree import read_of  # noqa: E402
+from weft.aio.asynclm import read_of  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ModelLoadError,
@@ -105,6 +106,21 @@ def test_an_adapter_gives_what_peft_gives_and_the_model_alone_stays(
     np.testing.assert_array_equal(model.next_token_logprobs_sync(IDS), alone)
     lm.clear_cache()
     np.testing.assert_allclose(model.next_token_logprobs_sync(IDS), alone, atol=1e-6)
+
+
+def test_an_adapter_on_the_hub_is_loaded_by_its_id(tmp_path, text, monkeypatch) -> None:
+    expected = adapter(tmp_path / "law", "llama", 1)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "law").iterdir()}
+    model = AsyncLM(lm_of("llama", text), as_torch=False)
+    with serve() as hub:
+        point_at(monkeypatch, hub.url, tmp_path / "cache")
+        hub.add(Repo("maker/law")).push("main", files)
+        model.add_new_lora("maker/law", "law")
+        with pytest.raises(ModelLoadError, match="maker/none is neither a folder"):
+            model.add_new_lora("maker/none", "none")
+    got = model.next_token_logprobs_sync(IDS, lora_name="law")
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    assert list(model.lm.adapters) == ["law"]
 
 
 def test_two_adapters_and_the_model_alone_never_mix_in_a_gather(tmp_path, text) -> None:

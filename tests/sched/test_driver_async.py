@@ -10,9 +10,10 @@ import pytest
 
 from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft.errors import Cancelled, ConfigError, StaleHandle
+from weft.kv.cursor import Place
 from weft.sched import driver as driver_module
 from weft.sched.driver import Channel
-from weft.sched.outbox import Outbox, set_all
+from weft.sched.outbox import TURNS, Outbox, Waiter
 from weft.sched.work import Extend, FinishReason, Logits, RunState
 
 SOON = 10.0
@@ -85,20 +86,20 @@ def test_a_refused_submission_is_told_to_its_own_caller(make: MakeRig) -> None:
     assert len(result.tokens) == 2
 
 
-def test_who_is_cancelled_while_submitting_leaves_no_work_behind(make: MakeRig) -> None:
-    """Before its work entered, and after that but before it was told."""
+def test_who_is_cancelled_before_work_enters_leaves_none_behind(make: MakeRig) -> None:
+    """Before its work entered, and right after that."""
     rig = make()
     item = run(rig.place([1]), max_tokens=40, stop_ids=frozenset())
 
     async def main(n_passes: int) -> None:
-        task = asyncio.create_task(rig.driver.asubmit([item]))
+        task = asyncio.create_task(answer(rig, item))
         for _ in range(n_passes):
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    for n_passes in (1, 2):
+    for n_passes in (1, 2, 3):
         asyncio.run(main(n_passes))
     while not rig.scheduler.is_idle:
         time.sleep(0.001)
@@ -255,21 +256,129 @@ def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -
 
 def test_a_loop_that_was_closed_is_not_told() -> None:
     loop = asyncio.new_event_loop()
-    outbox = Outbox()
-    done = False
-    future = outbox.wait(loop, lambda: done)
+    outbox = Outbox(list.clear)
+    waiter = Waiter(outbox, loop)
     loop.close()
-    done = True
+    waiter.fire()
     outbox.deliver(loop)
     outbox.deliver(loop)
-    assert not future.done()
+    assert not waiter.future.done()
 
 
 def test_only_futures_that_still_wait_are_set() -> None:
-    loop = asyncio.new_event_loop()
-    gone, waiting = loop.create_future(), loop.create_future()
-    gone.cancel()
-    set_all([gone, waiting])
-    assert gone.cancelled()
-    assert waiting.done()
-    loop.close()
+    outbox = Outbox(list.clear)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        gone, waiting = Waiter(outbox, loop), Waiter(outbox, loop)
+        gone.future.cancel()
+        gone.fire()
+        waiting.fire()
+        outbox.deliver(loop)
+        await asyncio.wait_for(waiting.future, SOON)
+        assert gone.future.cancelled()
+
+    asyncio.run(main())
+
+
+def test_many_calls_begin_in_many_passes_and_are_one_step(make: MakeRig) -> None:
+    engine = MemoryEngine()
+    rig = make(engine, n_batch=4096)
+    n, passes = 5 * TURNS + 3, list[int]()
+
+    async def one(i: int, began: list[int]) -> float:
+        if (turn := rig.driver.turn_of_loop()) is not None:
+            await turn
+        began[-1] += 1
+        logits = (await answer(rig, logits_item(rig, [i % 7, i % 11, i % 13])))[0]
+        return float(logits[0])
+
+    async def main() -> list[float]:
+        tasks = [asyncio.create_task(one(i, passes)) for i in range(n)]
+        passes.append(0)
+        while sum(passes) < n:
+            await asyncio.sleep(0)
+            passes.append(0)
+        return await asyncio.gather(*tasks)
+
+    found = asyncio.run(main())
+    assert found == [float(logits_after([i % 7, i % 11, i % 13])[0]) for i in range(n)]
+    assert max(passes) <= TURNS
+    assert len(engine.sizes) <= 3  # a node that others pass is computed before them
+
+
+def test_a_call_that_is_cancelled_before_its_turn_takes_none(make: MakeRig) -> None:
+    rig = make()
+
+    async def begin() -> None:
+        if (turn := rig.driver.turn_of_loop()) is not None:
+            await turn
+
+    async def main() -> int:
+        tasks = [asyncio.create_task(begin()) for _ in range(3 * TURNS)]
+        await asyncio.sleep(0)
+        for task in tasks[TURNS : 2 * TURNS]:
+            task.cancel()
+        for n_passes in range(100):
+            if all(task.done() for task in tasks):
+                return n_passes
+            await asyncio.sleep(0)
+        raise AssertionError("some never got their turn")
+
+    assert asyncio.run(main()) < 10
+
+
+def test_a_loop_never_waits_for_the_schedulers_lock(make: MakeRig) -> None:
+    rig = make()
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with rig.scheduler.lock:
+            held.set()
+            go.wait(SOON)
+
+    async def main() -> list[Any]:
+        holder = threading.Thread(target=hold)
+        holder.start()
+        await asyncio.to_thread(held.wait, SOON)
+        tasks = [asyncio.create_task(answer(rig, logits_item(rig, [1, i]))) for i in range(4)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks)
+        go.set()
+        return await asyncio.gather(*tasks)
+
+    assert [row[0].tolist() for row in asyncio.run(main())] == [
+        logits_after([1, i]).tolist() for i in range(4)
+    ]
+
+
+def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None:
+    """Its namespace goes while it waits; nothing is left to step for."""
+    rig = make()
+    inside, go = threading.Event(), threading.Event()
+
+    def sink(state: RunState) -> FinishReason | None:
+        inside.set()
+        go.wait(SOON)
+        return "stop"
+
+    async def main() -> None:
+        item = Extend(Place(rig.tree.holds, "adapter", None, [1, 2]), (), (Logits(2),))
+        first = asyncio.create_task(answer(rig, run(rig.place([1]), sink=sink)))
+        await asyncio.to_thread(inside.wait, SOON)
+        tickets = await rig.driver.asubmit([item])
+        waiting = asyncio.create_task(rig.driver.adrive(tickets))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        going = asyncio.create_task(
+            asyncio.to_thread(
+                rig.driver.exclusive, lambda: rig.scheduler.retire("adapter", "it is gone")
+            )
+        )
+        go.set()
+        await asyncio.wait_for(asyncio.gather(first, going, waiting), SOON)
+        with pytest.raises(StaleHandle, match="it is gone"):
+            tickets[0].result()
+
+    asyncio.run(main())

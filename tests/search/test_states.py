@@ -329,7 +329,7 @@ def test_a_state_that_cannot_be_read_is_a_broken_file(tmp_path: Path) -> None:
     file = tmp_path / "search.json"
     crack("tot", resume=file)
     file.write_text(file.read_text().replace("'4'", "__import__('os').abort()"))
-    with pytest.raises(FormatError, match="cannot be read"):
+    with pytest.raises(FormatError, match="is broken"):
         crack("tot", resume=file)
 
 

@@ -110,13 +110,18 @@ BROKEN: list[tuple[str, Any]] = [
     ("token of node 0", file_of([node_record(0, None, tokens=[-1])])),
     ("token of node 0", file_of([node_record(0, None, tokens=[True])])),
     ("token of node 0", file_of([node_record(0, None, tokens=["a"])])),
-    ("another count", file_of([node_record(0, None, logprobs=[0.0])])),
     ("logprobs of node 0", file_of([node_record(0, None, logprobs=["x", "y"])])),
     ("'terminal'", file_of([node_record(0, None, terminal=1)])),
     ("finish_reason", file_of([node_record(0, None, finish_reason="done")])),
     ("params", file_of([node_record(0, None, params={"temperature": -1})])),
     ("params", file_of([node_record(0, None, params={"heat": 1})])),
     ("score", file_of([node_record(0, None, score="high")])),
+    ("score of node 0", file_of([node_record(0, None, score=10**400)])),
+    ("logprobs of node 0", file_of([node_record(0, None, logprobs=[10**400, 0])])),
+    ("params", file_of([node_record(0, None, params={"temperature": 10**400})])),
+    ("params", file_of([node_record(0, None, params={"constraint": {"regex": 5}})])),
+    ("params", file_of([node_record(0, None, params={"constraint": {"lazy": 5}})])),
+    ("meta of node 0", file_of([node_record(0, None, meta={"x": math.inf})])),
     ("has no 'meta'", file_of([{k: v for k, v in node_record(0, None).items() if k != "meta"}])),
     ("node 1", file_of([node_record(0, None), 5])),
     ("'prompt'", file_of([node_record(0, None)], prompt=None)),
@@ -126,8 +131,34 @@ BROKEN: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("says", "data"), BROKEN)
 def test_a_broken_file_is_refused_and_says_where(tmp_path: Path, says: str, data: Any) -> None:
     path = tmp_path / "x.loom.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(FormatError, match=says):
+    path.write_text(json.dumps(data).replace("Infinity", "1e999"), encoding="utf-8")
+    with pytest.raises(FormatError, match=says) as caught:
+        Loom.open(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_figures_of_some_tokens_only_are_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x.loom.json"
+    torn = node_record(1, 0, tokens=[1, 2, 3], logprobs=[-1.0, -2.0, -3.0], entropies=[0.5])
+    path.write_text(json.dumps(file_of([node_record(0, None), torn, node_record(2, 1)])))
+    loom = Loom.open(path)
+    node = loom.find("n1")
+    assert (node.tokens, node.logprobs, node.entropies) == ([1, 2, 3], [-1.0, -2.0, -3.0], [])
+    assert [each.id for each in loom.walk()] == ["n0", "n1", "n2"]
+    assert loom.dropped == ("node 1 has 3 tokens and 1 entropies: these are left out",)
+    assert loom.dropped[0] in caplog.text
+    loom.save(path)
+    assert Loom.open(path).dropped == ()
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_words_that_are_no_json_are_refused(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "x.loom.json"
+    text = json.dumps(file_of([node_record(0, None, meta={"x": "?"})]))
+    path.write_text(text.replace('"?"', word))
+    with pytest.raises(FormatError, match=f"{word} is no JSON"):
         Loom.open(path)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .base import AsyncLM
+from .asynclm import AsyncLM
+from .base import AbstractAsyncLM, TopRows
 from .loading import load_model_by_name
-from .tree import TreeLM
 
-__all__ = ["AsyncLM", "TreeLM", "load_model_by_name"]
+__all__ = ["AbstractAsyncLM", "AsyncLM", "TopRows", "load_model_by_name"]

@@ -1,72 +1,106 @@
-"""`AsyncLM`: what a language model is to a probabilistic program."""
+"""`AbstractAsyncLM`: what a language model is to a probabilistic program."""
 
 from __future__ import annotations
 
 import asyncio
 import operator
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ForwardError
 from ..sampling.chain import Chain, Sampler
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
 from ..tokens.token import Token, tokens_of
 from ..tokens.tokenizer import Tokenizer
 
+Contexts = Sequence[Sequence[int]]
 
-class AsyncLM:
+
+class TopRows(NamedTuple):
+    """The k likeliest tokens after each of N contexts, likeliest first, ties by lower id.
+
+    ids: int64 [N, k]. logprobs: float32 [N, k], of the full vocabulary, nats.
+    """
+
+    ids: Any
+    logprobs: Any
+
+
+class AbstractAsyncLM(ABC):
     """Log-probabilities of the next token, for any context, awaited.
 
-    `AsyncLM(lm)` gives the one over an `LM` (see `TreeLM`). A subclass defines the two
-    `next_token_logprobs` methods; the rest follows from them.
+    `AsyncLM` is the one over an `LM`. A subclass defines the two `next_token_logprobs` methods; the
+    rest follows from them.
 
     tokenizer: what was handed in.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> AsyncLM:
-        if cls is AsyncLM:
-            from .tree import TreeLM
-
-            return object.__new__(TreeLM)
-        return object.__new__(cls)
-
-    def __init__(self, tokenizer: Any, **options: Any) -> None:
-        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library.
-
-        Of `AsyncLM` itself: an LM, with the options of `TreeLM`.
-        """
-        if options:
-            raise TypeError(f"{type(self).__name__} takes no {', '.join(options)}")
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library."""
         self.tokenizer = tokenizer
+        self._tokens: list[Any] = []
 
+    @abstractmethod
     async def next_token_logprobs(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """Return the log-probabilities of every token after `token_ids`: float32 [V], nats."""
-        raise NotImplementedError(f"{type(self).__name__} must define next_token_logprobs")
 
+    @abstractmethod
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """The same, blocking."""
-        raise NotImplementedError(f"{type(self).__name__} must define next_token_logprobs_sync")
 
     async def batch_next_token_logprobs(
-        self, token_ids_list: Sequence[Sequence[int]], lora_name: str | None = None
+        self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
         """Return the log-probabilities after each context: float32 [N, V]."""
         calls = (self.next_token_logprobs(ids, lora_name) for ids in token_ids_list)
         return stacked(await asyncio.gather(*calls))
 
     def batch_next_token_logprobs_sync(
-        self, token_ids_list: Sequence[Sequence[int]], lora_name: str | None = None
+        self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
         """The same, blocking."""
         return stacked([self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list])
+
+    async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return the log-probabilities after every prefix of one context: float32 [T, V].
+
+        Row i is that after the first i + 1 tokens.
+        """
+        return await self.batch_next_token_logprobs(prefixes_of(token_ids), lora_name)
+
+    def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """The same, blocking."""
+        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), lora_name)
+
+    async def batch_top_logprobs(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return the `k` likeliest tokens after each context, instead of whole rows."""
+        k = checked_count("k", k, 1)
+
+        async def one(ids: Sequence[int]) -> TopRows:
+            return top_of(await self.next_token_logprobs(ids, lora_name), k)
+
+        return joined(await asyncio.gather(*map(one, token_ids_list)), k)
+
+    def batch_top_logprobs_sync(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """The same, blocking."""
+        k = checked_count("k", k, 1)
+        rows = (self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list)
+        return joined([top_of(row, k) for row in rows], k)
 
     async def sample(
         self,
@@ -81,14 +115,16 @@ class AsyncLM:
 
         temperature: 0 takes the likeliest. seed: the same seed gives the same tokens, those that
         `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one.
+        Raises: ContextOverflow when the context is full before there are max_tokens.
         """
-        return await self._sample(
-            prompt_token_ids, max_tokens, eos_token_ids, temperature, seed, lora_name, 0
-        )
+        prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
+        n, ends = checked_count("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        samplers = [sampler_of(temperature, seed, 0)]
+        return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
 
     async def batch_sample(
         self,
-        prompt_token_ids_list: Sequence[Sequence[int]],
+        prompt_token_ids_list: Contexts,
         max_tokens: int,
         eos_token_ids: Iterable[int],
         temperature: float = 1.0,
@@ -96,36 +132,35 @@ class AsyncLM:
         lora_name: str | None = None,
     ) -> list[list[int]]:
         """Return samples after each prompt; equal prompts get different ones under one seed."""
-        ends = frozenset(eos_token_ids)
+        prompts = [whole_numbers("a prompt", prompt) for prompt in prompt_token_ids_list]
+        n, ends = checked_count("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         seed = fresh_seed() if seed is None else seed
-        calls = (
-            self._sample(prompt, max_tokens, ends, temperature, seed, lora_name, number)
-            for number, prompt in enumerate(prompt_token_ids_list)
-        )
-        return list(await asyncio.gather(*calls))
+        samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
+        return await self._samples(prompts, n, ends, samplers, lora_name)
 
-    async def _sample(
+    async def _samples(
         self,
-        prompt: Sequence[int],
+        prompts: Contexts,
         max_tokens: int,
-        ends: Iterable[int],
-        temperature: float,
-        seed: int | None,
+        ends: frozenset[int],
+        samplers: Sequence[Sampler],
         lora_name: str | None,
-        number: int,
-    ) -> list[int]:
-        ends, made = frozenset(ends), list[int]()
-        chain = Chain([sampler_of(temperature, seed, number)])
-        path = [int(token) for token in prompt]
-        while len(made) < max_tokens:
-            row = np.asarray(await self.next_token_logprobs(path, lora_name), dtype=np.float32)
-            at = np.array([len(path)], dtype=np.uint64)
-            token = int(chain.draw(row[None], np.zeros(1, dtype=np.int64), at).ids[0])
-            if token in ends:
-                break
-            made.append(token)
-            path.append(token)
-        return made
+    ) -> list[list[int]]:
+        async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
+            made, path, chain = list[int](), list(prompt), Chain([sampler])
+            while len(made) < max_tokens:
+                row = on_host(await self.next_token_logprobs(path, lora_name))
+                at = np.array([len(path)], dtype=np.uint64)
+                token = int(chain.draw(row[None], np.zeros(1, dtype=np.int64), at).ids[0])
+                if token < 0:
+                    raise ForwardError(f"the row after {len(path)} tokens leaves none to draw")
+                if token in ends:
+                    break
+                made.append(token)
+                path.append(token)
+            return made
+
+        return list(await asyncio.gather(*map(one, prompts, samplers)))
 
     def clear_cache(self) -> None:
         """Forget what is cached; nothing here."""
@@ -147,15 +182,33 @@ class AsyncLM:
         """Not here: name the adapter in each call."""
         raise RuntimeError("there is no active adapter; leave lora_name out of the call")
 
-    @cached_property
+    @property
     def byte_vocab(self) -> list[Token]:
-        """The bytes of every token, by id; tokens of equal bytes stay apart."""
-        return tokens_of(Tokenizer.wrap(self.tokenizer).vocab_bytes)
+        """The bytes of every token, by id; tokens of equal bytes stay apart. Made once.
+
+        In a program that has loaded genlm's packages they are of the class those know.
+        """
+        kind = known_token_class() or Token
+        if not self._tokens or type(self._tokens[0]) is not kind:
+            self._tokens = tokens_of(self._vocab_bytes(), kind)
+        return self._tokens
 
     @cached_property
     def str_vocab(self) -> list[str]:
         """The text of every token, by id; U+FFFD where one is part of a character."""
-        return [bytes(token).decode("utf-8", "replace") for token in self.byte_vocab]
+        return [spelled.decode("utf-8", "replace") for spelled in self._vocab_bytes()]
+
+    def _vocab_bytes(self) -> list[bytes]:
+        return Tokenizer.wrap(self.tokenizer).vocab_bytes
+
+
+def known_token_class() -> Any:
+    """Return the token class of genlm's packages if this program has loaded them, else None.
+
+    Their code asks whether a token is of that very class, and computes with torch tensors.
+    """
+    module = sys.modules.get("genlm.backend.tokenization")
+    return None if module is None else module.Token
 
 
 def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
@@ -165,15 +218,49 @@ def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
     return Sampler(params, stream_of(params.seed, (number,)))
 
 
-def checked_ids(token_ids: Sequence[int]) -> list[int]:
+def checked_ids(token_ids: Any) -> list[int]:
     """Return a context as a list. Raises: ConfigError for an empty one, or what are no ids."""
-    try:
-        ids = [operator.index(token) for token in token_ids]
-    except TypeError as error:
-        raise ConfigError(f"token_ids is {token_ids!r}; allowed are ids: whole numbers") from error
+    ids = whole_numbers("token_ids", token_ids)
     if not ids:
         raise ConfigError("token_ids is empty; give at least one token, such as the begin token")
     return ids
+
+
+def checked_ends(eos_token_ids: Any) -> frozenset[int]:
+    """Return end tokens; none is `[]`. Raises: ConfigError."""
+    if isinstance(eos_token_ids, set | frozenset):
+        eos_token_ids = list(eos_token_ids)
+    return frozenset(whole_numbers("eos_token_ids", eos_token_ids))
+
+
+def whole_numbers(name: str, given: Any) -> list[int]:
+    """Return a list, tuple, array or tensor of ids as ints; refuse what has no order, or no ids."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        if isinstance(values, str | bytes | bytearray | set | frozenset | dict):
+            raise TypeError
+        return list(map(operator.index, values))
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} is {given!r:.80}; allowed is a list of ids: whole numbers"
+        ) from error
+
+
+def checked_count(name: str, value: Any, least: int) -> int:
+    """Return a count, or refuse it."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least or isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from {least} on")
+    return count
+
+
+def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
+    """Return every prefix of a context, from its first token to all of it."""
+    ids = checked_ids(token_ids)
+    return [ids[:n] for n in range(1, len(ids) + 1)]
 
 
 def stacked(rows: Sequence[Any]) -> Any:
@@ -183,3 +270,26 @@ def stacked(rows: Sequence[Any]) -> Any:
 
         return torch.stack(list(rows))
     return np.stack(rows) if rows else np.zeros((0, 0), dtype=np.float32)
+
+
+def on_host(row: Any) -> NDArray[np.float32]:
+    """Return a row as an array, wherever the tensor is."""
+    if type(row).__module__.startswith("torch"):
+        row = row.detach().cpu().numpy()
+    return np.asarray(row, dtype=np.float32)
+
+
+def top_of(row: Any, k: int) -> TopRows:
+    """Return the `k` likeliest of one row (all, if it has fewer), as arrays: [k], [k]."""
+    values = on_host(row)
+    some = np.flatnonzero(values >= np.partition(values, -k)[-k]) if k < len(values) else None
+    ids = np.arange(len(values)) if some is None else some
+    order = np.argsort(-values[ids], kind="stable")[:k]
+    return TopRows(ids[order].astype(np.int64), values[ids[order]])
+
+
+def joined(rows: Sequence[TopRows], k: int) -> TopRows:
+    """Return single rows as one: [N, k], [N, k]."""
+    if not rows:
+        return TopRows(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
+    return TopRows(np.stack([row.ids for row in rows]), np.stack([row.logprobs for row in rows]))

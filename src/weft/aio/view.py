@@ -27,7 +27,7 @@ class CacheNode:
 
 
 def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
-    """See `TreeLM.walk_cache`."""
+    """See `AsyncLM.walk_cache`."""
     ids = place.ids()
 
     def look() -> tuple[CacheNode, int, CacheNode | None, int]:

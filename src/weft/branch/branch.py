@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, HasChildren
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
+from ..sched.driver import deferred_interrupt
 from ..sched.rows import LogitsRow
 from .calls import Commit, Prefill, Read, arun, checked_pairs, run
 from .draw import draw
@@ -185,10 +186,11 @@ class Branch(Tunable):
         position = self.position - n
         last = self.accepted_by(position)
         sampler = self.sampler_at(last, self.sampler.stream)
-        self.last, self.sampler = last, sampler
-        self.moved(self.place.at(position), None)
-        self._fork_head = min(self._fork_head, position)
-        self.stream = self.lm.text.stream()
+        with deferred_interrupt():
+            self.last, self.sampler = last, sampler
+            self.moved(self.place.at(position), None)
+            self._fork_head = min(self._fork_head, position)
+            self.stream = self.lm.text.stream()
 
     def prune(self) -> None:
         """End this branch; its KV goes when room is needed. A second call does nothing.
@@ -282,7 +284,10 @@ class Branch(Tunable):
         return self.ended_by is not None
 
     def save(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return tokens, sampler and grammar state and metrics as JSON data; write it to a file."""
+        """Return tokens, sampler and grammar state and metrics as JSON data; write it to a file.
+
+        The file is the old one or the new one, whole. Raises: StoreError when it cannot be written.
+        """
         from .saved import save
 
         self.alive()
@@ -292,7 +297,7 @@ class Branch(Tunable):
     def load(cls, lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
         """Return a branch from what `save` made; its KV and logits are computed when used.
 
-        Raises: FormatError, ModelMismatch.
+        Raises: FormatError for what is no such file or broken, ModelMismatch, StoreError.
         """
         from .saved import load
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import ConfigError
 from ..kv.cursor import Place
 from ..sched import work
+from ..sched.driver import deferred_interrupt
 from ..sched.work import Extend, Item, Logits
 from .metrics import Accepted
 from .tenancy import Tenancy
@@ -153,7 +154,8 @@ def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
         for items, finish in call.stages():
             tickets = lm.submit(items, atomic=isinstance(items[0], Extend))
             lm.drive(tickets)
-            finish([ticket.result() for ticket in tickets])
+            with deferred_interrupt():
+                finish([ticket.result() for ticket in tickets])
 
 
 @contextmanager

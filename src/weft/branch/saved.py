@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError, ModelMismatch, WeftError
+from .. import files
+from ..errors import (
+    ConfigError,
+    ConstraintError,
+    ContextOverflow,
+    FormatError,
+    ModelMismatch,
+    StoreError,
+)
+from ..files import field, number, shown, whole
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
 from ..sched.rows import LogitsRow
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
     from .branch import Branch
 
 FORMAT, VERSION = "weft-branch", 1
+WHAT = "the saved branch"  # in messages
 
 
 def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
@@ -38,7 +48,7 @@ def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
         "ahead": list(branch._ahead),
     }
     if path is not None:
-        Path(path).write_text(json.dumps(data), encoding="utf-8")
+        files.write(path, json.dumps(data))
     return data
 
 
@@ -56,45 +66,59 @@ def _record(each: Accepted) -> list[Any]:
 
 def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
     """Return a branch from data or a file; see `Branch.load`."""
-    data = source if isinstance(source, Mapping) else _read(Path(source))
-    if data.get("format") != FORMAT or data.get("version") != VERSION:
-        raise FormatError(
-            f"this is no saved branch of version {VERSION}: it says {data.get('format')!r},"
-            f" version {data.get('version')!r}"
-        )
-    if data.get("fingerprint") != lm.info.fingerprint:
+    if isinstance(source, Mapping):
+        return _loaded(kind, lm, source)
+    data = files.read_json(source, FormatError, "no saved branch, or is broken", unread=StoreError)
+    with files.named(source):
+        return _loaded(kind, lm, data)
+
+
+def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise FormatError(f'this is no saved branch: "format" is not "{FORMAT}"')
+    version = data.get("version")
+    if version != VERSION:
+        raise FormatError(f"this is a saved branch of version {shown(version)}, not {VERSION}")
+    if field(data, "fingerprint", str, WHAT) != lm.info.fingerprint:
         raise ModelMismatch("the branch was saved with another model; load it with that one")
     try:
         return _made(kind, lm, data)
-    except WeftError:
+    except ContextOverflow:  # nothing is wrong with the file
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"the saved branch is broken: {error!r}") from error
+    except (ConfigError, ConstraintError, *files.FAULTS) as error:
+        raise FormatError(f"{WHAT} is broken: {error}") from error
 
 
 def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
-    saved = SamplingParams.from_dict(data["params"])
+    saved = SamplingParams.from_dict(field(data, "params", dict, WHAT))
     params = SamplingParams.resolve({}, saved)  # from here on it is drawn by today's rule
     if saved.draw_rule != params.draw_rule:
         _log.warning("the branch was saved by an earlier version: its seed goes on differently")
-    seed, lineage = int(data["seed"]), tuple(map(int, data["lineage"]))
+    seed = whole(data.get("seed"), f"seed of {WHAT}", 0, 2**64)
+    lineage = tuple(_wholes(data, "lineage", 2**63))
+    tokens = _wholes(data, "tokens", lm.info.n_vocab)
+    ahead = _wholes(data, "ahead", lm.info.n_vocab)
     stream = stream_of(seed, lineage)
-    branch = kind(lm, lm.place(list(data["tokens"])), params, lm.sampler(params, stream))
+    branch = kind(lm, lm.place(tokens), params, lm.sampler(params, stream))
     branch._seed, branch._lineage = seed, lineage
-    branch.grammar_from = int(data["grammar_from"])
-    for position, token, raw, kept in data["accepted"]:
+    for index, each in enumerate(field(data, "accepted", list, WHAT)):
+        where = f"accepted token {index} of {WHAT}"
+        if not isinstance(each, list | tuple) or len(each) != 4:
+            raise FormatError(f"{where} is {shown(each)}; four values belong there")
+        position = whole(each[0], f"position of {where}", 0, len(tokens) + len(ahead))
+        token = whole(each[1], where, 0, lm.info.n_vocab)
+        raw, kept = (None if value is None else number(value, where) for value in each[2:])
         branch.last = Accepted(branch.last, position, token, raw, kept)
-    branch._ahead = list(data["ahead"])
+    n_accepted = 0 if branch.last is None else branch.last.n
+    branch.grammar_from = whole(
+        data.get("grammar_from"), f"grammar_from of {WHAT}", 0, n_accepted + 1
+    )
+    branch._ahead = ahead
     branch.sampler = branch.sampler_at(branch.last, stream)
-    branch.row = LogitsRow() if data["tokens"] else None
+    branch.row = LogitsRow() if tokens else None
     return branch
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} holds no saved branch: {error}") from error
-    if not isinstance(data, dict):
-        raise FormatError(f"{path} holds no saved branch")
-    return data
+def _wholes(data: Mapping[str, Any], name: str, high: int) -> list[int]:
+    given = field(data, name, list, WHAT)
+    return [whole(each, f"{name} of {WHAT}", 0, high) for each in given]

@@ -15,6 +15,7 @@ from ..kv.cursor import Place
 from ..sampling.chain import Sampler
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
+from ..sched.driver import deferred_interrupt
 from ..sched.rows import LogitsRow
 from .metrics import Accepted, Produced, chain, tokens_of
 from .tenancy import Tenancy
@@ -136,9 +137,10 @@ class State:
         sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
         sampler.accept(token)
         at = self.position + len(self._ahead)
-        self.sampler, self.drawn = sampler, None
-        self.last = Accepted(self.last, at, token, *(known or (None, None)))
-        self._ahead.append(token)
+        last = Accepted(self.last, at, token, *(known or (None, None)))
+        with deferred_interrupt():
+            self.sampler, self.drawn, self.last = sampler, None, last
+            self._ahead.append(token)
 
     def accepted_ahead(self, token: int) -> bool:
         """Whether `accept` was called for this token already. Raises: ConfigError for another."""

@@ -47,8 +47,12 @@ def chat(
         str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
     ] = None,
     go_on: Annotated[
-        bool, typer.Option("-c", "--continue", help="Go on at the branch last read or grown.")
+        bool,
+        typer.Option(
+            "-c", "--continue", help="Go on at the branch last read or grown; --loom does so too."
+        ),
     ] = False,
+    loom: options.Loom = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -64,11 +68,11 @@ def chat(
     """Talk to a model. Every answer is a node of a loom that is kept."""
     sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, None)
     out = Out.of(sys.stderr if as_json else sys.stdout)
-    if go_on:
+    if go_on or loom is not None:
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
-        with with_model(own, engine, kv_budget) as (lm, kept):
+        with with_model(loom, own, engine, kv_budget) as (lm, kept):
             source = str(kept.loom.meta.get("model", kept.loom.saved_by.name))
             talk = Chat(out, lm, source, engine, sampling, kept=kept, as_json=as_json)
             talk.show_so_far()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import typer
+
 from ..errors import WeftError
 
 _LABEL = 40
@@ -21,17 +23,18 @@ def looms(incomplete: str) -> list[tuple[str, str]]:
     return [pair for pair in _looms() if pair[0].startswith(incomplete)]
 
 
-def nodes(incomplete: str) -> list[tuple[str, str]]:
-    """Return the numbers of the last tree drawn that begin so, with the nodes' texts."""
+def nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return the numbers of the loom's last tree that begin so, with the nodes' texts."""
     try:
-        return [pair for pair in _nodes() if pair[0].startswith(incomplete)]
+        found = list(_nodes(context.params.get("loom")))
     except WeftError:
         return []
+    return [pair for pair in found if pair[0].startswith(incomplete)]
 
 
-def looms_and_nodes(incomplete: str) -> list[tuple[str, str]]:
+def looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return both."""
-    return looms(incomplete) + nodes(incomplete)
+    return looms(incomplete) + nodes(context, incomplete)
 
 
 def _looms() -> Iterator[tuple[str, str]]:
@@ -49,11 +52,13 @@ def _looms() -> Iterator[tuple[str, str]]:
             yield name, "broken"
 
 
-def _nodes() -> Iterator[tuple[str, str]]:
-    from .kept import opened
+def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
+    from .kept import Kept
     from .picture import label_of
+    from .shelf import Shelf
 
-    kept = opened()
+    shelf = Shelf()
+    kept = Kept.open(shelf, loom or shelf.own() or shelf.anybodys())
     here = {node.id: node for node in kept.loom.walk()}
     for number, node_id in enumerate(kept.numbering.ids):
         if node_id in here:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
-from . import advice, complete, objects, options, shelf
+from . import advice, complete, objects, options
 from .failures import guarded
 from .heat import Tint
 from .kept import Kept, opened, with_model
@@ -73,6 +74,7 @@ def export(
             show_default="the node last read or grown",
         ),
     ] = None,
+    loom: options.Loom = None,
     color: options.Color = None,
     top: Annotated[
         int, typer.Option("--top", help="In .html, so many alternatives a token; asks the model.")
@@ -83,7 +85,8 @@ def export(
 ) -> None:
     """Write a path, a subtree or the whole tree to a file.
 
-    The suffix says how: .txt .md .json .dot .mmd .html. It is of the loom drawn last.
+    The suffix says how: .txt .md .json .dot .mmd .html. It is of the loom drawn last in this
+    terminal.
     """
     suffix = path.suffix.lower()
     if suffix not in DEFAULTS:
@@ -95,7 +98,7 @@ def export(
         raise ConfigError(f"--top and --color are for .html, not {suffix}")
     refuse_place(path, force=force)
     with ExitStack() as stack:
-        kept = opened_for(suffix, stack)
+        kept = opened_for(suffix, loom, stack)
         at = kept.node(node) if chosen is not Scope.TREE else kept.loom
         number = kept.number(at)
         order(kept)
@@ -132,15 +135,15 @@ def refuse_place(path: Path, *, force: bool) -> None:
         raise StoreError(f"{path} is there already", hint="--force writes over it")
 
 
-def opened_for(suffix: str, stack: ExitStack) -> Kept:
+def opened_for(suffix: str, loom: str | None, stack: ExitStack) -> Kept:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
     if suffix == ".html" and can_draw(suffix):
         try:
-            return stack.enter_context(with_model(None, "auto", "auto"))[1]
+            return stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
         except (EngineError, ModelMismatch) as error:
             note = f"without its model the page shows no tokens apart: {error}"
             Out.of(sys.stderr).line((note, "yellow"))
-    return opened()
+    return opened(loom)
 
 
 def order(kept: Kept) -> None:
@@ -167,11 +170,11 @@ def cut(node: Heddle, scope: Scope) -> None:
 def write_text(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     """Write the path's text as it is, or a drawing of the tree."""
     if scope is Scope.PATH:
-        _save(path, path_text(kept, node).rstrip("\n") + "\n")
+        files.write(path, path_text(kept, node).rstrip("\n") + "\n")
         return
     from ..viz.text import draw
 
-    _save(path, "".join(f"{line}\n" for line in draw(kept.loom, node=label_of)))
+    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=label_of)))
 
 
 def path_text(kept: Kept, node: Heddle) -> str:
@@ -196,7 +199,7 @@ def write_markdown(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
         lines += ["", written(node.path[1:]).strip("\n")]
     else:
         lines += listed(kept.loom)
-    _save(path, "\n".join(lines).rstrip() + "\n")
+    files.write(path, "\n".join(lines).rstrip() + "\n")
 
 
 def listed(root: Heddle) -> list[str]:
@@ -241,7 +244,7 @@ def can_draw(suffix: str) -> bool:
 def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     """Write a graph that other programs draw."""
     draw = drawer(path.suffix.lower())
-    _save(path, draw(node if scope is Scope.SUBTREE else kept.loom))
+    files.write(path, draw(node if scope is Scope.SUBTREE else kept.loom))
 
 
 def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint, top: int) -> None:
@@ -249,7 +252,7 @@ def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint
     draw = drawer(".html")
     root = node if scope is Scope.SUBTREE else kept.loom
     named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
-    _save(path, draw(root, tint=named, top=top, mark=kept.at))
+    files.write(path, draw(root, tint=named, top=top, mark=kept.at))
 
 
 def drawer(suffix: str) -> Callable[..., str]:
@@ -273,11 +276,3 @@ WRITERS: dict[str, Writer] = {
     ".dot": write_picture,
     ".mmd": write_picture,
 }
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        shelf.write(path, text, path)
-    except StoreError as error:
-        error.hint = ""
-        raise

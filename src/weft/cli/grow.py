@@ -22,6 +22,7 @@ def grow(
     ] = None,
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
+    loom: options.Loom = None,
     model: options.OwnModel = None,
     engine: options.Engine = "auto",
     chat: Annotated[
@@ -57,7 +58,7 @@ def grow(
     wish = Wish(n, sampling, color, as_json=as_json, stays=interactive, force=force)
     if text is not None:
         options.check_text(text, "the text")
-    with with_model(model, engine, kv_budget) as (lm, kept):
+    with with_model(loom, model, engine, kv_budget) as (lm, kept):
         at = kept.node(node)
         wish = wish.with_settings_of(at)
         if text is not None:

@@ -14,7 +14,7 @@ from ..errors import ModelLoadError, ModelMismatch, StoreError, TreeError
 from .model import TINY, load_model
 from .numbering import Numbering, in_order
 from .out import Out
-from .shelf import Index, Shelf
+from .shelf import Seen, Shelf
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -38,6 +38,7 @@ class Kept:
         self.numbering = numbering or Numbering()
         self.at: Heddle = loom
         self._stamp = _stamp(shelf.path(name)) if name else None
+        self._filed = ids_of(loom) if name else frozenset()
 
     @classmethod
     def new(cls, loom: Loom, model: str, engine: str) -> Self:
@@ -51,13 +52,13 @@ class Kept:
         from ..loom import Loom
         from .spoken import Spoken
 
-        stamp, index = _stamp(shelf.path(name)), shelf.index()
+        stamp, seen = _stamp(shelf.path(name)), shelf.seen(name)
         kept = cls(shelf, Loom.open(shelf.path(name), lm, heddle_class=Spoken), name)
         kept._stamp = stamp
-        if index.loom == name:
-            kept.numbering = Numbering(index.numbers)
+        if seen.numbers[:1] == [kept.loom.id]:
+            kept.numbering = Numbering(seen.numbers)
             try:
-                kept.at = kept.loom.find(index.at)
+                kept.at = kept.loom.find(seen.at)
             except TreeError:
                 _log.info("the node that was read last is not in %s any more", name)
         return kept
@@ -75,35 +76,74 @@ class Kept:
         return self.numbers()[node.id]
 
     def save(self) -> None:
-        """Write the loom and the index. What another command wrote meanwhile is left alone."""
-        target = self.name
-        if self._stamp is not None and _stamp(self.shelf.path(target)) not in (self._stamp, None):
-            Out.of(sys.stderr).line(
-                (f"{target} was changed by another command meanwhile; this is kept apart", "yellow")
-            )
-            target = ""
-        if not target:
-            target = self.shelf.fresh_name(self.name or self.loom.user_prompt)
-        self._write(target)
-        self.name, self._stamp = target, _stamp(self.shelf.path(target))
-        self.note()
+        """Write the loom and the index. What another command wrote meanwhile is taken in first.
+
+        Where both cannot be had, as when the node grown here was removed there, this one is kept
+        apart, under another name.
+        """
+        with self.shelf.locked():
+            target = self.name
+            stamp = _stamp(self.shelf.path(target)) if target else None
+            if stamp not in (self._stamp, None) and not self._take_in():
+                note = f"{target} was changed by another command meanwhile; this is kept apart"
+                Out.of(sys.stderr).line((note, "yellow"))
+                target = ""
+            if not target:
+                target = self.shelf.fresh_name(self.name or self.loom.user_prompt)
+            self._write(target)
+            self.name, self._stamp = target, _stamp(self.shelf.path(target))
+            self._filed = ids_of(self.loom)
+            self.note()
         _log.info("kept %s", self.shelf.path(target))
 
     def _write(self, name: str) -> None:
-        path = self.shelf.path(name)
         try:
-            self.loom.save(path)
+            self.loom.save(self.shelf.path(name))
         except StoreError as error:
             error.hint = "set WEFT_HOME to a folder that you can write, or make room there"
             raise
-        finally:
-            if _stamp(path) is not None and path.stat().st_size == 0:
-                path.unlink()  # the place held by `fresh_name`
+
+    def _take_in(self) -> bool:
+        """Put what another command has written meanwhile into this loom, if both can be had.
+
+        Nodes are known by their ids: what is new there comes here, what was removed there goes. It
+        cannot be where one side has grown what the other has removed.
+        """
+        from ..loom import Loom
+        from .spoken import Spoken
+
+        try:
+            path = self.shelf.path(self.name)
+            other = Loom.open(path, self.loom.lm, heddle_class=Spoken)
+        except StoreError as error:
+            _log.warning("what another command has written cannot be read: %s", error)
+            return False
+        if other.id != self.loom.id:
+            return False
+        here = {node.id: node for node in self.loom.walk()}
+        there = {node.id: node for node in other.walk()}
+        gone = [here[each] for each in self._filed - there.keys() if each in here]
+        new = there.keys() - here.keys() - self._filed
+        moved = [
+            (node, node.parent.id)
+            for node in there.values()
+            if node.id in new and node.parent is not None and node.parent.id not in new
+        ]
+        lost = {node.id for each in gone for node in each.walk()} - self._filed
+        if lost or any(parent not in here for _, parent in moved):
+            return False
+        for node, parent in moved:
+            here[parent].add_child(node)
+        for node in gone:
+            if node.parent is not None:
+                self.at = node.parent if node in self.at.path else self.at
+                node.remove()
+        return True
 
     def note(self) -> None:
         """Write the index: this is the loom drawn last."""
         self.numbers()
-        self.shelf.note(Index(self.name, self.at.id, list(self.numbering.ids)))
+        self.numbering.ids = self.shelf.note(self.name, Seen(self.at.id, self.numbering.ids))
 
     def try_save(self) -> bool:
         """As `save`, where the result is worth showing even if it cannot be kept."""
@@ -130,17 +170,34 @@ def tell_unkept(error: StoreError) -> None:
         out.line(("hint: ", "bold"), error.hint)
 
 
+def chosen(shelf: Shelf, name: str | None) -> str:
+    """Return the loom that a verb is about: the one named, else the one drawn last here.
+
+    A terminal in which none was drawn gets the one drawn last in another, and is told so.
+    """
+    if name is not None:
+        return shelf.known(name)
+    if (own := shelf.own()) is not None:
+        return own
+    last = shelf.anybodys()
+    note = f"this terminal has no loom of its own: taking {last}, drawn last elsewhere"
+    Out.of(sys.stderr).line((f"{note}; --loom takes another", "dim"))
+    return last
+
+
 def opened(name: str | None = None) -> Kept:
     """Open a loom to read it: the one with this name, or the one drawn last."""
     shelf = Shelf()
-    return Kept.open(shelf, shelf.last() if name is None else shelf.known(name))
+    return Kept.open(shelf, chosen(shelf, name))
 
 
 @contextmanager
-def with_model(model: str | None, engine: str, kv_budget: str) -> Iterator[tuple[LM, Kept]]:
-    """Open the loom drawn last with the model that it was made with, or the one that is given."""
+def with_model(
+    name: str | None, model: str | None, engine: str, kv_budget: str
+) -> Iterator[tuple[LM, Kept]]:
+    """Open a loom, as `opened`, with the model that it was made with, or the one that is given."""
     shelf = Shelf()
-    summary = shelf.summary(shelf.last())
+    summary = shelf.summary(chosen(shelf, name))
     name = summary.name
     if engine == "auto":
         engine = summary.engine or engine
@@ -173,6 +230,11 @@ def note_model(loom: Loom, model: str, engine: str) -> None:
     loom.meta["model"] = str(Path(model).resolve()) if is_folder else model
     if engine != "auto":
         loom.meta["engine"] = engine
+
+
+def ids_of(loom: Loom) -> frozenset[str]:
+    """Return the ids of all nodes of a loom."""
+    return frozenset(node.id for node in loom.walk())
 
 
 def best_of(nodes: list[Heddle]) -> Heddle | None:

@@ -20,14 +20,14 @@ from .shelf import Shelf, Summary
 def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """List the looms that are kept.
 
-    The one changed last is first; * is the one drawn last.
+    The one changed last is first; * is the one drawn last in this terminal.
     """
     shelf = Shelf()
-    names, last = shelf.names(), shelf.index().loom
+    names, last = shelf.names(), shelf.own()
     found: list[tuple[str, Summary | None]] = [(name, _summary(shelf, name)) for name in names]
     if as_json:
         looms = [as_object(shelf, name, summary) for name, summary in found]
-        objects.write({"home": str(shelf.folder), "last": last or None, "looms": looms})
+        objects.write({"home": str(shelf.folder), "last": last, "looms": looms})
         return
     out = Out.of(sys.stdout)
     if not names:

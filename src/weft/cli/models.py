@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len
 
 from .. import samples
+from ..errors import ModelLoadError
 from . import advice, objects, options, screen
 from .failures import guarded
 from .model import TINY
@@ -87,12 +87,14 @@ def as_object(found: Found) -> dict[str, Any]:
 
 
 def _described(name: str, folder: Path) -> Found:
+    from ..engines.checkpoint import architectures, read_config
+
     try:
         files = [file for file in folder.iterdir() if file.is_file()]
         n_bytes = sum(file.stat().st_size for file in files)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        kind = str((config.get("architectures") or [config.get("model_type", "")])[0])
-    except (OSError, ValueError, AttributeError, LookupError):
+        config = read_config(folder)
+        kind = (architectures(config) or [str(config.get("model_type", ""))])[0]
+    except (OSError, ModelLoadError):
         return Found(name, 0, "", "no config.json that can be read")
     if not any(file.suffix == ".safetensors" for file in files):
         return Found(name, n_bytes, kind, "no safetensors weights")

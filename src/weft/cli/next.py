@@ -26,6 +26,7 @@ _BAR = 30
 def next_(
     node: options.OptionalNode = None,
     top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
+    loom: options.Loom = None,
     model: options.OwnModel = None,
     engine: options.Engine = "auto",
     kv_budget: options.KvBudget = "auto",
@@ -33,7 +34,7 @@ def next_(
     verbose: options.Verbose = 0,
 ) -> None:
     """Show the likeliest next tokens at a node."""
-    with with_model(model, engine, kv_budget) as (lm, kept):
+    with with_model(loom, model, engine, kv_budget) as (lm, kept):
         at = kept.at = kept.node(node)
         found = at.next(top=top)
         if as_json:

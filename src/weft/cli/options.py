@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import samples
-from ..errors import ConfigError
+from .. import files, samples
+from ..errors import ConfigError, GrammarError
 from . import complete
 from .heat import Tint
 
@@ -128,7 +128,16 @@ OptionalLoom = Annotated[
     typer.Argument(
         help="A loom's name (weft ls), or a .loom.json file to keep.",
         autocompletion=complete.looms,
-        show_default="the one drawn last",
+        show_default="the one drawn last in this terminal",
+    ),
+]
+Loom = Annotated[
+    str | None,
+    typer.Option(
+        "--loom",
+        help="A loom's name (weft ls), or a .loom.json file to keep.",
+        autocompletion=complete.looms,
+        show_default="the one drawn last in this terminal",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object and nothing else.")]
@@ -202,10 +211,13 @@ def constraint(schema: Path | None) -> dict[str, Any]:
         return {}
     from ..constraints import JsonSchema
 
+    given = files.read_json(schema, ConfigError, "no JSON schema")
+    if not isinstance(given, dict | bool):
+        raise GrammarError(f"{schema} holds {files.shown(given)}; a JSON schema is an object")
     try:
-        return {"constraint": JsonSchema(schema.read_text("utf-8"))}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--json-schema: {schema} cannot be read: {error}") from error
+        return {"constraint": JsonSchema(given)}
+    except GrammarError as error:
+        raise GrammarError(f"{schema}: {error}", hint=error.hint) from error
 
 
 def was_typed(context: typer.Context, name: str) -> bool:

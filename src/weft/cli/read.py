@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @guarded
 def read(
     node: options.OptionalNode = None,
+    loom: options.Loom = None,
     color: options.Color = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
@@ -28,7 +29,7 @@ def read(
 
     One then stands at its end: `weft run -c` and `weft chat -c` go on from there.
     """
-    kept = opened()
+    kept = opened(loom)
     at = kept.at = kept.node(node)
     if as_json:
         objects.write(as_object(kept, at))

@@ -10,7 +10,7 @@ import typer
 from ..errors import ConfigError
 from . import advice, complete, objects, options
 from .failures import guarded
-from .kept import opened
+from .kept import Kept, chosen
 from .out import Out
 from .shelf import Shelf
 
@@ -26,6 +26,7 @@ def rm(
         ),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Bring back what was removed last.")] = False,
+    loom: options.Loom = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -46,23 +47,36 @@ def rm(
     nodes = [each for each in wanted if each.isdecimal()]
     if nodes and len(nodes) < len(wanted):
         raise ConfigError("looms and nodes cannot be removed in one call; call twice")
-    if nodes:
-        _told(as_json, "removed", remove_nodes(shelf, nodes))
-    else:
-        for name in wanted:
-            if name not in shelf.names():
-                raise shelf.unknown(name)
-        shelf.forget_removed()
-        for name in wanted:
-            shelf.remove(name)
-        _told(as_json, "removed", wanted)
+    if loom is not None and not nodes:
+        raise ConfigError("--loom says of which loom nodes are removed; no node is given")
+    with shelf.locked():
+        told = remove_nodes(shelf, nodes, loom) if nodes else remove_looms(shelf, wanted)
+    _told(as_json, "removed", told)
     if not as_json:
         advice.suggest(["weft", "rm", "--undo"], ["weft", "tree"] if nodes else ["weft", "ls"])
 
 
-def remove_nodes(shelf: Shelf, numbers: list[str]) -> list[str]:
-    """Remove nodes of the loom drawn last; return what was removed, in words."""
-    kept = opened()
+def remove_looms(shelf: Shelf, names: list[str]) -> list[str]:
+    """Remove looms; return their names."""
+    for name in names:
+        if name not in shelf.names():
+            raise shelf.unknown(name)
+    shelf.forget_removed()
+    for name in names:
+        shelf.remove(name)
+    return names
+
+
+def remove_nodes(shelf: Shelf, numbers: list[str], loom: str | None) -> list[str]:
+    """Remove nodes of the loom named, or drawn last here; return what was removed, in words."""
+    if loom is None and shelf.own() is None:
+        # A number is that of a tree that was seen here.
+        last = shelf.anybodys()
+        raise ConfigError(
+            "no loom was drawn in this terminal, so it is not clear whose nodes are meant",
+            hint=f"weft rm {' '.join(numbers)} --loom {last}, or weft tree {last} first",
+        )
+    kept = Kept.open(shelf, chosen(shelf, loom))
     nodes = [kept.node(number) for number in numbers]
     if kept.loom in nodes:
         raise ConfigError(

@@ -43,6 +43,7 @@ def run(
     go_on: Annotated[
         bool, typer.Option("-c", "--continue", help="Say it to the branch last read or grown.")
     ] = False,
+    loom: options.Loom = None,
     interactive: Annotated[
         bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
     ] = False,
@@ -67,11 +68,13 @@ def run(
     wish = Wish(n, sampling, color, keep=keep, as_json=as_json, stays=interactive)
     # Where one stays, what comes in are the keys.
     text = (prompt or "") if interactive else options.read_prompt(prompt, is_optional=go_on)
+    if loom is not None and not go_on:
+        raise ConfigError("--loom says which loom -c continues; without -c a new one is made")
     if go_on:
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
-        with with_model(own, engine, kv_budget) as (lm, kept):
+        with with_model(loom, own, engine, kv_budget) as (lm, kept):
             carry_on(lm, kept, text, chat, wish)
         return
     with load_model(model, engine, kv_budget) as lm:

@@ -1,43 +1,75 @@
 """Where looms are kept: WEFT_HOME/looms/NAME.loom.json; and a small index of what was drawn last.
 
-The files are the truth. The index only says which loom was drawn last, under which numbers its
-nodes were seen, and where the reader stands; without it nothing is lost.
+The files are the truth. The index only says under which numbers the nodes of a loom were seen, and
+for each terminal which loom was drawn there last, and where its reader stands; without it nothing
+is lost. What reads and then writes does so under one lock, WEFT_HOME/.lock.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import logging
 import os
 import re
-import secrets
-import shutil
+import stat
+import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .. import samples
+from .. import files, samples
 from ..errors import ConfigError, FormatError, StoreError
+from .out import Out
+from .terminal import terminal
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+T = TypeVar("T")
 SUFFIX = ".loom.json"
 _WORDS, _LENGTH = 5, 40  # of a name
 _SMALL = frozenset("a an the me my of to and in on for with is are it this that".split())
 # What Windows keeps for its devices.
 _RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
+_REMEMBERED = 64  # looms whose numbers are kept, and terminals
+# What is said where files cannot be locked.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+_PATIENCE_S = 2.0  # to wait for another command before that is said
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Index:
-    """loom: the one drawn last. at: id of the node last read or grown. numbers: ids by number."""
+class Seen:
+    """A loom as it was drawn. at: id of the node last read or grown. numbers: ids by number."""
 
-    loom: str = ""
     at: str = ""
     numbers: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Stand:
+    """What was drawn last in a terminal, and the node last read or grown there."""
+
+    loom: str
+    at: str
+
+
+@dataclass(slots=True)
+class Index:
+    """Looms by name, terminals by their mark; what was drawn last stands last."""
+
+    looms: dict[str, Seen] = field(default_factory=dict)
+    terminals: dict[str, Stand] = field(default_factory=dict)
+
+    def put(self, mark: str, name: str, seen: Seen) -> None:
+        """Note what was drawn in a terminal."""
+        _put_last(self.looms, name, seen)
+        _put_last(self.terminals, mark, Stand(name, seen.at))
 
 
 class Summary(NamedTuple):
@@ -57,6 +89,27 @@ class Shelf:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = home() if folder is None else folder
+        self.terminal = terminal()
+        self._lock: BaseFileLock | None = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other command change anything here meanwhile. May be nested on one shelf.
+
+        The system lets go of the lock of a process that dies. What killed commands have left is
+        removed. Raises: StoreError where nothing can be written.
+        """
+        with _plainly(self.folder, "keep looms in"):
+            self.looms.mkdir(parents=True, exist_ok=True)
+            lock = self._lock = self._lock or _lock(self.folder)
+            held = _acquire(lock)
+        try:
+            for folder in (self.folder, self.looms):
+                files.sweep(folder)
+            yield
+        finally:
+            if held:
+                lock.release()
 
     @property
     def looms(self) -> Path:
@@ -69,16 +122,23 @@ class Shelf:
 
     def names(self) -> list[str]:
         """Return the looms' names, the one changed last first."""
+        found: list[tuple[int, str]] = []
         with _plainly(self.folder, "read"):
-            files = [file for file in _listed(self.looms) if file.name.endswith(SUFFIX)]
-            files.sort(key=lambda file: (-file.stat().st_mtime_ns, file.name))
-        return [file.name.removesuffix(SUFFIX) for file in files if file.name[0] != "."]
+            for file in _listed(self.looms):
+                if file.name.endswith(SUFFIX) and not file.name.startswith("."):
+                    status = _status(file)
+                    if status is not None and stat.S_ISREG(status.st_mode):
+                        found.append((-status.st_mtime_ns, file.name.removesuffix(SUFFIX)))
+        return [name for _, name in sorted(found)]
 
     def known(self, name: str) -> str:
         """Return the name of a loom that is here. A file's path keeps a copy of it first."""
         if name in self.names():
             return name
         if name.endswith(SUFFIX) and Path(name).is_file():
+            from ..loom import Loom
+
+            Loom.open(name)  # what is no loom is not kept
             return self._adopted(Path(name))
         raise self.unknown(name)
 
@@ -91,29 +151,29 @@ class Shelf:
             here = "there is none yet"
         return ConfigError(f"there is no loom {name!r}; {here}", hint="weft ls lists them all")
 
-    def last(self) -> str:
-        """Return the loom drawn last, else the one changed last. Raises StoreError for none."""
-        names, index = self.names(), self.index()
-        if index.loom in names:
-            return index.loom
+    def own(self) -> str | None:
+        """Return the loom drawn last in this terminal; None if there is none (any more)."""
+        stand = self.index().terminals.get(self.terminal) if self.terminal else None
+        return None if stand is None or stand.loom not in self.names() else stand.loom
+
+    def anybodys(self) -> str:
+        """Return the loom drawn last in any terminal, else the one changed last.
+
+        Raises: StoreError for none.
+        """
+        names = self.names()
         if not names:
             raise StoreError(
                 "there is no loom yet", hint=f'weft run "{samples.story}" -n 4 makes one'
             )
-        return names[0]
+        drawn = [stand.loom for stand in self.index().terminals.values() if stand.loom in names]
+        return drawn[-1] if drawn else names[0]
 
     def fresh_name(self, prompt: str) -> str:
-        """Make and return a name that is not taken; an empty file holds its place."""
-        stem = name_of(prompt)
-        with _plainly(self.folder, "keep looms in"):
-            self.looms.mkdir(parents=True, exist_ok=True)
-            for name in _numbered(stem):
-                try:
-                    self.path(name).touch(exist_ok=False)
-                except FileExistsError:
-                    continue
-                return name
-        raise AssertionError("names do not run out")
+        """Return a name that is not taken. It stays so while the shelf is locked."""
+        taken = {file.name for file in _listed(self.looms)}
+        names = _numbered(name_of(prompt))
+        return next(name for name in names if f"{name}{SUFFIX}" not in taken)
 
     def summary(self, name: str) -> Summary:
         """Return what the head of a file says. Cost: O(file), without parsing its nodes."""
@@ -132,63 +192,92 @@ class Shelf:
             )
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error}") from error
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except files.FAULTS as error:
             raise FormatError(
                 f"{path} is no saved loom, or is broken: {error}", hint=f"weft rm {name}"
             ) from error
 
     def index(self) -> Index:
         """Return the index; an empty one where there is none that can be read."""
-        try:
-            data = json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
-            numbers = [str(each) for each in data["numbers"]]
-            return Index(str(data["loom"]), str(data["at"]), numbers)
-        except FileNotFoundError:
+        file = self.folder / "index.json"
+        if not file.exists():
             return Index()
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        try:
+            data = files.read_json(file, FormatError, "no index")
+            looms = {
+                str(name): Seen(str(each["at"]), [str(node) for node in each["numbers"]])
+                for name, each in data["looms"].items()
+            }
+            terminals = {
+                str(mark): Stand(str(each["loom"]), str(each["at"]))
+                for mark, each in data["terminals"].items()
+            }
+            return Index(looms, terminals)
+        except (StoreError, *files.FAULTS) as error:
             _log.warning("the index in %s cannot be read and is made anew: %s", self.folder, error)
             return Index()
 
-    def note(self, index: Index) -> None:
-        """Write the index."""
-        write(self.folder / "index.json", json.dumps(asdict(index)) + "\n", self.folder)
+    def seen(self, name: str) -> Seen:
+        """Return how a loom was drawn; where its reader stands in this terminal, if he does."""
+        index = self.index()
+        seen, stand = index.looms.get(name, Seen()), index.terminals.get(self.terminal)
+        return Seen(stand.at, seen.numbers) if stand and stand.loom == name else seen
+
+    def note(self, name: str, seen: Seen) -> list[str]:
+        """Write in the index that this loom was drawn in this terminal; return its numbers.
+
+        Numbers that another command has told meanwhile stay what they are.
+        """
+        with self.locked(), _plainly(self.folder, "write"):
+            index = self.index()
+            told = index.looms.get(name, Seen()).numbers
+            if told[:1] == seen.numbers[:1]:  # not of another loom that had this name
+                here = set(told)
+                seen.numbers = told + [node for node in seen.numbers if node not in here]
+            index.put(self.terminal, name, seen)
+            files.write(self.folder / "index.json", json.dumps(asdict(index)) + "\n")
+        return seen.numbers
 
     def remove(self, name: str) -> None:
         """Take a loom away; `restore` brings back what was taken last."""
-        self._keep_removed(name, self.path(name).replace)
+        with self.locked(), _plainly(self.folder, "write"):
+            self.path(name).replace(self._removed() / f"{name}{SUFFIX}")
 
     def remember(self, name: str) -> None:
         """Keep a copy of a loom's file for `restore`."""
-        self._keep_removed(name, lambda to: shutil.copy2(self.path(name), to))
+        with self.locked(), _plainly(self.folder, "write"):
+            files.write(self._removed() / f"{name}{SUFFIX}", files.read(self.path(name)))
 
     def forget_removed(self) -> None:
         """Delete for good what was removed before."""
-        with _plainly(self.folder, "write"):
+        with self.locked(), _plainly(self.folder, "write"):
             for file in _listed(self.folder / "removed"):
                 file.unlink(missing_ok=True)
 
     def restore(self) -> list[str]:
         """Bring back what was removed last, under another name where its own is taken."""
         names = []
-        with _plainly(self.folder, "write"):
+        with self.locked(), _plainly(self.folder, "write"):
             for file in sorted(_listed(self.folder / "removed")):
-                name = self.fresh_name(file.name.removesuffix(SUFFIX))
-                file.replace(self.path(name))
-                names.append(name)
+                if file.name.endswith(SUFFIX):
+                    name = self.fresh_name(file.name.removesuffix(SUFFIX))
+                    file.replace(self.path(name))
+                    names.append(name)
         if not names:
             raise StoreError("there is nothing to bring back", hint="weft ls")
         return names
 
-    def _keep_removed(self, name: str, move: Any) -> None:
-        removed = self.folder / "removed"
-        with _plainly(self.folder, "write"):
-            removed.mkdir(parents=True, exist_ok=True)
-            move(removed / f"{name}{SUFFIX}")
+    def _removed(self) -> Path:
+        folder = self.folder / "removed"
+        folder.mkdir(parents=True, exist_ok=True)
+        files.sweep(folder)
+        return folder
 
     def _adopted(self, file: Path) -> str:
-        name = self.fresh_name(file.name.removesuffix(SUFFIX))
-        with _plainly(self.folder, "write"):
-            shutil.copyfile(file, self.path(name))
+        data = files.read(file)
+        with self.locked(), _plainly(self.folder, "write"):
+            name = self.fresh_name(file.name.removesuffix(SUFFIX))
+            files.write(self.path(name), data)
         return name
 
 
@@ -217,26 +306,55 @@ def name_of(prompt: str) -> str:
     )
 
 
-def write(path: Path, text: str, folder: Path) -> None:
-    """Write a text file: afterwards it is the old one or the new one, whole."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with _plainly(folder, "write"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
 @contextmanager
 def _plainly(folder: Path, what: str) -> Iterator[None]:
+    hint = "set WEFT_HOME to a folder that you can write"
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"cannot {what} {folder}: {error}", hint="set WEFT_HOME to a folder that you can write"
-        ) from error
+        raise StoreError(f"cannot {what} {folder}: {error}", hint=hint) from error
+    except StoreError as error:
+        error.hint = error.hint or hint
+        raise
+
+
+def _put_last(kept: dict[str, T], key: str, value: T) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    for old in list(kept)[:-_REMEMBERED]:
+        del kept[old]
+
+
+def _lock(folder: Path) -> BaseFileLock:
+    from filelock import FileLock
+
+    return FileLock(folder / ".lock")
+
+
+def _acquire(lock: BaseFileLock) -> bool:
+    """Wait for the lock; False where the file system has none."""
+    from filelock import Timeout
+
+    try:
+        try:
+            lock.acquire(_PATIENCE_S, poll_interval=0.01)
+        except Timeout:
+            out = Out.of(sys.stderr)
+            out.line(("waiting for another weft command that writes looms; Ctrl-C ends it", "dim"))
+            lock.acquire(-1, poll_interval=0.05)
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+        _log.warning("commands at the same time may undo each other's work: %s", error)
+        return False
+    return True
+
+
+def _status(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except OSError:  # gone meanwhile, or a link to nothing
+        return None
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -258,15 +376,12 @@ def _numbered(stem: str) -> Iterator[str]:
 
 def _head(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Return the head of a file, its first node, and how many nodes it has."""
-    with path.open(encoding="utf-8") as file:
-        head: list[str] = []
-        for line in file:
-            if line.rstrip() == ' "nodes": [':
-                # As Weft writes it: one line a node.
-                first = file.readline()
-                n_nodes = 1 + sum(line.startswith("  {") for line in file)
-                whole = "".join(head).rstrip().rstrip(",") + "}"
-                return json.loads(whole), json.loads(first.strip().rstrip(",")), n_nodes
-            head.append(line)
-    data = json.loads("".join(head))
-    return data, data["nodes"][0], len(data["nodes"])
+    data = files.read(path)
+    head, found, nodes = data.partition(b'\n "nodes": [\n')
+    if found:
+        # As Weft writes it: one line a node.
+        first = nodes.partition(b"\n")[0].rstrip(b", ")
+        n_nodes = 1 + nodes.count(b"\n  {")
+        return files.parse_json(head.rstrip(b",") + b"}"), files.parse_json(first), n_nodes
+    whole = files.parse_json(data)
+    return whole, whole["nodes"][0], len(whole["nodes"])

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
 from . import advice, objects, options
 from .export import can_draw
 from .failures import guarded
@@ -19,6 +20,7 @@ from .report import below_root
 @guarded
 def tree(
     loom: options.OptionalLoom = None,
+    named: options.Loom = None,
     top: Annotated[
         int, typer.Option("--top", help="Draw so many children of a node, best scores first.")
     ] = 0,
@@ -29,7 +31,9 @@ def tree(
 
     They are the numbers that grow, read, next, rm and export take.
     """
-    kept = opened(loom)
+    if loom is not None and named is not None and loom != named:
+        raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
+    kept = opened(loom or named)
     if as_json:
         objects.write(as_object(kept))
         kept.try_note()

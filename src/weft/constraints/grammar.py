@@ -38,7 +38,12 @@ class Grammar(Constraint):
         """See `Constraint.compile`."""
         from llguidance import LLMatcher
 
-        text = self.grammar()
+        try:
+            text = self.grammar()
+        except GrammarError:
+            raise
+        except ValueError as error:  # the library's, for what it cannot read at all
+            raise GrammarError(f"{self._what()} is not valid: {told(str(error))}") from error
         is_error, messages = LLMatcher.validate_grammar_with_warnings(text, compiler.guidance)
         if is_error:
             raise GrammarError(f"{self._what()} is not valid: {self._told(messages[0])}")

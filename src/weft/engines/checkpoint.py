@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelLoadError, Unsupported
+from ..files import FAULTS, parse_json, read_json, reason, shown
 
 _INDEX = "model.safetensors.index.json"
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -114,6 +116,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(file)
 
 
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes that a config.json was made with.
+
+    Raises: ModelLoadError for what are no names.
+    """
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelLoadError(f"config.json: architectures is {shown(names)}; names belong there")
+    return names
+
+
 def check_tokenizer(folder: Path, n_vocab: int) -> None:
     """Check that `folder` has a tokenizer whose ids fit a model of `n_vocab` tokens.
 
@@ -130,7 +143,7 @@ def check_tokenizer(folder: Path, n_vocab: int) -> None:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return
-    largest = max(_token_ids(_read_json(file)), default=-1)
+    largest = max(_token_ids(file), default=-1)
     if largest < 0:
         raise ModelLoadError(f"{file} names no tokens; copy the model's own tokenizer.json there")
     if largest >= n_vocab:
@@ -168,7 +181,7 @@ def sample_positions(size: int) -> NDArray[np.int64]:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if not index.is_file():
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
         if not files:
             raise ModelLoadError(
                 f"{folder} has no *.safetensors; weights in other formats are not read: "
@@ -201,22 +214,29 @@ def _weight_map(index: Path) -> dict[str, str]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no weight_map; download the folder again")
+    for name, file in weight_map.items():
+        if not isinstance(file, str):
+            raise ModelLoadError(f"{index} has {shown(file)} for {name!r}; a file belongs there")
     return weight_map
 
 
 def _read_header(file: Path) -> dict[str, Tensor]:
     """One safetensors file's tensors: 8 bytes of header length, a JSON header, then the data."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        n_header = int.from_bytes(stream.read(8), "little")
-        if size < 8 or n_header > size - 8:
-            raise _truncated(file, size, 8 + n_header)
-        try:
-            header = json.loads(stream.read(n_header))
-            header.pop("__metadata__", None)
-            tensors = {name: _tensor(file, 8 + n_header, entry) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            n_header = int.from_bytes(stream.read(8), "little")
+            if size < 8 or n_header > size - 8:
+                raise _truncated(file, size, 8 + n_header)
+            raw = stream.read(n_header)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {file}: {reason(error)}") from error
+    try:
+        header = parse_json(raw)
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(file, 8 + n_header, each) for name, each in header.items()}
+    except FAULTS as error:
+        raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
     end = max((tensor.end for tensor in tensors.values()), default=0)
     if end > size:
         raise _truncated(file, size, end)
@@ -225,7 +245,12 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
-    return Tensor(file, entry["dtype"], tuple(entry["shape"]), base + begin, base + end)
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in (begin, *shape)):
+        raise ValueError(f"{shown(entry)} describes no tensor")
+    if type(end) is not int or end < begin:
+        raise ValueError(f"a tensor ends at {shown(end)}, before it begins")
+    return Tensor(file, dtype, shape, base + begin, base + end)
 
 
 def _truncated(file: Path, size: int, needed: int) -> ModelLoadError:
@@ -242,8 +267,8 @@ def _raw(name: str, tensor: Tensor) -> NDArray[Any]:
             f"tensor {name!r} in {tensor.file} is stored as {tensor.dtype}; "
             f"this reader knows {', '.join(_ITEM_BYTES)}"
         )
-    count = (tensor.end - tensor.begin) // item_bytes
-    if count != int(np.prod(tensor.shape, dtype=np.int64)):
+    count = math.prod(tensor.shape)
+    if tensor.end - tensor.begin != count * item_bytes:
         raise ModelLoadError(f"{tensor.file}: size and shape of {name!r} do not agree")
     if count == 0:
         return np.empty(0, np.float32)
@@ -257,17 +282,19 @@ def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     return raw.astype(np.float32)
 
 
-def _token_ids(tokenizer: dict[str, Any]) -> Iterator[int]:
+def _token_ids(file: Path) -> list[int]:
     """Ids of the vocabulary proper; some models have added tokens beyond it."""
-    vocab = (tokenizer.get("model") or {}).get("vocab") or ()
-    yield from vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    model = _read_json(file).get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))
+    for each in ids:
+        if type(each) is not int:
+            raise ModelLoadError(f"{file} has {shown(each)} for a token's id; download it again")
+    return ids
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is not JSON: {error}; download it again") from error
+    value = read_json(file, ModelLoadError, "not JSON", nan=True)
     if not isinstance(value, dict):
         raise ModelLoadError(f"{file} holds no JSON object; download it again")
     return value

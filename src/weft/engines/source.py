@@ -34,6 +34,25 @@ WANTED = (
     "model.safetensors.index.json",
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is fetched of a repository: these files, among them `config` and safetensors weights."""
+
+    wanted: tuple[str, ...]
+    config: str
+    what: str
+
+
+MODEL = Kind(
+    WANTED, "config.json", "Transformers-format weights (config.json and model*.safetensors)"
+)
+ADAPTER = Kind(
+    ("adapter_config.json", "adapter_model*.safetensors"),
+    "adapter_config.json",
+    "LoRA adapter in PEFT's format (adapter_config.json and adapter_model.safetensors)",
+)
+
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _log = logging.getLogger("weft.engines")
 
@@ -56,6 +75,7 @@ def resolve(
     token: str | None = None,
     local_files_only: bool = False,
     remote_code: bool = False,
+    bare_ids: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Return the folder with the model's files, downloading them into the Hub's cache if need be.
@@ -66,6 +86,7 @@ def resolve(
     Args:
         model: "tiny" (the embedded model), a folder, `org/name` or `org/name@revision`.
         remote_code: also fetch the repository's Python files (nothing is run here).
+        bare_ids: also take a Hub id without an owner, such as gpt2.
         progress: told size and destination before the first byte is fetched, then how far it is;
             without it the Hub's client shows its own bars.
 
@@ -85,8 +106,24 @@ def resolve(
         )
     if name and folder.exists():
         return _local(folder, revision)
-    wanted = _hub_model(name, revision)
-    return _from_hub(wanted, token, local_files_only, remote_code, progress)
+    is_bare = bare_ids and re.fullmatch(r"\w[\w.-]*", name)
+    wanted = HubModel(name, revision) if is_bare else _hub_model(name, revision)
+    patterns = [*WANTED, *(("*.py",) if remote_code else ())]
+    return _from_hub(wanted, MODEL, patterns, token, local_files_only, progress)
+
+
+def resolve_adapter(adapter: str | os.PathLike[str]) -> Path:
+    """Return an adapter's folder: a path as it is; `org/name` or `org/name@revision` by the Hub's
+    cache, as `resolve` does, where there is no folder of that name.
+
+    Raises: ModelLoadError if the Hub has no such adapter.
+    """
+    name = os.fspath(adapter)
+    id_, _, revision = name.partition("@")
+    if Path(name).expanduser().exists() or not _HUB_ID.fullmatch(id_):
+        return Path(name).expanduser()
+    wanted = HubModel(id_, revision or None)
+    return _from_hub(wanted, ADAPTER, list(ADAPTER.wanted), None, False, None)
 
 
 def cached_models() -> list[str]:
@@ -140,9 +177,10 @@ def _hub_model(name: str, revision: str | None) -> HubModel:
 
 def _from_hub(
     wanted: HubModel,
+    kind: Kind,
+    patterns: list[str],
     token: str | None,
     local_files_only: bool,
-    remote_code: bool,
     progress: Progress | None,
 ) -> Path:
     from huggingface_hub import constants, snapshot_download
@@ -151,14 +189,14 @@ def _from_hub(
         "repo_id": wanted.id,
         "revision": wanted.revision,
         "token": token,
-        "allow_patterns": [*WANTED, *(("*.py",) if remote_code else ())],
+        "allow_patterns": patterns,
         # fnmatch's * crosses slashes: without this, copies in onnx/ or original/ would come too.
         "ignore_patterns": ["*/*"],
     }
     if local_files_only or constants.HF_HUB_OFFLINE:
         return _from_cache(wanted, options, None)
     try:
-        missing = _missing_bytes(wanted, options)
+        missing = _missing_bytes(wanted, kind, options)
     except ModelLoadError:
         raise
     except Exception as error:  # the client's errors, and those of the HTTP library below it
@@ -178,18 +216,17 @@ def _from_hub(
     return path
 
 
-def _missing_bytes(wanted: HubModel, options: dict[str, Any]) -> int:
-    """Return how many bytes of the wanted files are not cached yet; refuse what is no model."""
+def _missing_bytes(wanted: HubModel, kind: Kind, options: dict[str, Any]) -> int:
+    """Return how many bytes of the wanted files are not cached yet; refuse what is not `kind`."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     api = HfApi(token=options["token"])
     info = api.model_info(wanted.id, revision=wanted.revision, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     files = [name for name in sizes if _is_wanted(name, options["allow_patterns"])]
-    if not any(name.endswith(".safetensors") for name in files) or "config.json" not in files:
+    if not any(name.endswith(".safetensors") for name in files) or kind.config not in files:
         raise ModelLoadError(
-            f"{wanted} has no Transformers-format weights (config.json and model*.safetensors); "
-            f"it holds {', '.join(sorted(sizes)[:8]) or 'nothing'}",
+            f"{wanted} has no {kind.what}; it holds {', '.join(sorted(sizes)[:8]) or 'nothing'}",
             hint="Choose a repository that has safetensors weights.",
         )
     return sum(

@@ -75,17 +75,18 @@ class Holds:
     thread nor Ctrl-C can get between; the next step drains `released`.
     """
 
-    __slots__ = ("alive", "lock", "released")
+    __slots__ = ("_release", "alive", "lock", "released")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # By id: two holds of one place are equal to each other, being weak references.
         self.alive: dict[int, Hold] = {}
         self.released: deque[weakref.ref[Place]] = deque()
+        self._release = self.released.append
 
     def take(self, place: Place, node: Node) -> Hold:
         """Hold a node for a place; the caller has the lock."""
-        hold = Hold(place, self.released.append)
+        hold = Hold(place, self._release)
         hold.node = node
         node.holds += 1
         self.alive[id(hold)] = hold

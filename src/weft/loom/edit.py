@@ -1,4 +1,7 @@
-"""Edits of a reasoning tree. Whatever changes before a node resets its place, never its tokens."""
+"""Edits of a reasoning tree. Whatever changes before a node resets its place, never its tokens.
+
+Ctrl-C waits for the end of an edit: it is done whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from operator import index
 from typing import TYPE_CHECKING, cast
 
 from ..errors import ConfigError, TreeError
+from ..sched.driver import deferred_interrupt
 from . import walk
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ def forget_end(node: Node) -> None:
     node.score = None
 
 
+@deferred_interrupt()
 def replace(node: Node, given: Sequence[int]) -> None:
     """Give the node other tokens. Nothing has changed if they are refused."""
     lm, new = node._home.live_lm(), token_ids(given)
@@ -49,6 +54,7 @@ def replace(node: Node, given: Sequence[int]) -> None:
     forget_places(node)
 
 
+@deferred_interrupt()
 def clip(node: Node, limit: int) -> None:
     """Keep the first `limit` tokens; negative counts from the end and stops at none."""
     if isinstance(limit, bool) or not isinstance(limit, int):
@@ -70,12 +76,14 @@ def _cut(node: Node, keep: int) -> None:
     node._text = None
 
 
+@deferred_interrupt()
 def drop_children(node: Node) -> None:
     """Detach every child."""
     for child in list(node.children):
         detach(child)
 
 
+@deferred_interrupt()
 def detach(node: Node) -> None:
     """Take a node out of its parent's children; its path is then itself. Cost: O(nodes below)."""
     if node.parent is not None:
@@ -85,6 +93,7 @@ def detach(node: Node) -> None:
     forget_places(node)
 
 
+@deferred_interrupt()
 def adopt(parent: Node, child: Heddle) -> None:
     """Make `child` the last child of `parent`, wherever it was before."""
     if walk.is_below(parent, child):
@@ -101,6 +110,7 @@ def adopt(parent: Node, child: Heddle) -> None:
     parent.children.append(child)
 
 
+@deferred_interrupt()
 def split(node: Node, at: int) -> Heddle:
     """Cut before token `at`; see Node.split."""
     length = len(node._tokens)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..results import Delta
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
-from ..sched.driver import Channel
+from ..sched.driver import Channel, deferred_interrupt
 from ..sched.work import FinishReason, Run, RunState, Ticket
 from ..tokens.text import StopStrings, TextStream
 from .branches import Branches
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .watcher import Watcher
 
 _log = logging.getLogger(__name__)
+# Does what an iterator yields, within one call: Ctrl-C is seen before it or after it.
+_at_once = deque[None](maxlen=0).extend
+_extend: Callable[[list[Any], Iterable[Any]], None] = list.extend
 
 
 class Event(NamedTuple):
@@ -87,8 +91,10 @@ class Shoot:
         self.attached = False
 
     def finish(self) -> None:
-        """Take the run's result over into the child and attach it."""
+        """Take the run's result over into the child and attach it, once."""
         assert self.ticket is not None
+        if self.over:
+            return
         result = self.ticket.value
         child = self.child
         child._tokens, child._text = list(result.tokens), None
@@ -207,17 +213,19 @@ class Growth:
 
         A watcher needs a streamed growth.
         """
-        self._submit()
         try:
+            self._submit()
             if watcher is not None:
                 self._show(watcher)
             self.lm.drive(self._tickets)
+            return self._finish_all()
         except KeyboardInterrupt:
-            self._cancel("interrupted")
-            self.lm.drive(self._tickets)
-            self._finish_kept()
+            try:
+                self._cancel("interrupted")
+                self.lm.drive(self._tickets)
+            finally:
+                self._finish_kept()
             raise
-        return self._finish_all()
 
     def _show(self, watcher: Watcher) -> None:
         assert self._channel is not None
@@ -241,6 +249,7 @@ class Growth:
             raise
         return self._finish_all()
 
+    @deferred_interrupt()  # or runs would go on that nobody can cancel
     def _submit(self) -> None:
         if self._runs:
             self._take(self.lm.submit(self._runs))
@@ -256,11 +265,13 @@ class Growth:
             if shoot.watch is not None:
                 ticket.on_done(shoot.watch.farewell)
 
+    @deferred_interrupt()
     def _finish_all(self) -> Branches:
         self._raise_errors()
         self._finish_kept()
         return self.children
 
+    @deferred_interrupt()
     def _finish_kept(self) -> None:
         for shoot in self.shoots:
             if shoot.ticket is not None and shoot.ticket.done and shoot.ticket.error is None:
@@ -275,16 +286,16 @@ class Growth:
     def news(self) -> Generator[list[News], None, None]:
         """Yield what each step brought, for `delta`. Closing it keeps what `delta` told."""
         assert self._channel is not None
-        self._submit()
         try:
+            self._submit()
             for events in self.lm.pump(self._channel, self._tickets):
                 yield self._sorted(events)
             yield self._sorted(self._missed())
         except KeyboardInterrupt:
-            self._abandon("interrupted")
+            self.abandon("interrupted")
             raise
         finally:
-            self._abandon("cancelled")
+            self.abandon("cancelled")
         self._raise_errors()
 
     async def anews(self) -> AsyncGenerator[list[News], None]:
@@ -296,10 +307,12 @@ class Growth:
                 yield self._sorted(events)
             yield self._sorted(self._missed())
         finally:
-            self._abandon("cancelled")
+            self.abandon("cancelled")
         self._raise_errors()
 
-    def _abandon(self, reason: FinishReason) -> None:
+    @deferred_interrupt()
+    def abandon(self, reason: FinishReason) -> None:
+        """End what is not over; what was told of it is kept."""
         # No waiting here: a generator may be closed by the garbage collector, anywhere. The
         # scheduler drops cancelled runs in its next step.
         self._cancel(reason)
@@ -334,9 +347,13 @@ def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
     if growth is None:
         return Branches()
     with closing(growth.news()) as steps:
-        for news in steps:
-            for shoot, events in news:
-                yield delta(shoot, events)
+        try:
+            for news in steps:
+                for shoot, events in news:
+                    yield delta(shoot, events)
+        except KeyboardInterrupt:
+            growth.abandon("interrupted")
+            raise
     return growth.children
 
 
@@ -351,25 +368,32 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
 
 
 def delta(shoot: Shoot, events: list[Event]) -> Delta:
-    """Move a branch on by its new events and tell what they were."""
+    """Move a branch on by its new events, whole or not at all, and tell what they were."""
     child, text = shoot.child, shoot.text
     assert text is not None
     assert shoot.ticket is not None
     new = [event for event in events if event.token is not None]
     tokens = tuple(event.token for event in new if event.token is not None)
-    child._tokens.extend(tokens)
-    child._text = None
-    child.logprobs.extend(event.logprob for event in new)
-    child.entropies.extend(event.entropy for event in new)
-    piece = "".join(text.push(token) for token in tokens)
-    if any(event.token is None for event in events):
-        piece += text.flush()
-        if shoot.ticket.error is not None:
-            shoot.over, child.finish_reason = True, "error"
-        else:
-            shoot.finish()
     logprobs = tuple(event.logprob for event in new)
+    entropies = tuple(event.entropy for event in new)
+    is_over = any(event.token is None for event in events)
+    piece = "".join(text.push(token) for token in tokens)
+    if is_over:
+        piece += text.flush()
+    child._text = None
+    lists: tuple[list[Any], ...] = (child._tokens, child.logprobs, child.entropies)
+    _at_once(map(_extend, lists, (tokens, logprobs, entropies)))
+    if is_over:
+        _end(shoot)
     return Delta(shoot.index, child, tokens, piece, logprobs, child.finish_reason)
+
+
+@deferred_interrupt()
+def _end(shoot: Shoot) -> None:
+    if shoot.ticket is not None and shoot.ticket.error is not None:
+        shoot.over, shoot.child.finish_reason = True, "error"
+    else:
+        shoot.finish()
 
 
 def plan(nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool) -> Growth:

@@ -80,13 +80,17 @@ def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
     ended = [False] * len(tokens)
     n_prompt = growth.shoots[0].origin.depth if growth.shoots else 0
     with closing(growth.news()) as steps:
-        for news in steps:
-            deltas = [delta(shoot, events) for shoot, events in news]
-            for new in deltas:
-                tokens[new.branch].extend(new.token_ids)
-                ended[new.branch] = ended[new.branch] or new.finish_reason == "stop"
-            if deltas:
-                yield _update(growth.lm, tokens, list(ended), deltas)
+        try:
+            for news in steps:
+                deltas = [delta(shoot, events) for shoot, events in news]
+                for new in deltas:
+                    tokens[new.branch].extend(new.token_ids)
+                    ended[new.branch] = ended[new.branch] or new.finish_reason == "stop"
+                if deltas:
+                    yield _update(growth.lm, tokens, list(ended), deltas)
+        except KeyboardInterrupt:
+            growth.abandon("interrupted")
+            raise
     yield _final(growth, tokens, n_prompt)
     return growth.children
 

@@ -22,8 +22,9 @@ class Loom(Heddle):
     """The root heddle: its tokens are the prompt. A context manager."""
 
     _is_root = True
-    # Whose tokens an opened loom holds; set by the store.
+    # Whose tokens an opened loom holds, and what of its file was left out; set by the store.
     saved_by: ModelMark
+    dropped: tuple[str, ...] = ()
 
     @overload
     def __init__(
@@ -141,12 +142,16 @@ class Loom(Heddle):
     ) -> Self:
         """Read a saved loom. Without an LM it can be read, searched and saved, not grown.
 
+        Where a node of the file has figures for some of its tokens only, the tokens are taken and
+        the figures are not; `dropped` of the loom says of which, in words.
+
         Args:
             force: take the tokens as they are even if another model with the same vocabulary size
                 saved them.
 
         Raises:
             FormatError: the file is no loom, broken, or of a newer version.
+            StoreError: it cannot be read.
             ModelMismatch: another model saved it.
         """
         from ..store import load

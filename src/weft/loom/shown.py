@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, cast, overload
 
+from .. import files
 from .node import Node
 
 if TYPE_CHECKING:
@@ -87,12 +88,12 @@ class Shown(Node):
 
         Raises: ConfigError for `top` without a model, StoreError when the file cannot be written.
         """
-        from ..viz.html import to_html, write
+        from ..viz.html import to_html
 
         page = to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
         if path is None:
             return page
-        write(path, page)
+        files.write(path, page)
         return None
 
     def to_dot(

@@ -275,7 +275,10 @@ def _number(
         allowed += f" and <= {high:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     outside = number < low or number > high or (open_low and number == low)
     if outside or not math.isfinite(number):
         raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")

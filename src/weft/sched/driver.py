@@ -8,15 +8,15 @@ import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
 from ..errors import StaleHandle
-from .outbox import Outbox
+from .jobs import Job
+from .outbox import Outbox, Waiter
 from .scheduler import Scheduler
 from .work import Item, Ticket
 
@@ -26,16 +26,30 @@ IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its L
 
 
 class Channel:
-    """Events that sinks put in during steps, for one reader."""
+    """Events that sinks put in during steps, for one reader.
 
-    __slots__ = ("_events",)
+    waiter: who waits for the next one in an event loop.
+    """
+
+    __slots__ = ("_events", "waiter")
 
     def __init__(self) -> None:
         self._events: deque[Any] = deque()
+        self.waiter: Waiter | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
 
     def put(self, event: Any) -> None:
         """Add an event; any thread."""
         self._events.append(event)
+        self.tell()
+
+    def tell(self, _ticket: Ticket | None = None) -> None:
+        """Wake who waits, if anybody does; any thread."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.fire()
 
     def take(self) -> list[Any]:
         """Return what is there and empty the channel."""
@@ -101,7 +115,7 @@ class Driver:
             elif all(ticket.done for ticket in tickets):
                 return
             else:
-                self._until(lambda: bool(channel._events) or all(t.done for t in tickets))
+                self._until(lambda: bool(channel) or all(t.done for t in tickets))
 
     def _until(self, is_done: Callable[[], bool]) -> None:
         """Step, or wait for the thread that steps, until `is_done()`."""
@@ -133,7 +147,9 @@ class Driver:
         with self._turn(), deferred_interrupt():
             self.scheduler.land_flight()
             with self.scheduler.lock:
-                return work()
+                value = work()
+        self._tell_loops()
+        return value
 
     def try_drain(self) -> None:
         """Let go of what nobody holds any more, unless a step is running: that will do it."""
@@ -211,6 +227,8 @@ class Driver:
 
     def start(self) -> None:
         """Start the driver thread, if there is none; it ends with the LM."""
+        if self._thread is not None:
+            return
         with self._news:
             if self._thread is None and not self.closed:
                 name = f"weft-{self.scheduler.engine.info.name}"
@@ -249,7 +267,12 @@ class Driver:
     def _tell(self) -> None:
         """Wake all who wait, in threads and in event loops."""
         self._wake()
-        for loop, outbox in self._outboxes():
+        self._tell_loops()
+
+    def _tell_loops(self) -> None:
+        with self._news:  # other threads' loops come and go
+            outboxes = list(self._loops.items())
+        for loop, outbox in outboxes:
             outbox.deliver(loop)
 
     def give_up(self, error: BaseException) -> None:
@@ -280,46 +303,61 @@ class Driver:
 
     # Async ------------------------------------------------------------------------------------
 
+    def turn_of_loop(self) -> Awaitable[None] | None:
+        """Return what a call from an event loop waits for before it begins; None: nothing.
+
+        Of many calls that one pass of the loop makes, some begin later. What is submitted by all of
+        them enters one step all the same.
+        """
+        loop = asyncio.get_running_loop()
+        return self._outbox(loop).begin(loop)
+
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items from an event loop; all that one pass of the loop submits enters one step."""
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         loop = asyncio.get_running_loop()
         self.start()
-        submit = partial(self.submit, items, atomic=atomic)
-        handed = self._outbox(loop).hand_over(loop, submit, self.scheduler.lock)
-        try:
-            return await handed
-        except asyncio.CancelledError:
-            if handed.done() and not handed.cancelled() and handed.exception() is None:
-                for ticket in handed.result():  # it was too late to call it back
-                    ticket.cancel()
-            raise
+        tickets, jobs = self.scheduler.prepare(items, atomic=atomic)
+        self._outbox(loop).hand_over(loop, jobs)
+        return tickets
+
+    def _enter(self, jobs: list[Job]) -> None:
+        """Let jobs enter that an event loop has handed over."""
+        self.scheduler.enter(jobs)
+        if self.closed:  # meanwhile: nobody will step again
+            self.scheduler.abandon(StaleHandle("this LM was closed while this was submitted"))
+            self._tell_loops()
+        self._wake()
 
     async def adrive(self, tickets: Sequence[Ticket]) -> None:
         """Wait for tickets without blocking the loop; cancelling the task cancels them."""
-        await self._auntil(lambda: all(ticket.done for ticket in tickets), tickets)
+        if not all(ticket.done for ticket in tickets):
+            loop = asyncio.get_running_loop()
+            await self._awake(Waiter(self._outbox(loop), loop, tickets), tickets)
 
     async def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """The async form of `pump`."""
+        loop = asyncio.get_running_loop()
+        outbox = self._outbox(loop)
+        for ticket in tickets:
+            ticket.on_done(channel.tell)
         while True:
-            events = channel.take()
+            waiter = channel.waiter = Waiter(outbox, loop)
+            events = channel.take()  # after the waiter: what comes from now on is heard
             if events:
                 yield events
             elif all(ticket.done for ticket in tickets):
                 return
             else:
-                await self._auntil(
-                    lambda: bool(channel._events) or all(t.done for t in tickets), tickets
-                )
+                await self._awake(waiter, tickets)
 
-    async def _auntil(self, is_done: Callable[[], bool], tickets: Sequence[Ticket]) -> None:
+    async def _awake(self, waiter: Waiter, tickets: Sequence[Ticket]) -> None:
         self.start()
-        self._wake()
-        loop = asyncio.get_running_loop()
-        waiter = self._outbox(loop).wait(loop, is_done)
+        if self.closed:  # nobody will step again; who closed it has told of all there was
+            self._tell_loops()
         try:
-            await waiter
+            await waiter.future
         except asyncio.CancelledError:
             for ticket in tickets:
                 ticket.cancel()
@@ -327,16 +365,11 @@ class Driver:
             raise
 
     def _outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
-        with self._news:
-            outbox = self._loops.get(loop)
-            if outbox is None:
-                outbox = self._loops[loop] = Outbox()
-            return outbox
-
-    def _outboxes(self) -> list[tuple[asyncio.AbstractEventLoop, Outbox]]:
-        # Under the lock: other threads' loops come and go.
-        with self._news:
-            return list(self._loops.items())
+        outbox = self._loops.get(loop)
+        if outbox is None:
+            with self._news:
+                outbox = self._loops[loop] = Outbox(self._enter)  # no other thread has this loop
+        return outbox
 
 
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:

@@ -50,7 +50,7 @@ class Job:
         for ticket in tickets:
             ticket.job = self
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> Sequence[Ticket]:
         """Return the tickets that it still has to answer."""
         raise NotImplementedError
 
@@ -94,10 +94,10 @@ class ExtendJob(Job):
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
         super().__init__(age, tickets)
-        self._tickets = list(tickets)
+        self._tickets = tickets
         self._answers: dict[int, list[Any]] = {}  # by number of the ticket
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> Sequence[Ticket]:
         return self._tickets
 
     def namespaces(self) -> set[str | None]:

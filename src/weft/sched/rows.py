@@ -65,6 +65,7 @@ class RowStore:
         self._lasting = lasting
         self._order: OrderedDict[int, _Entry] = OrderedDict()
         self._gone: deque[Any] = deque()
+        self._go = self._gone.append
 
     def keep(self, output: Output, n_rows: int, indices: Sequence[int]) -> list[LogitsRow]:
         """Return rows `indices` of a finished step's output, which has `n_rows` of them.
@@ -133,7 +134,7 @@ class RowStore:
     def _enter(self, row: LogitsRow, n_bytes: int) -> None:
         """Count a row as the one used last."""
         self._leave(row._ref)
-        entry = row._ref = _Entry(row, self._gone.append)
+        entry = row._ref = _Entry(row, self._go)
         entry.n_bytes = n_bytes
         self._order[id(entry)] = entry
         self.used_bytes += n_bytes

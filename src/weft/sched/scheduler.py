@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import time
 from collections import deque
@@ -47,8 +48,8 @@ class Scheduler:
         self.admission = Admission(self.desk)
         self.flight: Step | None = None
         self.retired: dict[str, str] = {}  # namespaces that are gone, and what to say of them
-        self._inbox: deque[Job | Ticket] = deque()
-        self._age = 0
+        self._inbox: deque[list[Job] | Ticket] = deque()
+        self._ages = itertools.count(1)
         self._forward_s = 0.0
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
@@ -56,17 +57,25 @@ class Scheduler:
 
         atomic: all items (extends only) succeed, or all fail and nothing has changed.
         """
+        tickets, jobs = self.prepare(items, atomic=atomic)
+        self.enter(jobs)
+        return tickets
+
+    def prepare(
+        self, items: Sequence[Item], *, atomic: bool = False
+    ) -> tuple[list[Ticket], list[Job]]:
+        """Return tickets, and the jobs that answer them once these have entered. Takes no lock."""
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
+        self._refuse_retired(items)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
-        with self.lock:
-            self._refuse_retired(items)
-            for group in groups:
-                self._age += 1
-                if group:
-                    self._inbox.append(new_job(self._age, group))
-        return tickets
+        return tickets, [new_job(next(self._ages), group) for group in groups if group]
+
+    def enter(self, jobs: list[Job]) -> None:
+        """Let jobs in; no step sees some of them without the others. Takes no lock."""
+        if jobs:
+            self._inbox.append(jobs)
 
     @property
     def is_idle(self) -> bool:
@@ -118,15 +127,22 @@ class Scheduler:
         n_taken = len(self._inbox)
         while self._inbox:
             entry = self._inbox.popleft()
-            if isinstance(entry, Job):
-                if entry.by_content:
-                    self.lines.relieve()
-                self.desk.add(entry)
+            if isinstance(entry, list):
+                self._add(entry)
             elif not entry.done:
                 assert entry.job is not None
                 entry.job.cancel(entry, self.desk)
         self._join_chains()
         return n_taken
+
+    def _add(self, jobs: list[Job]) -> None:
+        if any(job.by_content for job in jobs):
+            self.lines.relieve()
+        for job in jobs:
+            self.desk.add(job)
+            for name, message in self.retired.items():
+                if name in job.namespaces():  # it went since this was prepared
+                    self.desk.fail(job, StaleHandle(message))
 
     def settle(self) -> None:
         """Take in, and close every idle line: what is held then is what work needs."""
@@ -349,8 +365,8 @@ class Scheduler:
         failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
         with self.lock:
-            arrived = [entry for entry in self._inbox if isinstance(entry, Job)]
-            for job in [*arrived, *self.desk.jobs()]:
+            arrived = [jobs for jobs in self._inbox if isinstance(jobs, list)]
+            for job in [*itertools.chain(*arrived), *self.desk.jobs()]:
                 for ticket in job.tickets():
                     ticket.resolve(error=failed)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .propose import Proposer
 
 KEY = "search"
+# Of a node's meta: what a search notes there and goes on from.
+_NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
 # What has the same repr in every process.
 _PLAIN = (int, float, str, list, tuple)
 
@@ -253,7 +257,7 @@ class Search:
         """Write the search to its file, if it has one; the file is the old one or the new one."""
         if self.settings.resume is None:
             return
-        self.loom.meta[KEY] = {
+        kept = {
             "shape": self._shape,
             "start": self.start.id,
             "round": self.round,
@@ -261,6 +265,7 @@ class Search:
             "meter": self.meter.state(),
             "done": self.done,
         }
+        self.loom.meta[KEY] = {**kept, "crc32": checksum(self.loom, kept)}
         self.loom.save(self.settings.resume)
 
     def _restore(self, saved: Loom, asked: Loom) -> None:
@@ -268,6 +273,9 @@ class Search:
         found = saved.meta.get(KEY)
         if not isinstance(found, dict):
             raise FormatError(f"{path} holds a loom but no search; give resume another file")
+        kept = {name: value for name, value in found.items() if name != "crc32"}
+        if found.get("crc32") != checksum(saved, kept):
+            raise FormatError(f"{path}: the search in it is broken, or was changed; begin another")
         if saved.tokens != asked.tokens or saved.user_prompt != asked.user_prompt:
             raise ConfigError(
                 f"{path} holds another search, of {saved.user_prompt!r:.80}. Give the same prompt, "
@@ -396,3 +404,16 @@ def _from_literal(written: object, path: str) -> Any:
         return ast.literal_eval(written)  # type: ignore[arg-type]
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise FormatError(f"{path} has a state that cannot be read: {written!r:.80}") from error
+
+
+def checksum(loom: Loom, kept: object) -> int:
+    """Return a checksum of all that a search goes on from: its own notes, and the tree they are of.
+
+    Cost: O(tree).
+    """
+    tree = [
+        (node.id, node.tokens, node.logprobs, node.score, node.terminal, node.finish_reason)
+        + tuple(node.meta.get(name) for name in _NOTES)
+        for node in loom.walk()
+    ]
+    return zlib.crc32(json.dumps([kept, tree]).encode())

@@ -12,11 +12,12 @@ without a model. Numbers that JSON has no word for are the strings "inf", "-inf"
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast, get_args
 
 from ..errors import FormatError
+from ..files import field, number, shown, whole
 from ..sched.work import FinishReason
 
 FORMAT = "weft.loom"
@@ -70,34 +71,6 @@ def to_json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def number(value: object, where: str) -> float:
-    """Return what `to_json_number` wrote."""
-    if isinstance(value, str) and value in ("inf", "-inf", "nan"):
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FormatError(f"{where} is {value!r}; a number belongs there")
-    return float(value)
-
-
-def whole(value: object, where: str, low: int, high: int) -> int:
-    """Return a whole number from `low` to below `high`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
-        raise FormatError(
-            f"{where} is {value!r}; a whole number from {low} to {high - 1} belongs there"
-        )
-    return value
-
-
-def field(record: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
-    """Return a field that must be there and of this kind."""
-    if name not in record:
-        raise FormatError(f"{where} has no {name!r}; the file is broken")
-    value = record[name]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise FormatError(f"{name!r} of {where} is {value!r:.60}; a {kind.__name__} belongs there")
-    return value
-
-
 def read_header(data: object) -> ModelMark:
     """Check that this is a loom that this version reads; return whose tokens it holds."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -118,29 +91,37 @@ def read_header(data: object) -> ModelMark:
     )
 
 
-def read_records(data: dict[str, Any], n_vocab: int) -> list[Record]:
-    """Return the nodes, checked: parents first, tokens in the vocabulary, ids unique."""
+def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list[str]]:
+    """Return the nodes, checked: parents first, tokens in the vocabulary, ids unique.
+
+    Also what had to be left out, in words: figures that are not one for each token. The tokens are
+    the truth and stay.
+    """
     nodes = field(data, "nodes", list, "the file")
     if not nodes:
         raise FormatError("the file has no nodes; a loom has at least its root")
-    records = [_record(node, index, n_vocab) for index, node in enumerate(nodes)]
+    dropped: list[str] = []
+    records = [_record(node, index, n_vocab, dropped) for index, node in enumerate(nodes)]
     if len({record.id for record in records}) < len(records):
         raise FormatError("two nodes have the same id; the file is broken")
-    return records
+    return records, dropped
 
 
-def _record(node: object, index: int, n_vocab: int) -> Record:
+def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Record:
     where = f"node {index}"
     if not isinstance(node, dict):
-        raise FormatError(f"{where} is {node!r:.60}; an object belongs there")
+        raise FormatError(f"{where} is {shown(node)}; an object belongs there")
     found = {name: field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
     tokens = [whole(token, f"a token of {where}", 0, n_vocab) for token in found["tokens"]]
-    figures = {
-        name: [number(value, f"{name} of {where}") for value in found[name]]
-        for name in ("logprobs", "entropies")
-    }
-    if any(len(values) not in (0, len(tokens)) for values in figures.values()):
-        raise FormatError(f"{where} has {len(tokens)} tokens and another count of figures for them")
+    figures = {}
+    for name in ("logprobs", "entropies"):
+        figures[name] = [number(value, f"{name} of {where}") for value in found[name]]
+        if len(figures[name]) not in (0, len(tokens)):
+            dropped.append(
+                f"{where} has {len(tokens)} tokens and {len(figures[name])} {name}: these are"
+                " left out"
+            )
+            figures[name] = []
     score = node.get("score")
     return Record(
         id=found["id"],
@@ -155,8 +136,18 @@ def _record(node: object, index: int, n_vocab: int) -> Record:
         stop_string=_optional(node, "stop_string", str, where),
         terminal=found["terminal"],
         score=None if score is None else number(score, f"score of {where}"),
-        meta=found["meta"],
+        meta=_savable(found["meta"], where),
     )
+
+
+def _savable(meta: dict[str, Any], where: str) -> dict[str, Any]:
+    """Refuse what could be read, but not written again: numbers beyond floats, too deep a nest."""
+    if meta:
+        try:
+            json.dumps(meta, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"meta of {where} cannot be kept: {error}") from error
+    return meta
 
 
 def _parent(node: dict[str, Any], index: int) -> int:
@@ -174,5 +165,7 @@ def _optional(node: dict[str, Any], name: str, kind: type, where: str) -> Any:
 def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
     reason = _optional(node, "finish_reason", str, where)
     if reason is not None and reason not in _REASONS:
-        raise FormatError(f"finish_reason of {where} is {reason!r}; allowed: {sorted(_REASONS)}")
+        raise FormatError(
+            f"finish_reason of {where} is {shown(reason)}; allowed: {sorted(_REASONS)}"
+        )
     return cast("FinishReason | None", reason)

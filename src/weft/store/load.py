@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, FormatError, ModelMismatch, StoreError
+from .. import files
+from ..errors import FormatError, ModelMismatch, StoreError, WeftError
+from ..files import field
 from ..loom import Heddle, Loom
 from ..loom.home import Home
 from ..loom.prompt import Prompt
 from ..sampling.params import SamplingParams
-from .format import NO_MODEL, ModelMark, Record, field, read_header, read_records
+from .format import NO_MODEL, ModelMark, Record, read_header, read_records
 
 if TYPE_CHECKING:
     from ..lm import LM
 
 L = TypeVar("L", bound=Loom)
+_log = logging.getLogger(__name__)
 
 
 def load(
@@ -29,11 +31,27 @@ def load(
     heddle_class: type[Heddle],
 ) -> L:
     """Return the saved loom; see `Loom.open`."""
-    data = _read(Path(path))
-    mark = read_header(data)
-    records = read_records(data, mark.n_vocab)
-    if lm is not None:
-        _check_model(lm, mark, force=force)
+    data = files.read_json(path, FormatError, "no saved loom, or is broken", unread=StoreError)
+    with files.named(path):
+        mark = read_header(data)
+        records, dropped = read_records(data, mark.n_vocab)
+        if lm is not None:
+            _check_model(lm, mark, force=force)
+        loom = _made(data, mark, records, lm, loom_class, heddle_class)
+    loom.saved_by, loom.dropped = mark, tuple(dropped)
+    for what in dropped:
+        _log.warning("%s: %s", path, what)
+    return loom
+
+
+def _made(
+    data: dict[str, Any],
+    mark: ModelMark,
+    records: list[Record],
+    lm: LM | None,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
     prompt = field(data, "prompt", dict, "the file")
     made = Prompt(
         records[0].tokens,
@@ -43,22 +61,8 @@ def load(
     home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
     loom = loom_class._restored(home, made, heddle_class)
     loom.created = field(data, "created", str, "the file")
-    loom.saved_by = mark
     _grow_back(loom, records)
     return loom
-
-
-def _read(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path} is no saved loom: it is not UTF-8 text ({error})") from error
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is no saved loom, or is broken: {error}") from error
 
 
 def _check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
@@ -105,5 +109,5 @@ def _params(record: Record) -> SamplingParams | None:
         return None
     try:
         return SamplingParams.from_dict(record.params)
-    except ConfigError as error:
+    except (WeftError, *files.FAULTS) as error:
         raise FormatError(f"the params of node {record.id} are not valid: {error}") from error

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, StoreError
+from .. import files
+from ..errors import ConfigError
 from ..loom import Heddle, Loom
 from .format import FORMAT, VERSION, ModelMark, to_json_number
 
 
 def save(loom: Loom, path: str | os.PathLike[str]) -> None:
     """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
-    target = Path(path)
-    # In the same folder, so that the last step is one rename.
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        # A lone surrogate becomes its \\u escape, which is JSON too.
-        with part.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.writelines(_chunks(loom))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+    files.write(path, _chunks(loom))
 
 
 def _chunks(loom: Loom) -> Iterator[str]:

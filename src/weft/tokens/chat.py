@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..files import FAULTS
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
-
-# What a template may fail with when the messages are not what it expects.
-_RUNTIME_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+    from jinja2 import Template
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -48,19 +44,22 @@ def render_chat(
     """
     from jinja2 import TemplateError
 
+    from .sandbox import render
+
     checked = check_messages(messages)
+    names = {
+        "messages": checked,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "add_generation_prompt": add_generation_prompt,
+        **options,
+    }
     try:
-        return _compiled(template).render(
-            messages=checked,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            add_generation_prompt=add_generation_prompt,
-            **options,
-        )
-    except (TemplateError, *_RUNTIME_ERRORS) as error:
+        return render(_compiled(template), names)
+    except (TemplateError, *FAULTS, MemoryError) as error:
         raise ConfigError(
-            f"the model's chat template refused the messages: {error}. Change the messages, "
-            "or give the prompt as plain text with template=False"
+            f"the model's chat template refused the messages{_line(error)}: {_why(error)}. Change "
+            "the messages, or give the prompt as plain text with template=False"
         ) from error
 
 
@@ -104,65 +103,36 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
 def _variables(template: str) -> frozenset[str]:
     from jinja2 import TemplateError, meta
 
+    from .sandbox import environment
+
     try:
-        return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
-    except TemplateError as error:
-        raise ConfigError(f"the chat template is no template: {error}") from error
+        return frozenset(meta.find_undeclared_variables(environment().parse(template)))
+    except (TemplateError, *FAULTS) as error:
+        raise ConfigError(
+            f"the chat template is no template{_line(error)}: {_why(error)}"
+        ) from error
 
 
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> Template:
-    return _environment().from_string(template)
+    from .sandbox import compiled
+
+    return compiled(template)
 
 
-@cache
-def _environment() -> Environment:
-    """Return the environment that chat templates are written for: Transformers' own names."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} marks the assistant's words for training; here it is transparent."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _refuse, "strftime_now": _now}
-    environment.globals.update(helpers)
-    return environment
+def _line(error: BaseException) -> str:
+    """Return where in the template an error came from."""
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace is not None:
+        # So jinja calls what came from a string.
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if line is None else f" in its line {line}"
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Not Jinja's own filter: that one escapes for HTML.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _why(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it goes too deep"
+    return "it needs too much memory" if isinstance(error, MemoryError) else str(error)

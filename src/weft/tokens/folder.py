@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelLoadError
+from ..files import read, read_json, read_text, shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,12 +35,16 @@ def read_folder(path: Path) -> TokenizerFiles:
     config = _read_json(path / "tokenizer_config.json")
     special = special_texts(_read_json(path / "special_tokens_map.json"))
     special.update(special_texts(config))
-    generation = _read_json(path / "generation_config.json")
+    file = path / "generation_config.json"
+    try:
+        stop_ids = id_list(_read_json(file).get("eos_token_id"))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
     return TokenizerFiles(
         backend=_read_backend(path),
         special_tokens=special,
         chat_template=_read_template(path, config),
-        stop_ids=frozenset(id_list(generation.get("eos_token_id"))),
+        stop_ids=frozenset(stop_ids),
     )
 
 
@@ -61,26 +65,26 @@ def default_template(given: object) -> str | None:
     if isinstance(given, str):
         return given
     if isinstance(given, Mapping):
-        named: dict[Any, Any] = dict(given)
-    elif isinstance(given, Iterable):
-        named = {entry.get("name"): entry.get("template") for entry in given}
+        chosen = given.get("default")
+    elif isinstance(given, list | tuple):
+        named = [each for each in given if isinstance(each, Mapping)]
+        chosen = next((e.get("template") for e in named if e.get("name") == "default"), None)
     else:
         return None
-    chosen = named.get("default")
     return chosen if isinstance(chosen, str) else None
 
 
 def id_list(given: object) -> list[int]:
-    """Return the ids of a setting that is one id, several, or none."""
+    """Return the ids of a setting that is one id, several, or none. Raises: ModelLoadError."""
     if given is None:
         return []
-    return [int(given)] if isinstance(given, int) else [int(each) for each in _iterable(given)]
-
-
-def _iterable(given: object) -> Iterable[Any]:
-    if not isinstance(given, Iterable):
-        raise ModelLoadError(f"eos_token_id is {given!r}; allowed is a token id or a list of them")
-    return given
+    ids: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    for each in ids:
+        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+            raise ModelLoadError(
+                f"eos_token_id is {shown(given)}; allowed is a token id or a list of them"
+            )
+    return ids
 
 
 def _read_backend(path: Path) -> Backend:
@@ -92,28 +96,35 @@ def _read_backend(path: Path) -> Backend:
             f"{path} has no tokenizer.json. Weft reads tokenizers in that format only; "
             "Transformers writes one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
+    data = read(file, ModelLoadError)
     try:
-        return Backend.from_file(str(file))
-    except Exception as error:  # The library raises plain Exception for every kind of broken file.
+        backend = Backend.from_buffer(data)
+        backend.encode("a")  # or a part that is missing is missed by every prompt
+        return backend
+    except BaseException as error:
+        if not is_librarys(error):
+            raise
         raise ModelLoadError(
             f"{file} cannot be read as a tokenizer: {error}. Download the file again"
         ) from error
 
 
+def is_librarys(error: BaseException) -> bool:
+    """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if file.exists():
+        return read_text(file, ModelLoadError)
     return default_template(config.get("chat_template"))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    if not file.exists():
         return {}
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} is not readable JSON: {error}. Download it again") from error
+    data = read_json(file, ModelLoadError, "not readable JSON", nan=True)
     if not isinstance(data, dict):
         raise ModelLoadError(f"{file} holds {type(data).__name__}; a JSON object belongs there")
     return data

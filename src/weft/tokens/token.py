@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -53,6 +54,16 @@ class Token(bytes):
     def __ge__(self, other: Any) -> bool:
         return self.token_id >= other.token_id if isinstance(other, Token) else NotImplemented
 
+    @staticmethod
+    def as_bytes(value: bytes) -> bytes:
+        """Return plain bytes, also of a token."""
+        return value.byte_string if isinstance(value, Token) else value
+
+    @staticmethod
+    def is_plain_bytes(value: object) -> bool:
+        """Whether a value is bytes and no token."""
+        return isinstance(value, bytes) and not isinstance(value, Token)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Token, (self.token_id, self.byte_string)
 
@@ -60,6 +71,6 @@ class Token(bytes):
         return f"Token(token_id={self.token_id}, byte_string={self.byte_string!r})"
 
 
-def tokens_of(vocab: list[bytes]) -> list[Token]:
-    """Return the tokens of a byte vocabulary; index = id."""
-    return [Token(token_id, spelled) for token_id, spelled in enumerate(vocab)]
+def tokens_of(vocab: Sequence[bytes], kind: Callable[[int, bytes], Token] = Token) -> list[Token]:
+    """Return the tokens of a byte vocabulary, made by `kind`; index = id."""
+    return [kind(token_id, spelled) for token_id, spelled in enumerate(vocab)]

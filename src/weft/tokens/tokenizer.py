@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, Unsupported
 from .chat import render_chat
-from .folder import default_template, read_folder
+from .folder import default_template, is_librarys, read_folder
 from .specials import mark_specials
 from .text import TextStream
 from .vocab import byte_vocab, first_space_is_dummy
@@ -160,6 +160,10 @@ class Tokenizer:
         table = self.vocab_bytes
         return table[token_id] if token_id < len(table) else b""
 
+    def spelling(self, token_id: int) -> str:
+        """Return a token as the tokenizer itself writes it; "" where no token has that id."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: int) -> str:
         """Return a token's text, U+FFFD where it is part of a character."""
         return self.token_bytes(token_id).decode(errors="replace")
@@ -242,7 +246,9 @@ class Tokenizer:
         backend = self._backend if special else self._plain_backend
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
-        except (TypeError, UnicodeError) as error:
+        except BaseException as error:
+            if not is_librarys(error):
+                raise
             raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
         return ids
 

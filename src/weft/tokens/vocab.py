@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Unsupported
+from ..errors import ModelLoadError, Unsupported
+from ..files import FAULTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+_MOST_IDS = 1 << 24
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Speller = Callable[[str], bytes]
 
@@ -22,14 +24,20 @@ def byte_vocab(backend: Backend) -> list[bytes]:
     Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in
     UTF-8, up to the dummy space that some put before the first word (`first_space_is_dummy`).
     Cost: a fraction of a second for 128k tokens; call it once.
-    Raises: Unsupported for decoders whose tokens have no bytes of their own.
+    Raises: Unsupported for decoders whose tokens have no bytes of their own, ModelLoadError for
+    what no tokenizer says.
     """
-    spell = _speller(_decoder_steps(backend))
+    try:
+        spell = _speller(_decoder_steps(backend))
+    except (re.error, *FAULTS) as error:
+        raise ModelLoadError(f"the tokenizer's decoder cannot be followed: {error}") from error
     model = backend.get_vocab(with_added_tokens=False)
     added = {
         token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()
     }
     size = 1 + max((*model.values(), *added), default=-1)
+    if size > _MOST_IDS:
+        raise ModelLoadError(f"the tokenizer has a token of id {size - 1}; its file is broken")
     table = [b""] * size
     for token, token_id in model.items():
         table[token_id] = spell(token)

@@ -6,14 +6,11 @@ where the pointer is; tables say the same to keyboards, fingers and screen reade
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
 from ..loom import Loom
 from . import tips
 from .escape import as_html, cut, one_line
@@ -83,14 +80,6 @@ def to_html(
         sum(len(each.tokens) for each in shown if each.logprobs) <= MAX_TABLED,
     )
     return "".join(_page(root, page, limit))
-
-
-def write(path: str | os.PathLike[str], text: str) -> None:
-    """Write a page or a picture to a file. Raises StoreError when that cannot be done."""
-    try:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise StoreError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
 def _page(root: Heddle, page: Page, limit: int | None) -> Iterator[str]:

@@ -1,19 +1,30 @@
 """The names of genlm-backend over Weft: change the import lines and the program runs.
 
 from weft.compat.genlm import AsyncTransformer, load_model_by_name
+
+Programs over it, such as genlm-control, need no change: see `install`.
 """
 
 from __future__ import annotations
 
-from ...aio import AsyncLM, load_model_by_name
+from ...aio import AbstractAsyncLM as AsyncLM
+from ...aio import load_model_by_name
 from ...errors import BatchAbandoned
 from ...tokens.token import Token
-from .cache import OutputCache, TokenTrie
+from .cache import CachedContext, OutputCache, TokenTrie
+from .install import install
 from .mock import MockAsyncLM
-from .queries import Query
+from .models import AsyncMlxLM, AsyncTransformer, AsyncVirtualLM, Query
 from .tries import AsyncTokenCharacterTrie, ParallelTokenCharacterTrie, TokenCharacterTrie
-from .vocab import as_bytes, decode_vocab, get_byte_vocab, is_plain_bytes
-from .wrappers import AsyncMlxLM, AsyncTransformer, AsyncVirtualLM
+from .vocab import (
+    ByteDecoderError,
+    ByteVocabError,
+    as_bytes,
+    check_byte_decoder,
+    decode_vocab,
+    get_byte_vocab,
+    is_plain_bytes,
+)
 
 __all__ = [
     "AsyncLM",
@@ -22,6 +33,9 @@ __all__ = [
     "AsyncTransformer",
     "AsyncVirtualLM",
     "BatchAbandoned",
+    "ByteDecoderError",
+    "ByteVocabError",
+    "CachedContext",
     "MockAsyncLM",
     "OutputCache",
     "ParallelTokenCharacterTrie",
@@ -30,8 +44,10 @@ __all__ = [
     "TokenCharacterTrie",
     "TokenTrie",
     "as_bytes",
+    "check_byte_decoder",
     "decode_vocab",
     "get_byte_vocab",
+    "install",
     "is_plain_bytes",
     "load_model_by_name",
 ]

@@ -6,6 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...aio.exact import log_softmax
+from ...aio.view import CacheNode, walk
+from ...lm import LM
+
 
 class OutputCache:
     """At most `maxsize` outputs, least recently used out first. A miss is a KeyError."""
@@ -92,9 +96,65 @@ class TokenTrie:
         return f"<TokenTrie of {sum(1 for _ in self._nodes()) - 1} tokens>"
 
 
+class CachedContext:
+    """A context in an LM's token tree, looked at like a node of `TokenTrie`. Read-only, and as
+    things are when it is asked.
+    """
+
+    def __init__(self, lm: LM, ids: Sequence[int], lora_name: str | None = None) -> None:
+        self._lm = lm
+        self._ids = list(ids)
+        self._lora_name = lora_name
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether a known context goes on by this token."""
+        at, n_matched, _, _ = self._walk([*self._ids, token_id])
+        return n_matched > len(self._ids)
+
+    def get_token(self, token_id: int) -> CachedContext:
+        """Return the context after a token. Raises: KeyError."""
+        if not self.has_token(token_id):
+            raise KeyError(token_id)
+        return CachedContext(self._lm, [*self._ids, token_id], self._lora_name)
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the context has."""
+        return len(self._ids)
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether its last token has KV."""
+        return self._node.has_kv
+
+    @property
+    def past_key_values(self) -> CachedContext | None:
+        """This context if it has KV, which stays the engine's; else None."""
+        return self if self.has_kv else None
+
+    @property
+    def logits(self) -> Any:
+        """The cached logits: float32 [V], a copy; None without."""
+        return self._node.logits
+
+    @property
+    def logprobs(self) -> Any:
+        """The same as log-probabilities."""
+        row = self.logits
+        return None if row is None else _log_softmax(row)
+
+    @property
+    def _node(self) -> CacheNode:
+        return self._walk(self._ids)[0]
+
+    def _walk(self, ids: Sequence[int]) -> tuple[CacheNode, int, CacheNode | None, int]:
+        return walk(self._lm, self._lm.place(ids, namespace=self._lora_name))
+
+    def __repr__(self) -> str:
+        return f"<CachedContext of {self.n_tokens} tokens>"
+
+
 def _log_softmax(row: Any) -> Any:
     if type(row).__module__.startswith("torch"):
         return row.float().log_softmax(-1)
-    from ...aio.tree import log_softmax
-
     return log_softmax(row)

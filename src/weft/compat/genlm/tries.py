@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,48 +13,45 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...tokens.token import Token
+from .mock import HAS_TORCH
 
 Weights = NDArray[np.float64]
-Edge = int | tuple[None, int]
+Ints = NDArray[np.int64]
 
 
 class TokenCharacterTrie:
-    """A trie with an edge a byte and a leaf a token; nodes are numbered children first, root last.
+    """A trie with an edge a letter and a leaf an entry; nodes are numbered children first, root
+    last.
 
-    decode: the vocabulary. children[node]: edge → node; a leaf's edge is (None, id). word2leaf,
-    leaf2word: between entries and leaves; the key of a `Token` is (bytes, id). idx_to_leaf: int32
-    [V, 2], (id, leaf). ordering: nodes, children first. node2prefix: the bytes before a node.
-    Weights are float64, one a node.
+    decode: the vocabulary: Tokens (the letters are their bytes), and end markers or other iterables
+    (the letters are what they yield). children[node]: edge → node; a leaf's edge is
+    (None, position). word2leaf, leaf2word: between entries and leaves; the key of a `Token` is
+    (bytes, id), that of others the entry. idx_to_leaf: int32 [V, 2], (position, leaf). ordering:
+    the nodes that are no leaves, children first. Weights are float64, one a node.
     """
 
     def __init__(self, decode: Sequence[Any]) -> None:
         self.decode = list(decode)
-        nodes: list[dict[Edge, int]] = [{}]
-        leaves: dict[Any, int] = {}
-        owners: list[int] = []
-        plain = False
-        for number, word in enumerate(self.decode):
-            key, letters, token_id = _spelled(word, number)
-            plain = plain or key is word
-            if key in leaves:
-                raise ConfigError(f"Duplicate word in vocabulary: {word!r}")
-            at = 0
-            for letter in letters:
-                at = _child(nodes, at, letter)
-            leaf = _child(nodes, at, (None, token_id))
-            leaves[key] = leaf
-            owners.append(leaf)
-        if plain:
+        if any(map(Token.is_plain_bytes, self.decode)):
             warnings.warn(
-                "give Tokens: plain bytes cannot keep tokens of equal bytes apart",
+                "Passing plain bytes to TokenCharacterTrie is deprecated: they cannot keep tokens"
+                " of equal bytes apart; give Tokens",
                 DeprecationWarning,
                 stacklevel=2,
             )
-        self._number(nodes, leaves, owners)
+        nodes: list[dict[Hashable, int]] = [{}]
+        leaves: dict[Hashable, int] = {}
+        for position, entry in enumerate(self.decode):
+            key, letters = _spelled(entry)
+            if key in leaves:
+                raise ConfigError(f"Duplicate word in vocabulary: {key!r}")
+            at = 0
+            for letter in letters:
+                at = _child(nodes, at, letter)
+            leaves[key] = _child(nodes, at, (None, position))
+        self._number(nodes, leaves)
 
-    def _number(
-        self, nodes: list[dict[Edge, int]], leaves: dict[Any, int], owners: list[int]
-    ) -> None:
+    def _number(self, nodes: list[dict[Hashable, int]], leaves: dict[Hashable, int]) -> None:
         """Number nodes children first, so that one pass in order sums up."""
         order: list[int] = []
         stack = [0]
@@ -62,104 +60,161 @@ class TokenCharacterTrie:
             order.append(at)
             stack += nodes[at].values()
         new = {old: number for number, old in enumerate(reversed(order))}
-        self.children: list[dict[Edge, int]] = [{} for _ in nodes]
+        self.children: list[dict[Hashable, int]] = [{} for _ in nodes]
         for old, edges in enumerate(nodes):
             self.children[new[old]] = {edge: new[below] for edge, below in edges.items()}
         self.root = new[0]
-        self.word2leaf = {word: new[leaf] for word, leaf in leaves.items()}
-        self.leaf2word = {leaf: word for word, leaf in self.word2leaf.items()}
-        ids = [_spelled(word, number)[2] for number, word in enumerate(self.decode)]
-        pairs = [(token_id, new[leaf]) for token_id, leaf in zip(ids, owners, strict=True)]
+        self.word2leaf = {key: new[leaf] for key, leaf in leaves.items()}
+        self.leaf2word = {leaf: key for key, leaf in self.word2leaf.items()}
+        pairs = list(enumerate(self.word2leaf.values()))
         self.idx_to_leaf = np.array(pairs, dtype=np.int32).reshape(-1, 2)
-        self.ordering = np.arange(len(nodes))
-        self.jump = [np.array(sorted(edges.values()), dtype=np.int32) for edges in self.children]
+        is_inner = np.ones(len(nodes), dtype=bool)
+        is_inner[self.idx_to_leaf[:, 1]] = False
+        self.ordering = np.flatnonzero(is_inner)
         self._parents = np.full(len(nodes), -1, dtype=np.int64)
         for at, edges in enumerate(self.children):
-            for below in edges.values():
-                self._parents[below] = at
-        self._levels = self._by_depth()
-        self.node2prefix = self._prefixes()
+            self._parents[list(edges.values())] = at
+        self._levels = list(self._by_depth())
 
-    def _by_depth(self) -> list[NDArray[np.int64]]:
-        """Return the nodes of each depth but the root's, deepest first."""
+    def _by_depth(self) -> list[tuple[Ints, Ints, Ints]]:
+        """Return what each depth adds up, deepest first: (nodes by parent, where each parent's
+        begin, the parents).
+        """
         depth = np.zeros(len(self.children), dtype=np.int64)
         for at in range(len(depth) - 2, -1, -1):  # parents have larger numbers
             depth[at] = depth[self._parents[at]] + 1
-        order = np.argsort(depth, kind="stable")
-        cuts = np.searchsorted(depth[order], np.arange(1, depth.max(initial=0) + 1))
-        return [part for part in np.split(order, cuts)[:0:-1] if part.size]
+        levels = []
+        for level in range(int(depth.max(initial=0)), 0, -1):
+            nodes = np.flatnonzero(depth == level)
+            nodes = nodes[np.argsort(self._parents[nodes], kind="stable")]
+            parents, starts = np.unique(self._parents[nodes], return_index=True)
+            levels.append((nodes, starts, parents))
+        return levels
 
-    def _prefixes(self) -> dict[int, Any]:
-        prefixes: dict[int, Any] = {self.root: b""}
-        stack = [self.root]
-        while stack:
-            at = stack.pop()
+    @cached_property
+    def jump(self) -> list[NDArray[np.int32]]:
+        """The children of each node, sorted."""
+        return [np.array(sorted(edges.values()), dtype=np.int32) for edges in self.children]
+
+    @cached_property
+    def node2prefix(self) -> dict[int, list[Any]]:
+        """The letters before each node."""
+        prefixes: dict[int, list[Any]] = {self.root: []}
+        for at in range(self.root, -1, -1):
             for edge, below in self.children[at].items():
-                own = b"" if isinstance(edge, tuple) else bytes((edge,))
-                prefixes[below] = prefixes[at] + own
-                stack.append(below)
+                prefixes[below] = prefixes[at] if _is_leaf(edge) else [*prefixes[at], edge]
         return prefixes
 
-    def weight_sum(self, ws: Any) -> Weights:
+    def weight_sum(self, ws: Any) -> Any:
         """Return for every node the sum of its tokens' weights: float64 [nodes]."""
         return self.batch_weight_sum([ws])[0]
 
-    def weight_max(self, ws: Any) -> Weights:
+    def weight_max(self, ws: Any) -> Any:
         """Return for every node the largest of its tokens' weights, negative ones too."""
         return self.batch_weight_max([ws])[0]
 
-    def batch_weight_sum(self, ws: Any) -> Weights:
+    def batch_weight_sum(self, ws: Any) -> Any:
         """The same for many rows of weights: [B, V] → float64 [B, nodes]."""
-        out = self._leaves(ws, 0.0)
-        for level in self._levels:
-            np.add.at(out.T, self._parents[level], out.T[level])
-        return out
+        return self._upward(ws, 0.0, np.add)
 
-    def batch_weight_max(self, ws: Any) -> Weights:
+    def batch_weight_max(self, ws: Any) -> Any:
         """The same for many rows of weights: [B, V] → float64 [B, nodes]."""
-        out = self._leaves(ws, -np.inf)
-        for level in self._levels:
-            np.maximum.at(out.T, self._parents[level], out.T[level])
-        return out
+        return self._upward(ws, -np.inf, np.maximum)
 
-    def _leaves(self, ws: Any, empty: float) -> Weights:
-        rows = np.stack([_array(row) for row in ws])
-        if rows.shape[1] != len(self.decode):
-            raise ConfigError(
-                f"{rows.shape[1]} weights for {len(self.decode)} words; give one each"
-            )
+    def _upward(self, ws: Any, empty: float, joining: np.ufunc) -> Weights:
+        rows = np.stack([self._checked(np.asarray(on_host(row), np.float64)) for row in ws])
         out = np.full((len(rows), len(self.children)), empty, dtype=np.float64)
         out[:, self.idx_to_leaf[:, 1]] = rows
+        for nodes, starts, parents in self._levels:
+            out[:, parents] = joining.reduceat(out[:, nodes], starts, axis=1)
         return out
+
+    def _preprocess_ws(self, ws: Any) -> Any:
+        """Return weights as an array on the host."""
+        return np.asarray(on_host(ws))
+
+    def _checked(self, row: Any) -> Any:
+        if len(row) != len(self.decode):
+            raise ConfigError(f"{len(row)} weights for {len(self.decode)} words; give one each")
+        return row
 
     def visualize(self, ws: Any = None) -> str:
         """Return the trie as Graphviz DOT; `ws`: weights of nodes, written beside them."""
+        if ws is not None and len(ws) != len(self.children):
+            raise ConfigError(f"{len(ws)} weights for {len(self.children)} nodes; give one each")
         lines = ["digraph trie {"]
         for at, edges in enumerate(self.children):
             weight = "" if ws is None else f"\\n{float(ws[at]):.4f}"
             lines.append(f'  {at} [label="{at}{weight}"];')
             for edge, below in edges.items():
-                shown = "end" if isinstance(edge, tuple) else ascii(chr(edge))[1:-1]
-                lines.append(f'  {at} -> {below} [label="{shown}"];'.replace("\\x", "\\\\x"))
+                shown = ascii(chr(edge))[1:-1] if isinstance(edge, int) else str(edge)
+                shown = "end" if _is_leaf(edge) else shown
+                quoted = shown.replace("\\", "\\\\").replace('"', '\\"')
+                lines.append(f'  {at} -> {below} [label="{quoted}"];')
         return "\n".join([*lines, "}"])
 
 
 class ParallelTokenCharacterTrie(TokenCharacterTrie):
-    """The same in float32, as the known one gives it. device: "cpu", "cuda" or None."""
+    """The same in float32; computed by torch on `device` where torch is installed.
+
+    device: "cpu", "cuda" or None, which is cuda where it is.
+    """
 
     def __init__(self, decode: Sequence[Any], device: str | None = None) -> None:
         if device not in ("cpu", "cuda", None):
             raise ConfigError(f"device is {device!r}; allowed are 'cpu', 'cuda' and None")
+        if device == "cuda" and not HAS_TORCH:
+            raise ConfigError("device='cuda' needs torch, which is not installed; use 'cpu'")
         super().__init__(decode)
-        self.device = device or "cpu"
+        self.device = device or ("cuda" if _has_cuda() else "cpu")
 
     def batch_weight_sum(self, ws: Any) -> Any:
         """See the base class: float32."""
-        return super().batch_weight_sum(ws).astype(np.float32)
+        if not HAS_TORCH:
+            return super().batch_weight_sum(ws).astype(np.float32)
+        return self._on_device(self._preprocess_ws(ws), 0.0)
 
     def batch_weight_max(self, ws: Any) -> Any:
         """See the base class: float32."""
-        return super().batch_weight_max(ws).astype(np.float32)
+        if not HAS_TORCH:
+            return super().batch_weight_max(ws).astype(np.float32)
+        return self._on_device(self._preprocess_ws(ws), -np.inf)
+
+    def _on_device(self, rows: Any, empty: float) -> Any:
+        """Join weights [B, V] upwards: the sum where nothing is 0, the largest where it is -inf."""
+        import torch
+
+        shape = (len(self.children), len(rows))
+        out = torch.full(shape, empty, device=self.device)
+        leaves, levels = self._places
+        out[leaves] = rows.T
+        for nodes, parents in levels:
+            if empty == 0:
+                out.index_add_(0, parents, out[nodes])
+            else:
+                above = parents[:, None].expand(-1, len(rows))
+                out.scatter_reduce_(0, above, out[nodes], "amax")
+        return out.T.contiguous().cpu().numpy()
+
+    @cached_property
+    def _places(self) -> tuple[Any, list[tuple[Any, Any]]]:
+        """The leaves by position, and of each depth the nodes and their parents, on the device."""
+        import torch
+
+        def put(numbers: Any) -> Any:
+            return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
+
+        levels = [(put(nodes), put(self._parents[nodes])) for nodes, _, _ in self._levels]
+        return put(self.idx_to_leaf[:, 1]), levels
+
+    def _preprocess_ws(self, ws: Any) -> Any:
+        """Return rows of weights on the device, as float32."""
+        if not HAS_TORCH:
+            return np.stack([np.asarray(row, np.float32) for row in ws])
+        import torch
+
+        rows = [torch.as_tensor(self._checked(row)) for row in ws]
+        return torch.stack([row.to(self.device, torch.float32) for row in rows])
 
 
 class AsyncTokenCharacterTrie:
@@ -167,6 +222,7 @@ class AsyncTokenCharacterTrie:
 
     def __init__(self, trie: TokenCharacterTrie) -> None:
         self.trie = trie
+        self._task: Any = None  # where known programs look for one; there never is
         self._waiting: dict[Any, list[tuple[str, Any, asyncio.Future[Any]]]] = {}
 
     @classmethod
@@ -181,20 +237,23 @@ class AsyncTokenCharacterTrie:
 
     async def weight_sum(self, ws: Any) -> Any:
         """See `TokenCharacterTrie.weight_sum`."""
-        return await self._ask("sum", ws)
+        return await (await self._queue_request(ws, "sum"))
 
     async def weight_max(self, ws: Any) -> Any:
         """See `TokenCharacterTrie.weight_max`."""
-        return await self._ask("max", ws)
+        return await (await self._queue_request(ws, "max"))
 
-    async def _ask(self, kind: str, ws: Any) -> Any:
+    async def _queue_request(self, request: Any, op: str) -> asyncio.Future[Any]:
+        """Put in weights; the future has the answer. op: "sum" or "max"."""
+        if op not in ("sum", "max"):
+            raise ConfigError(f"Unknown operation: {op!r}; allowed are 'sum' and 'max'")
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         waiting = self._waiting.setdefault(loop, [])
-        waiting.append((kind, ws, future))
+        waiting.append((op, request, future))
         if len(waiting) == 1:
             loop.call_soon(self._answer, loop)
-        return await future
+        return future
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
         asked = [each for each in self._waiting.pop(loop, []) if not each[2].done()]
@@ -227,7 +286,12 @@ class AsyncTokenCharacterTrie:
         """Nothing is to be ended."""
 
 
-def _child(nodes: list[dict[Edge, int]], at: int, edge: Edge) -> int:
+def on_host(row: Any) -> Any:
+    """Return a tensor as an array, wherever it is; others as they are."""
+    return row.detach().cpu().numpy() if hasattr(row, "detach") else row
+
+
+def _child(nodes: list[dict[Hashable, int]], at: int, edge: Hashable) -> int:
     below = nodes[at].get(edge)
     if below is None:
         below = nodes[at][edge] = len(nodes)
@@ -235,14 +299,20 @@ def _child(nodes: list[dict[Edge, int]], at: int, edge: Edge) -> int:
     return below
 
 
-def _spelled(word: Any, number: int) -> tuple[Any, bytes, int]:
-    """Return an entry's key, bytes and id."""
-    if isinstance(word, Token):
-        return (word.byte_string, word.token_id), word.byte_string, word.token_id
-    return word, word.encode() if isinstance(word, str) else bytes(word), number
+def _spelled(entry: Any) -> tuple[Hashable, Any]:
+    """Return an entry's key and its letters."""
+    if isinstance(entry, Token):
+        return (entry.byte_string, entry.token_id), entry.byte_string
+    return entry, entry
 
 
-def _array(row: Any) -> NDArray[np.float64]:
-    if hasattr(row, "detach"):
-        row = row.detach().cpu().numpy()
-    return np.asarray(row, dtype=np.float64)
+def _is_leaf(edge: Hashable) -> bool:
+    return isinstance(edge, tuple) and len(edge) == 2 and edge[0] is None
+
+
+def _has_cuda() -> bool:
+    if not HAS_TORCH:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())

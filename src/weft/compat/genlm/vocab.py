@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError, WeftError
 from ...tokens.token import Token, tokens_of
 from ...tokens.tokenizer import Tokenizer
 
+__all__ = [
+    "ByteDecoderError",
+    "ByteVocabError",
+    "Token",
+    "check_byte_decoder",
+    "decode_vocab",
+    "get_byte_vocab",
+]
 FALLBACKS = ("tokenizer", "latin1", "replace")
+# Decoders whose tokens, joined, are the text; byte for byte.
+_EXACT = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
+_SAMPLE = "’•¶∂ƒ˙∆£Ħ爨ൠᅘ∰፨"
+
+as_bytes = Token.as_bytes
+is_plain_bytes = Token.is_plain_bytes
+
+
+class ByteVocabError(ConfigError):
+    """The tokens of a tokenizer have no bytes of their own."""
+
+
+class ByteDecoderError(ConfigError):
+    """A table from letters to bytes does not spell a tokenizer's tokens."""
 
 
 def decode_vocab(
@@ -16,46 +40,77 @@ def decode_vocab(
 ) -> tuple[list[Token], list[str]]:
     """Return the bytes and the text of every token, by id; tokens of equal bytes stay apart.
 
-    byte2str_fallback: the text of bytes that are no UTF-8: what the tokenizer decodes, latin-1, or
-    U+FFFD. Raises: ValueError for another fallback or a tokenizer whose tokens have no bytes.
+    byte2str_fallback: the text of bytes that are no UTF-8: the tokenizer's own spelling, which no
+    other token has for its text; latin-1; or U+FFFD. Raises: ValueError for another fallback or a
+    tokenizer whose tokens have no bytes.
     """
     if byte2str_fallback not in FALLBACKS:
         raise ConfigError(f"Unknown byte2str_fallback: {byte2str_fallback!r}; allowed: {FALLBACKS}")
-    wrapped = _wrapped(tokenizer)
-    tokens = tokens_of(wrapped.vocab_bytes)
-    return tokens, [_text(wrapped, token, byte2str_fallback) for token in tokens]
+    try:
+        spelled = get_byte_vocab(tokenizer)
+    except ByteVocabError as error:
+        raise ByteVocabError(
+            f"Could not decode byte representation of the tokens: {error}"
+        ) from error
+    return tokens_of(spelled), _texts(Tokenizer.wrap(tokenizer), spelled, byte2str_fallback)
 
 
 def get_byte_vocab(tokenizer: Any) -> list[bytes]:
-    """Return the bytes of every token, by id."""
-    return list(_wrapped(tokenizer).vocab_bytes)
+    """Return the bytes of every token, by id.
 
-
-def as_bytes(value: bytes) -> bytes:
-    """Return plain bytes, also of a token."""
-    return value.byte_string if isinstance(value, Token) else bytes(value)
-
-
-def is_plain_bytes(value: object) -> bool:
-    """Whether a value is bytes and no token."""
-    return isinstance(value, bytes) and not isinstance(value, Token)
-
-
-def _wrapped(tokenizer: Any) -> Tokenizer:
+    Raises: ByteVocabError where tokens, joined, would not be the text byte for byte.
+    """
+    kinds = _decoder_kinds(tokenizer)
+    if kinds and not kinds & _EXACT:
+        raise ByteVocabError(
+            f"the decoder of {type(tokenizer).__name__} is {', '.join(sorted(kinds))}, which is"
+            " neither ByteLevel nor SentencePiece"
+        )
     try:
-        wrapped = Tokenizer.wrap(tokenizer)
-        assert wrapped.vocab_bytes
-        return wrapped
+        return list(Tokenizer.wrap(tokenizer).vocab_bytes)
     except WeftError as error:
-        raise ConfigError(f"Could not decode byte representation of the tokens: {error}") from error
+        raise ByteVocabError(str(error)) from error
 
 
-def _text(wrapped: Tokenizer, token: Token, fallback: str) -> str:
+def check_byte_decoder(tokenizer: Any, byte_decoder: Mapping[str, int]) -> None:
+    """Raise ByteDecoderError unless a table from letters to bytes spells a tokenizer's tokens."""
+    special = tokenizer.get_added_vocab()
+    letters = {each for word in tokenizer.get_vocab() if word not in special for each in word}
+    if missing := letters - byte_decoder.keys():
+        raise ByteDecoderError(f"Byte decoder is missing bytes: {''.join(sorted(missing))!r:.80}")
+    words = tokenizer.convert_ids_to_tokens(tokenizer.encode(_SAMPLE, add_special_tokens=False))
     try:
-        return token.byte_string.decode("utf-8")
-    except UnicodeDecodeError:
-        if fallback == "latin1":
-            return token.byte_string.decode("latin-1")
-        if fallback == "replace":
-            return token.byte_string.decode("utf-8", "replace")
-        return wrapped.token_text(token.token_id)
+        text = bytes(byte_decoder[each] for word in words for each in word).decode()
+    except ValueError as error:
+        raise ByteDecoderError(f"Byte decoder makes no text of {_SAMPLE!r}: {error}") from error
+    if text != _SAMPLE:
+        raise ByteDecoderError(f"Byte decoder makes {text!r} of {_SAMPLE!r}")
+
+
+def _decoder_kinds(tokenizer: Any) -> set[str]:
+    """Return the names of the decoder's parts; empty where none is declared."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        return set()
+    decoder = json.loads(backend.to_str()).get("decoder") or {}
+    return {part["type"] for part in decoder.get("decoders", [decoder]) if part}
+
+
+def _texts(wrapped: Tokenizer, spelled: Sequence[bytes], fallback: str) -> list[str]:
+    texts: list[str] = []
+    broken: list[int] = []
+    for token_id, each in enumerate(spelled):
+        try:
+            texts.append(each.decode("utf-8"))
+        except UnicodeDecodeError:
+            broken.append(token_id)
+            texts.append(each.decode("latin-1" if fallback == "latin1" else "utf-8", "replace"))
+    if fallback == "tokenizer":
+        taken = set(texts)
+        for token_id in broken:
+            own = wrapped.spelling(token_id)
+            # Letters that stand for bytes may be the text of another token.
+            texts[token_id] = (
+                "".join(f"<0x{b:02X}>" for b in spelled[token_id]) if own in taken else own
+            )
+    return texts

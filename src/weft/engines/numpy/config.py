@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ConfigError, ModelLoadError, Unsupported
+from ...files import shown
+from ..checkpoint import architectures
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -65,7 +67,7 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
         n_intermediate=_integer(raw, "intermediate_size"),
         n_vocab=_integer(raw, "vocab_size"),
         n_positions=_n_positions(_integer(raw, "max_position_embeddings"), n_ctx),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=_number(raw, "rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -76,12 +78,12 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
-    names = raw.get("architectures") or [f"model_type {raw.get('model_type')}"]
+    names = architectures(raw) or [f"model_type {raw.get('model_type')}"]
     for name in names:
         if name in ARCHITECTURES:
-            return str(name)
+            return name
     raise Unsupported(
-        f"the NumPy engine has no {', '.join(map(str, names))}; "
+        f"the NumPy engine has no {', '.join(names)}; "
         f"it serves {', '.join(ARCHITECTURES)}; {ELSEWHERE}",
         hint=ELSEWHERE,
     )
@@ -90,9 +92,18 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 def _integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
     value = raw.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise ModelLoadError(f"config.json: {key} is {value!r}; it must be an integer of 1 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ModelLoadError(
+            f"config.json: {key} is {shown(value)}; it must be an integer of 1 or more"
+        )
     return value
+
+
+def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
+    value = raw.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise ModelLoadError(f"config.json: {key} is {shown(value)}; it must be a number above 0")
+    return float(value)
 
 
 def _n_positions(of_model: int, n_ctx: int | None) -> int:
@@ -105,9 +116,15 @@ def _n_positions(of_model: int, n_ctx: int | None) -> int:
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """One form out of two: `rope_parameters`, or the older `rope_theta` beside `rope_scaling`."""
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ModelLoadError(f"config.json: rope is {shown(given)}; an object belongs there")
+    rope = dict(given)
     rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
+    for key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
+        if key in rope:
+            rope[key] = _number(rope, key, 0.0)
     return rope
 
 
@@ -118,7 +135,7 @@ def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> No
         )
     asks_for = None
     if raw.get("hidden_act", "silu") != "silu":
-        asks_for = f"activation {raw['hidden_act']!r}"
+        asks_for = f"activation {shown(raw['hidden_act'])}"
     elif raw.get("quantization_config"):
         asks_for = "quantized weights"
     elif config.rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
@@ -138,4 +155,4 @@ def _window(raw: Mapping[str, Any], architecture: str) -> int | None:
     """The sliding window in use; Qwen's configs hold one that is switched off."""
     if architecture.startswith("Qwen") and not raw.get("use_sliding_window"):
         return None
-    return raw.get("sliding_window")
+    return None if raw.get("sliding_window") is None else _integer(raw, "sliding_window")

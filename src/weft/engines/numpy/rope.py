@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelLoadError, Unsupported
+from ...files import shown
 from .config import ELSEWHERE
 
 
@@ -46,10 +47,10 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
         ModelLoadError: one of its parameters is missing.
     """
     kind = parameters["rope_type"]
-    scale = _SCALINGS.get(kind)
+    scale = _SCALINGS.get(kind) if isinstance(kind, str) else None
     if scale is None:
         raise Unsupported(
-            f"the NumPy engine has no rope type {kind!r}; "
+            f"the NumPy engine has no rope type {shown(kind)}; "
             f"it serves {', '.join(_SCALINGS)}; {ELSEWHERE}",
             hint=ELSEWHERE,
         )
@@ -61,6 +62,8 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
         return scale(plain, parameters)
     except KeyError as error:
         raise ModelLoadError(f"config.json: rope type {kind!r} needs {error.args[0]!r}") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelLoadError(f"config.json: the numbers of rope type {kind!r}: {error}") from error
 
 
 def pair_up(weight: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
@@ -92,6 +95,8 @@ def _linear(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.
 def _llama3(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
     """Slow pairs are divided by `factor`, fast ones kept, those between blended."""
     low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+    if high <= low:
+        raise ValueError(f"high_freq_factor is {high}, low_freq_factor {low}")
     turns = float(given["original_max_position_embeddings"]) * plain / (2 * np.pi)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1 - keep) * plain / float(given["factor"]) + keep * plain

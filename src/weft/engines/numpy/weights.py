@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,22 +154,23 @@ _LAYER_TENSORS = frozenset(
     + ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
     + ["input_layernorm.weight", "post_attention_layernorm.weight"]
 )
+_OF_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.(.+)")
 _MODEL_TENSORS = frozenset(["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
 
 
 def _refuse_unknown(checkpoint: Checkpoint, config: LlamaConfig) -> None:
     """A tensor left over means that the model computes something this engine does not."""
-    known = set(_MODEL_TENSORS)
-    for index in range(config.n_layers):
-        known.update(f"model.layers.{index}.{name}" for name in _LAYER_TENSORS)
-    unknown = sorted(
-        name
-        for name in checkpoint.tensors
-        if name not in known and not name.endswith("rotary_emb.inv_freq")
-    )
+    unknown = sorted(name for name in checkpoint.tensors if not _is_known(name, config.n_layers))
     if unknown:
         raise ModelLoadError(
             f"{checkpoint.folder} holds {len(unknown)} tensors that a {config.model_type} model of "
             f"{config.n_layers} layers has no use for, {unknown[0]!r} among them; "
             "config.json and weights do not belong together"
         )
+
+
+def _is_known(name: str, n_layers: int) -> bool:
+    layer = _OF_LAYER.fullmatch(name)
+    if layer is not None and int(layer[1]) < n_layers and layer[2] in _LAYER_TENSORS:
+        return True
+    return name in _MODEL_TENSORS or name.endswith("rotary_emb.inv_freq")

@@ -62,11 +62,13 @@ def load_model(
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (ValueError, KeyError, OSError) as error:
+        refuse_config(config)
+    except EngineError:
+        raise
+    except Exception as error:  # values of a wrong kind raise all kinds of errors there
         raise ModelLoadError(
             f"Transformers does not know the model in {folder}: {error}"
         ) from error
-    refuse_config(config)
     stored = checkpoint.open_checkpoint(folder)
     if progress is not None:
         progress("load", 0, 1, str(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError, ModelLoadError, StaleHandle, Unsupported
+from ...files import FAULTS, read_json, shown
 
 _KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight$")
 _BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$")
@@ -153,22 +153,20 @@ def fingerprint_of(layers: Mapping[str, Low]) -> str:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return adapter_config.json. Raises: ModelLoadError, Unsupported naming what is not run."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(
-            f"{folder} is no PEFT adapter: adapter_config.json cannot be read: {error}"
-        ) from error
+    file = folder / "adapter_config.json"
+    config = read_json(file, ModelLoadError, "not readable JSON", nan=True)
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{file} holds {type(config).__name__}; a JSON object belongs there")
     if config.get("peft_type") != "LORA":
         raise Unsupported(f"adapters of type {config.get('peft_type')} are not run; LORA is")
     for name, value in config.items():
         if value and name not in _KNOWN:
             raise Unsupported(f"the adapter in {folder} has {name}; plain LoRA is run")
     begun = config.get("init_lora_weights")
-    if begun not in _PLAIN_INITS:
+    if not isinstance(begun, str | bool | None) or begun not in _PLAIN_INITS:
         raise Unsupported(
-            f"the adapter in {folder} has init_lora_weights={begun!r}, so it is of a changed model;"
-            " save it from PEFT with path_initial_model_for_weight_conversion"
+            f"the adapter in {folder} has init_lora_weights={shown(begun)}, so it is of a changed"
+            " model; save it from PEFT with path_initial_model_for_weight_conversion"
         )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise Unsupported(f"the adapter in {folder} has biases; bias='none' is run")
@@ -178,6 +176,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return adapter_model.safetensors. Raises: ModelLoadError."""
     file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        raise ModelLoadError(f"{folder} is no PEFT adapter: it has no file {file.name}")
     try:
         tensors: dict[str, Tensor] = load_file(str(file))
     except Exception as error:  # the library raises kinds of its own
@@ -188,8 +188,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def scale_of(config: Mapping[str, Any], path: str, rank: int) -> float:
     """Return what a layer's low-rank output is multiplied by."""
     alpha = config.get("lora_alpha", rank)
-    for pattern, own in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", path):
-            alpha = own
-            break
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    try:
+        for pattern, own in (config.get("alpha_pattern") or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", path):
+                alpha = own
+                break
+        return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    except (re.error, *FAULTS) as error:
+        raise ModelLoadError(f"adapter_config.json: the scale of {path}: {error}") from error

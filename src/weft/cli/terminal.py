@@ -1,0 +1,49 @@
+"""Which terminal a command was typed in, so that each has a loom of its own that was drawn last."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def terminal() -> str:
+    """Return a mark of the terminal; "" where none can be told.
+
+    On Linux and macOS it is the session: every window, tab, tmux pane and login over ssh has its
+    own, and what runs in one, scripts and pipelines too, has the same. A job without a terminal
+    (cron, a service, a step of CI) has one for its own length. On Windows it is the console.
+    """
+    marks = _console() if os.name == "nt" else _session()
+    if not marks:
+        return ""
+    return hashlib.blake2b("\n".join(marks).encode(), digest_size=8).hexdigest()
+
+
+def _session() -> list[str]:
+    try:
+        leader = os.getsid(0)
+    except OSError:
+        return []
+    if leader <= 0:  # it is outside of our container
+        return []
+    # A number is given again some day; when the leader began is not. macOS has no /proc: its
+    # terminals name their tabs instead.
+    began = _read(Path(f"/proc/{leader}/stat")).rpartition(")")[2].split()[19:20]
+    boot = _read(Path("/proc/sys/kernel/random/boot_id")).strip()
+    return [str(leader), *began, boot or os.environ.get("TERM_SESSION_ID", "")]
+
+
+def _console() -> list[str]:
+    import ctypes
+
+    window = ctypes.windll.kernel32.GetConsoleWindow()  # type: ignore[attr-defined]
+    tab = os.environ.get("WT_SESSION", "")
+    return [str(window), tab] if window or tab else []
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,73 @@
+"""`install`: programs written over genlm-backend run on Weft without a changed line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import ModuleType
+
+from ...errors import ConfigError
+
+PACKAGE = "genlm.backend"
+_HERE = __name__.rpartition(".")[0]
+# The known module → the module here that has its names. Packages are this package, with all names.
+MODULES = {
+    PACKAGE: _HERE,
+    **{f"{PACKAGE}.{name}": _HERE for name in ("llm", "tokenization", "trie")},
+    **{f"{PACKAGE}.llm.{name}": _HERE for name in ("base", "hf", "mlx", "vllm")},
+    **{f"{PACKAGE}.tokenization.{name}": f"{_HERE}.vocab" for name in ("bytes", "token", "vocab")},
+    **{f"{PACKAGE}.trie.{name}": f"{_HERE}.tries" for name in ("async_impl", "base", "parallel")},
+    f"{PACKAGE}.cache": f"{_HERE}.cache",
+}
+# Packages that bind names of genlm-backend when they are imported.
+CLIENTS = ("genlm.control", "genlm.bytes")
+
+
+def install(*, replace: bool = False) -> None:
+    """Let `import genlm.backend` give Weft's modules, to all that is imported from now on.
+
+    For genlm-control, genlm-bytes and programs of your own, without a changed line in them. Again
+    it changes nothing. replace: also where genlm-backend is installed, in this process.
+
+    Raises: ConfigError where genlm-backend is installed and `replace` is not said, or when it or a
+    client of it has been imported already.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    bound = [name for name in (*CLIENTS, PACKAGE) if name in sys.modules]
+    if bound:
+        raise ConfigError(
+            f"{bound[0]} is imported already, with genlm-backend's own names; call"
+            " weft.compat.genlm.install() before that"
+        )
+    has_genlm = find_spec("genlm") is not None
+    if not replace and has_genlm and find_spec(PACKAGE) is not None:
+        raise ConfigError(
+            "genlm-backend is installed, and would be hidden; install(replace=True) does so in"
+            " this process"
+        )
+    if not has_genlm:  # a namespace package without a folder
+        sys.modules["genlm"] = ModuleType("genlm")
+        sys.modules["genlm"].__path__ = []
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of `MODULES`, before the path is searched."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_loader(fullname, _Alias()) if fullname in MODULES else None
+
+
+class _Alias(Loader):
+    """Puts the module here in the place of the one that was asked for."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        # What an import gives is what stands in sys.modules afterwards.
+        sys.modules[module.__name__] = import_module(MODULES[module.__name__])

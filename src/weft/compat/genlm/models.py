@@ -1,0 +1,337 @@
+"""The known classes over an LM, and their queries by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ...aio import AsyncLM
+from ...aio.base import whole_numbers
+from ...engines.source import EMBEDDED, resolve
+from ...errors import ConfigError, EngineUnavailable, Unsupported
+from ...lm import LM
+from ...loading import display_name, load
+from .cache import CachedContext
+from .mock import HAS_TORCH
+from .vocab import decode_vocab
+
+# What torch calls its types besides their usual names.
+_DTYPES = {"float": "float32", "half": "float16"}
+
+
+@dataclass(slots=True)
+class Query:
+    """A context that waits, and the future of its answer. `past` is taken and not needed."""
+
+    prompt: Sequence[int]
+    future: asyncio.Future[Any]
+    past: Any = None
+    lora_name: str | None = None
+
+
+class KnownLM(AsyncLM):
+    """What the known classes share: queries by hand, and their attributes.
+
+    queries: what was put in and is not answered yet. timeout: taken, and never waited: a batch
+    closes when no more callers come. timer: None, as there is none.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        tokenizer: Any = None,
+        *,
+        batch_size: int | None,
+        timeout: float,
+        cache_size: int | None = None,
+    ) -> None:
+        """tokenizer: the object that programs find; None is the LM's."""
+        if not isinstance(timeout, int | float) or timeout < 0:
+            raise ConfigError(f"timeout is {timeout!r}; allowed are seconds from 0 on")
+        super().__init__(lm, batch_size=batch_size, as_torch=HAS_TORCH)
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+        self.timeout = timeout
+        self.timer: Any = None
+        self.queries: list[Query] = []
+        self._answering: set[asyncio.Task[None]] = set()
+        if cache_size is not None:
+            cap_rows(lm, cache_size)
+
+    @cached_property
+    def str_vocab(self) -> list[str]:
+        """The text of every token, by id; see `decode_vocab`."""
+        return decode_vocab(self.tokenizer)[1]
+
+    @property
+    def model(self) -> Any:
+        """The model object that was handed in."""
+        return self.lm.model
+
+    @property
+    def device(self) -> Any:
+        """Where the model is: a torch.device where torch is installed."""
+        if not HAS_TORCH:
+            return self.lm.info.device
+        import torch
+
+        return torch.device(self.lm.info.device)
+
+    def next_token_logprobs_uncached(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return them from one plain forward of the whole context: a plain call, as is known."""
+        return self._given(self._exact.plain(self._place(token_ids, lora_name)))
+
+    # Queries by hand --------------------------------------------------------------------------
+
+    def add_query(
+        self,
+        query: Sequence[int],
+        future: asyncio.Future[Any],
+        past: Any = None,
+        lora_name: str | None = None,
+    ) -> None:
+        """Put in a query: answered at once when there are batch_size, else when its loop is next
+        free, together with those put in until then.
+        """
+        self.queries.append(Query(query, future, past, lora_name))
+        if self.batch_size is not None and len(self.queries) >= self.batch_size:
+            self.batch_evaluate_queries()
+        else:
+            future.get_loop().call_soon(self._answer_waiting)
+
+    def batch_evaluate_queries(self) -> None:
+        """Answer all queries that were put in, together; each gets its own answer or error."""
+        queries, self.queries = self.queries, []
+        for name in dict.fromkeys(query.lora_name for query in queries):
+            self._evaluate([query for query in queries if query.lora_name == name], name)
+
+    def reset_async_queries(self) -> None:
+        """End all queries that wait; their callers are told, none is left waiting."""
+        super().reset_async_queries()
+        queries, self.queries = self.queries, []
+        for query in queries:
+            query.future.cancel()
+
+    def _evaluate(self, queries: list[Query], name: str | None) -> None:
+        open_ones = [query for query in queries if not query.future.done()]
+        try:
+            prompts = [list(query.prompt) for query in open_ones]
+            rows = self.batch_next_token_logprobs_sync(prompts, name)
+        except Exception as error:
+            if len(open_ones) == 1:
+                open_ones[0].future.set_exception(error)
+                return
+            for query in open_ones:  # the error is one query's own
+                self._evaluate([query], name)
+            return
+        for query, row in zip(open_ones, rows, strict=True):
+            query.future.set_result(row)
+
+    def _answer_waiting(self) -> None:
+        queries, self.queries = self.queries, []
+        for query in queries:
+            task = asyncio.ensure_future(self._answer(query))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, query: Query) -> None:
+        try:
+            row = await self.next_token_logprobs(query.prompt, query.lora_name)
+        except Exception as error:
+            if not query.future.done():
+                query.future.set_exception(error)
+        else:
+            if not query.future.done():
+                query.future.set_result(row)
+
+    # The cache, as it is known ------------------------------------------------------------------
+
+    @property
+    def cache(self) -> CachedContext:
+        """The LM's token tree, looked at like the known trie: its root without an adapter."""
+        return CachedContext(self.lm, ())
+
+    @property
+    def _caches(self) -> dict[str | None, CachedContext]:
+        names = (None, *self.lm.adapters)
+        return {name: CachedContext(self.lm, (), name) for name in names}
+
+    def walk_cache(  # type: ignore[override]  # nodes that can be walked on from
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> tuple[CachedContext, int, CachedContext | None, int]:
+        """Return how much of a context is cached: (node, n_matched, past, base).
+
+        node: the deepest known place on the path, n_matched tokens down. past: the deepest place
+        before its end with KV, base tokens down; None at the root.
+        """
+        ids = whole_numbers("token_ids", token_ids)
+        _, n_matched, past, base = super().walk_cache(ids, lora_name)
+        node = CachedContext(self.lm, ids[:n_matched], lora_name)
+        before = None if past is None else CachedContext(self.lm, ids[:base], lora_name)
+        return node, n_matched, before, base
+
+
+class AsyncTransformer(KnownLM):
+    """A loaded Transformers model, awaited."""
+
+    def __init__(
+        self, hf_model: Any, hf_tokenizer: Any, batch_size: int = 20, timeout: float = 0.02
+    ) -> None:
+        """batch_size: contexts in flight at most. timeout: never waited."""
+        lm = LM.of(hf_model, hf_tokenizer)
+        super().__init__(lm, hf_tokenizer, batch_size=batch_size, timeout=timeout)
+
+    @classmethod
+    def from_name(
+        cls,
+        model_id: str,
+        bitsandbytes_opts: Mapping[str, Any] | None = None,
+        hf_opts: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> AsyncTransformer:
+        """Load a model by its id or folder. hf_opts: of `from_pretrained`, as far as Weft has them.
+
+        `tokenizer` is the Transformers tokenizer. Raises: Unsupported for other options.
+        """
+        if bitsandbytes_opts:
+            raise Unsupported(
+                "bitsandbytes_opts: load the model yourself and hand it over:"
+                " AsyncTransformer(model, tokenizer)"
+            )
+        options = load_options(hf_opts or {})
+        return cls(*loaded(model_id, options), **kwargs)
+
+
+class AsyncVirtualLM(KnownLM):
+    """A vLLM engine, awaited."""
+
+    def __init__(
+        self,
+        llm_engine: Any,
+        logprobs_capture: Any = None,
+        cache_size: int = 0,
+        cache_opts: Mapping[str, Any] | None = None,
+        batch_size: int = 20,
+        timeout: float = 0.02,
+    ) -> None:
+        """cache_size: rows kept at most; 0: the LM's own budget in bytes."""
+        lm = LM.of(llm_engine)
+        super().__init__(lm, batch_size=batch_size, timeout=timeout, cache_size=cache_size or None)
+
+    @classmethod
+    def from_name(
+        cls, model_name: str, engine_opts: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> AsyncVirtualLM:
+        """Load a model with vLLM. Raises: EngineUnavailable where Weft's vLLM engine is not."""
+        return cls(_with_engine("vllm", model_name, engine_opts), **kwargs)
+
+    @property
+    def underlying_model(self) -> Any:
+        """The model that the engine runs."""
+        return self.lm.model
+
+    async def release_all(self) -> None:
+        """End all queries that wait."""
+        self.reset_async_queries()
+
+    def cleanup(self) -> None:
+        """Close the engine."""
+        self.lm.close()
+
+    def __enter__(self) -> AsyncVirtualLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+    async def __aenter__(self) -> AsyncVirtualLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.cleanup)
+
+
+class AsyncMlxLM(KnownLM):
+    """A loaded MLX model, awaited."""
+
+    def __init__(
+        self,
+        mlx_lm_model: Any,
+        tokenizer: Any = None,
+        batch_size: int = 5,
+        timeout: float = 0.001,
+        prefill_step_size: int = 2048,
+        cache_size: int = 400,
+        cache_opts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """prefill_step_size: n_batch of the LM is used. cache_size: rows kept at most."""
+        lm, rows = LM.of(mlx_lm_model, tokenizer), cache_size or None
+        super().__init__(lm, tokenizer, batch_size=batch_size, timeout=timeout, cache_size=rows)
+
+    @classmethod
+    def from_name(cls, model_name: str, **kwargs: Any) -> AsyncMlxLM:
+        """Load a model with MLX. Raises: EngineUnavailable where Weft's MLX engine is not."""
+        return cls(_with_engine("mlx", model_name, None), **kwargs)
+
+
+def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
+    """Return a model's LM and its Transformers tokenizer, both from the same files."""
+    names = {"revision", "token", "local_files_only"}
+    remote_code = options.get("trust_remote_code", False)
+    folder = resolve(
+        model_id,
+        remote_code=remote_code,
+        bare_ids=True,
+        **{name: options[name] for name in names & options.keys()},
+    )
+    given = {name: value for name, value in options.items() if name not in names}
+    lm = load(EMBEDDED if model_id == EMBEDDED else folder, **{"engine": "torch", **given})
+    lm.engine.info = replace(lm.engine.info, model=display_name(model_id))
+    from transformers import AutoTokenizer  # the torch engine is there, so this is
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
+    tokenizer.name_or_path = model_id
+    return lm, tokenizer
+
+
+def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `weft.load` for those of `from_pretrained`."""
+    names = {"torch_dtype": "dtype", "dtype": "dtype", "device_map": "device"}
+    same = ("revision", "token", "trust_remote_code", "local_files_only")
+    options: dict[str, Any] = {}
+    for name, value in hf_opts.items():
+        if name in names:
+            text = "auto" if value is None else str(value).removeprefix("torch.")
+            options[names[name]] = _DTYPES.get(text, text)
+        elif name in same:
+            options[name] = value
+        else:
+            raise Unsupported(
+                f"hf_opts has {name}; allowed are {', '.join((*names, *same))}. For others load the"
+                " model yourself and hand it over: AsyncTransformer(model, tokenizer)"
+            )
+    return options
+
+
+def cap_rows(lm: LM, n_rows: int) -> None:
+    """Keep at most so many rows of logits in the LM's cache."""
+    if not isinstance(n_rows, int) or n_rows < 0:
+        raise ConfigError(f"cache_size is {n_rows!r}; allowed is a whole number from 0 on")
+    rows = lm.scheduler.rows
+    rows.budget_bytes = min(rows.budget_bytes, n_rows * 4 * lm.info.n_vocab)
+
+
+def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
+    from ...engines import engine_names
+
+    if engine not in engine_names():
+        raise EngineUnavailable(
+            f"this version of Weft has no {engine} engine; there are {', '.join(engine_names())}",
+            hint='backend="hf" (AsyncTransformer) runs it with torch',
+        )
+    return load(name, engine=engine, engine_options=options)

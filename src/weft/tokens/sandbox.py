@@ -1,0 +1,254 @@
+"""Chat templates are programs that come with a model: they are run with limits.
+
+Jinja's sandbox keeps them from Python and the machine. What it lets through is work without end:
+loops in loops, texts that double, `"x" * 10**10`. Here every turn of a loop and every call counts,
+and no text or list that a template makes may grow beyond a size; what it was given is as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+TURNS = 10_000_000  # of loops, and calls
+SIZE = 1 << 26  # characters of one text; an entry of a list counts as sixteen
+MADE = 1 << 31  # characters of all that is made
+WIDTH = 1 << 16  # the number that a text is filled or cut to
+PATIENCE_S = 60.0
+_BITS = 1 << 12  # of a whole number
+# A width or a precision of five digits, or one that comes from elsewhere.
+_WIDE = re.compile(r"%[-+ #0]*\d*\.?(\d{5}|\*)|\{[^{}]*(\d{5}|\{)")
+# Text methods and filters that make as much as a number says.
+_FILLING = {"center", "ljust", "rjust", "zfill", "expandtabs", "batch", "slice", "indent"}
+_FILLING |= {"wordwrap", "truncate", "tojson"}
+
+
+class Limits:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self.turns = TURNS
+        self.made = 0
+        self.until = time.monotonic() + PATIENCE_S
+
+    def turn(self) -> None:
+        """Count a turn of a loop, or a call."""
+        self.turns -= 1
+        if self.turns < 0 or (self.turns % 1024 == 0 and time.monotonic() > self.until):
+            raise TemplateRuntimeError("it does not come to an end")
+
+    def make(self, size: int) -> None:
+        """Count what was made."""
+        self.made += size
+        if size > SIZE or self.made > MADE:
+            raise _too_large()
+
+
+_limits: ContextVar[Limits] = ContextVar("limits")
+
+
+def compiled(template: str) -> Template:
+    """Return a template to `render`. Raises: TemplateError, and what Jinja stumbles over."""
+    return environment().from_string(_Counting().visit(environment().parse(template)))
+
+
+def render(template: Template, names: dict[str, Any]) -> str:
+    """Return what a template writes. Raises: TemplateError where it asks for too much."""
+    kept = _limits.set(Limits())
+    try:
+        return template.render(names)
+    finally:
+        _limits.reset(kept)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Transformers' own names, Jinja's sandbox, and limits."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Calculate; numbers and texts must stay small enough."""
+        whole = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and whole and right * left.bit_length() > _BITS:
+            raise _too_large()
+        if operator == "*" and not whole:
+            for value, n in ((left, right), (right, left)):
+                if isinstance(n, int) and _size(value) * n > SIZE:
+                    raise _too_large()
+        if operator == "%" and isinstance(left, str):
+            _check_making("format", left, [right])
+        return sized(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what a template calls."""
+        _limits.get().turn()
+        # `format` of a text comes wrapped by Jinja.
+        method = getattr(__obj, "__wrapped__", __obj)
+        of = getattr(method, "__self__", None)
+        if isinstance(of, str):
+            _check_making(method.__name__, of, [*args, *kwargs.values()])
+        return sized(super().call(__context, __obj, *args, **kwargs))
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Join what a block or macro has written."""
+        return _joined("", parts)
+
+    @staticmethod
+    def counted(values: Iterable[Any]) -> Iterator[Any]:
+        """Yield what a loop runs over, and count."""
+        turn = _limits.get().turn
+        for value in values:
+            turn()
+            yield value
+
+
+class Generation(Extension):
+    """{% generation %} marks the assistant's words for training; here it is transparent."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what stands inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Counting(NodeTransformer):
+    """Lets loops count their turns, and `~` the size of what it makes."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        """See the class."""
+        self.generic_visit(node)
+        node.iter = _called("counted", node, node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        """See the class."""
+        self.generic_visit(node)
+        return _called("sized", node, node)
+
+
+def _called(name: str, at: nodes.Node, argument: Any) -> nodes.Expr:
+    made = nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None)
+    made.set_lineno(at.lineno).set_environment(environment())
+    return made
+
+
+@functools.cache
+def environment() -> Sandbox:
+    """Return the environment that chat templates are written for."""
+    made = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    made.filters["tojson"] = _to_json
+    made.filters = {name: _limited(name, each) for name, each in made.filters.items()}
+    made.globals.update({"raise_exception": _refuse, "strftime_now": _now})
+    del made.globals["lipsum"]
+    made.sized = sized  # type: ignore[attr-defined]
+    return made
+
+
+def sized(value: Any) -> Any:
+    """Return what a template has made, unless it is too large."""
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        raise _too_large()
+    _limits.get().make(_size(value))
+    return value
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 16 * len(value) if isinstance(value, list | tuple | dict) else 0
+
+
+def _limited(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that is refused where it would make too much, and counts as a call."""
+    # Filters may be given the context or the environment first.
+    at = 1 if hasattr(inner, "jinja_pass_arg") else 0
+
+    @functools.wraps(inner)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        _limits.get().turn()
+        given = list(args)
+        if name == "join" and len(given) > at:
+            given[at] = list(Sandbox.counted(given[at]))
+            between = kwargs.get("d", given[at + 1] if len(given) > at + 1 else "")
+            _joined(str(between), map(str, given[at]))
+        elif len(given) > at:
+            is_text = name in ("replace", "indent", "format")
+            value = str(given[at]) if is_text else given[at]
+            _check_making(name, value, [*given[at + 1 :], *kwargs.values()])
+        return sized(inner(*given, **kwargs))
+
+    return limited
+
+
+def _check_making(name: str, text: Any, given: Sequence[Any]) -> None:
+    """Refuse a method of a text, or a filter, that would make too much."""
+    size = 0
+    if name in _FILLING and any(isinstance(n, int) and abs(n) > WIDTH for n in given):
+        size = SIZE + 1
+    elif name in ("format", "format_map") and _WIDE.search(str(text)):
+        size = SIZE + 1
+    elif name == "indent":
+        wide = max((len(each) for each in given if isinstance(each, str)), default=WIDTH)
+        size = text.count("\n") * wide if wide > 16 else 0
+    elif name == "replace" and len(given) > 1:
+        size = text.count(str(given[0])) * len(str(given[1]))
+    elif name == "join" and given and isinstance(text, str):
+        _joined(text, map(str, Sandbox.counted(given[0])))
+    if size > SIZE:
+        raise _too_large()
+
+
+def _joined(between: str, parts: Iterable[str]) -> str:
+    size, kept = 0, []
+    for part in parts:
+        size += len(part) + len(between)
+        if size > SIZE:
+            raise _too_large()
+        kept.append(part)
+    return between.join(kept)
+
+
+def _too_large() -> TemplateError:
+    return TemplateRuntimeError("it makes a text, a list or a number that is too large")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not Jinja's own filter: that one escapes for HTML.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,61 @@
+"""Ctrl-C in the middle of a commit: all its branches have gone on, or none has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import weft
+from interrupts import between_lines, interrupted, quick_collections
+from weft import Branch, BranchStore, samples
+
+PLACES = ("branch/calls.py", "branch/state.py", "branch/metrics.py")
+FINISHING = ("run", "_finish", "finish", "advanced", "surprisals", "produced", "moved", "__init__")
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_collections():
+        yield
+
+
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_commit_of_many_branches_is_done_whole_or_not_at_all(everywhere: bool) -> None:
+    with weft.load("tiny") as lm:
+        store = BranchStore(lm)
+        prompt = lm.tokenize(samples.opening)
+
+        def made() -> list[Branch]:
+            first = Branch.create(lm, seed=1, repetition_penalty=1.1)
+            first.prefill(prompt)
+            branches = [first, first.fork()]
+            store.commit([(each, 40) for each in branches])
+            return branches
+
+        def state(branches: list[Branch]) -> list[Any]:
+            # What was drawn ahead goes with the state that it was drawn in.
+            return [
+                (each.tokens, each.save()["accepted"], each.produce().token) for each in branches
+            ]
+
+        def commit(branches: list[Branch]) -> None:
+            store.commit([(each, 41) for each in branches])
+
+        branches = made()
+        before = state(branches)
+        with interrupted(PLACES) as seen:
+            commit(branches)
+        after = state(branches)
+        for at in range(len(seen)) if everywhere else between_lines(seen, FINISHING):
+            branches = made()
+            assert state(branches) == before
+            with pytest.raises(KeyboardInterrupt), interrupted(PLACES, at):
+                commit(branches)
+            now = state(branches)
+            assert now in (before, after)
+            if now == before:
+                commit(branches)
+            assert state(branches) == after
+        lm.tree.check()

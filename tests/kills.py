@@ -1,0 +1,320 @@
+"""Writes that are killed: a process of its own forks children, each of which is killed somewhere.
+
+`python tests/kills.py NAMES FOLDER N SEED` runs these of `TRIALS`, each in a folder of its own with
+N kills, and prints how often the old and the new state were found. A child is killed before one
+of the calls by which it touches the folder, and in the next turn after a while; the calls are
+drawn without repeating. The model is loaded once, before the forks.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import weft
+from searches import small, tree
+from weft import Branch, Loom, files, samples
+from weft.cli import chat, kept, run
+from weft.cli.app import app
+from weft.cli.shelf import Shelf
+
+Act = Callable[[], object]
+NEVER = 1 << 30
+
+
+class Child:
+    """A forked child that does `act`; it kills itself before its nth call that touches `folder`."""
+
+    def __init__(self, act: Act, folder: Path, *, before_call: int = NEVER) -> None:
+        sys.stdout.flush()
+        self._told, tell = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._be(act, folder, before_call, tell)
+        os.close(tell)
+        os.read(self._told, 1)  # it has begun
+
+    def wait(self, kill_after_s: float | None = None) -> int | None:
+        """Return how many calls it made; None if it was killed."""
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            os.kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        with os.fdopen(self._told, "rb") as told:
+            n_calls = told.read()
+        assert code in (0, -signal.SIGKILL), f"the child failed with {code}"
+        return int(n_calls) if code == 0 else None
+
+    def _be(self, act: Act, folder: Path, before_call: int, tell: int) -> None:
+        code, calls = 1, count_calls(folder, before_call)
+        try:
+            os.write(tell, b"x")
+            act()
+            os.write(tell, str(len(calls)).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def count_calls(folder: Path, before_call: int) -> list[str]:
+    """Note this process's calls that touch a folder; kill it before the nth."""
+    name, calls = str(folder), list[str]()
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        touches = any(isinstance(a, str | Path) and str(a).startswith(name) for a in arguments)
+        if touches or event == "fcntl.flock":
+            if len(calls) == before_call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            calls.append(event)
+
+    sys.addaudithook(hook)
+    return calls
+
+
+class Trial:
+    """One kind of write. `act(n)` brings the nth state; `state()` says which one is there.
+
+    `state` opens all files, so it fails where one is neither the old nor the new one.
+    adds: each `act` adds one to the state, whatever n is.
+    """
+
+    adds = False
+
+    def __init__(self, folder: Path, lm: weft.LM) -> None:
+        self.folder = folder
+        self.file = folder / "file"
+        self.lm = lm
+
+    def act(self, n: int) -> None:
+        raise NotImplementedError
+
+    def state(self) -> int:
+        raise NotImplementedError
+
+    def run(self, n_kills: int, seed: int) -> Counter[str]:
+        """Kill n times; after each kill the old or the new state must be there."""
+        rng, found, n = random.Random(seed), Counter[str](), 2
+        self.done(0)
+        self.done(1)
+        began = time.perf_counter()
+        n_calls, takes_s = self.done(2), time.perf_counter() - began
+        calls: list[int] = []
+        for turn in range(n_kills):
+            old, n = self.state(), n + 1
+            calls = calls or rng.sample(range(n_calls), n_calls)
+            self.kill(n, calls.pop() if turn % 2 == 0 else None, rng.uniform(0, takes_s))
+            now, new = self.state(), old + 1 if self.adds else n
+            assert now in (old, new), f"turn {turn}: {now} is neither {old} nor {new}"
+            found["new" if now == new else "old"] += 1
+        old = self.state()
+        self.done(n + 1)
+        assert self.state() == (old + 1 if self.adds else n + 1)
+        left = list(self.folder.rglob("*.part"))
+        assert not left, f"left behind: {left}"
+        return found
+
+    def kill(self, n: int, before_call: int | None, after_s: float) -> None:
+        """Let a child begin the nth state, and kill it before a call, or after a while."""
+        at = NEVER if before_call is None else before_call
+        child = Child(lambda: self.act(n), self.folder, before_call=at)
+        child.wait(after_s if before_call is None else None)
+
+    def done(self, n: int) -> int:
+        """Let a child bring the nth state to its end; return how many calls it made."""
+        n_calls = Child(lambda: self.act(n), self.folder).wait()
+        assert n_calls is not None
+        return n_calls
+
+
+class Plain(Trial):
+    """A file of text, by the helper that everything uses."""
+
+    def act(self, n: int) -> None:
+        files.write(self.file, (f"{n:8}" for _ in range(40_000)))
+
+    def state(self) -> int:
+        text = self.file.read_text()
+        assert len(text) == 8 * 40_000
+        assert text == text[:8] * 40_000
+        return int(text[:8])
+
+
+class Save(Trial):
+    """`Loom.save`."""
+
+    def act(self, n: int) -> None:
+        loom = Loom(self.lm, [1, 2, 3])
+        for token in range(200):
+            loom.add([token, n])
+        loom.meta["n"] = n
+        loom.save(self.file)
+
+    def state(self) -> int:
+        loom = Loom.open(self.file, self.lm)
+        assert len(loom.children) == 200
+        return int(loom.meta["n"])
+
+
+class SavedBranch(Trial):
+    """`Branch.save`."""
+
+    def act(self, n: int) -> None:
+        branch = Branch.create(self.lm, seed=1)
+        branch.prefill([n, *range(300)])
+        branch.save(self.file)
+
+    def state(self) -> int:
+        tokens = Branch.load(self.lm, self.file).tokens
+        assert tokens[1:] == list(range(300))
+        return tokens[0]
+
+
+class SavedKV(Trial):
+    """`lm.kv.save`."""
+
+    def act(self, n: int) -> None:
+        self.lm.kv.save([n, *range(100)], self.file)
+
+    def state(self) -> int:
+        self.lm.clear_cache()
+        ids = self.lm.kv.load(self.file).ids()
+        assert ids[1:] == list(range(100))
+        return ids[0]
+
+
+class Command(Trial):
+    """A verb of the command, on a WEFT_HOME of its own."""
+
+    adds = True
+    begin: tuple[str, ...] = ("run", "Tell me a story.", "-n", "2", "--max-tokens", "2")
+    verb: tuple[str, ...]
+    said = ""
+
+    def __init__(self, folder: Path, lm: weft.LM) -> None:
+        super().__init__(folder, lm)
+        os.environ["WEFT_HOME"] = str(folder)
+        for module in (run, kept, chat):
+            module.load_model = lambda *_: lm  # type: ignore[attr-defined]
+        Child(lambda: self.call(*self.begin), folder).wait()
+        self.first = self.count()
+
+    def call(self, *arguments: str) -> None:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            sys.stdin = io.StringIO(self.said)
+            app(list(arguments), standalone_mode=False)
+
+    def act(self, n: int) -> None:
+        self.call(*self.verb)
+
+    def state(self) -> int:
+        for name in Shelf().names():
+            Loom.open(Shelf().path(name), self.lm)
+        Shelf().index()
+        return self.count() - self.first
+
+    def count(self) -> int:
+        raise NotImplementedError
+
+
+class Run(Command):
+    """`weft run`: one more loom."""
+
+    verb = ("run", "Once upon a time", "-n", "1", "--max-tokens", "2")
+
+    def count(self) -> int:
+        return len(Shelf().names())
+
+
+class Grow(Command):
+    """`weft grow`: one more node."""
+
+    verb = ("grow", "1", "-n", "1", "--max-tokens", "2", "--seed", "1", "--force")
+
+    def count(self) -> int:
+        (name,) = Shelf().names()
+        return Loom.open(Shelf().path(name)).count_children()
+
+
+class Chat(Grow):
+    """`weft chat`: one more turn, two nodes."""
+
+    verb = ("chat", "-c", "--max-tokens", "2", "--seed", "1")
+    said = "And then?\n"
+
+    def count(self) -> int:
+        n_nodes = super().count()
+        assert n_nodes % 2 == 1
+        return n_nodes // 2
+
+
+class Resume(Trial):
+    """A search with `resume=`: broken off anywhere, it ends as it would have without."""
+
+    def act(self, n: int) -> None:
+        small("tot", self.lm, samples.game24, resume=self.file)
+
+    def run(self, n_kills: int, seed: int) -> Counter[str]:
+        rng, found = random.Random(seed), Counter[str]()
+        began = time.perf_counter()
+        n_calls, takes_s = self.done(0), time.perf_counter() - began
+        want = self.tree()
+        self.file.unlink()
+        last = 0
+        for turn in range(n_kills):
+            self.kill(0, rng.randrange(n_calls) if turn % 2 == 0 else None, rng.uniform(0, takes_s))
+            loom = Loom.open(self.file, self.lm) if self.file.exists() else None
+            kept = {"round": 0, "done": False} if loom is None else loom.meta["search"]
+            assert kept["round"] >= last
+            found["new" if kept["round"] > last else "old"] += 1
+            last = kept["round"]
+            if kept["done"]:
+                assert self.tree() == want
+                self.file.unlink()
+                last = 0
+        self.done(0)
+        assert self.tree() == want
+        assert not list(self.folder.rglob("*.part"))
+        return found
+
+    def tree(self) -> list[tuple[str, float, str | None]]:
+        # What is computed again is computed in other batches, and rounded in other ways.
+        nodes = tree(Loom.open(self.file, self.lm))
+        return [(text, round(score or 0.0, 5), end) for text, score, end in nodes]
+
+
+TRIALS: dict[str, type[Trial]] = {
+    "plain": Plain,
+    "save": Save,
+    "branch": SavedBranch,
+    "kv": SavedKV,
+    "run": Run,
+    "grow": Grow,
+    "chat": Chat,
+    "resume": Resume,
+}
+
+
+def main() -> None:
+    names, folder, n_kills, seed = sys.argv[1:]
+    lm = weft.load("tiny")
+    for name in names.split(","):
+        (Path(folder) / name).mkdir()
+        found = TRIALS[name](Path(folder) / name, lm).run(int(n_kills), int(seed))
+        print(name, found["old"], found["new"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The published test suites of genlm's packages, run over genlm-backend and over Weft."""
