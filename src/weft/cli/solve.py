@@ -59,7 +59,7 @@ def solve(
             "-b",
             help="Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, "
             "adaptive).",
-            show_default="5, 8 for beam and adaptive, 4 for mcts",
+            show_default="5, 8 for beam, 4 for mcts, 2 for adaptive",
         ),
     ] = None,
     n: Annotated[

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .propose import Proposer
 
 KEY = "search"
+# Of `meta["answer"]`: a whole answer by the likeliest tokens; it is the same each time.
+LIKELIEST = "likeliest"
 # Of a node's meta: what a search notes there and goes on from.
 _NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
 # What has the same repr in every process.
@@ -326,7 +328,7 @@ class Search:
         for temperature, rows in ends.items():
             made = yield from proposer.answers(rows, temperature)
             for node in made:
-                node.meta["answer"] = True
+                node.meta["answer"] = LIKELIEST if temperature == 0.0 else "drawn"
             told += made
         yield from judge.score(told)
         return told

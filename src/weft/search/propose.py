@@ -171,9 +171,14 @@ class Proposer:
                     found.append(self._child(node, line.text, line))
                 elif id(line.parent) not in desk.asked_ids:
                     found.append(merged(line) if self.merges else line)
+                else:
+                    continue
+                _count_drawn(found[-1])
             for node, loom in desk.asked:
                 suggested = [line for line in loom.children if not is_cut(line)]
-                found += [self._child(node, line.text.strip() + "\n") for line in suggested]
+                for line in suggested:
+                    found.append(self._child(node, line.text.strip() + "\n"))
+                    _count_drawn(found[-1])
         return _distinct(found)
 
     def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
@@ -379,6 +384,12 @@ def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
         if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], str):
             raise call.refused(answer)
     return [(text, state) for text, state in items]
+
+
+def _count_drawn(child: Heddle) -> None:
+    """Note on a node how many lines were drawn below it, equal ones too."""
+    assert child.parent is not None
+    child.parent.meta["drawn"] = child.parent.meta.get("drawn", 0) + 1
 
 
 def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:

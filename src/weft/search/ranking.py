@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from ..loom import Heddle
 from .core import whole
-from .driver import Search
+from .driver import LIKELIEST, Search
 from .judge import Judge
 
 # Levels of a search that knows neither a task nor a depth.
 DEEPEST = 16
-CHECKED_ROUNDS, BLIND_ROUNDS = 32, 8
-# A full path is completed when the model gives it at least this.
+# A path is completed when the model gives it at least this.
 LIKELY = 0.5
 
 
@@ -41,11 +40,11 @@ def deepest(depth: int | None, search: Search) -> int:
     return missing if depth is None else min(given, missing)
 
 
-def most_rounds(rounds: int | None, search: Search) -> int:
+def most_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
     """Return how many rounds a search has: many only where a checker can end it."""
     if rounds is not None:
         return whole("rounds", rounds)
-    return CHECKED_ROUNDS if search.checks else BLIND_ROUNDS
+    return checked if search.checks else blind
 
 
 def is_answered(search: Search) -> bool:
@@ -90,10 +89,23 @@ def is_step(node: Heddle) -> bool:
     return node.score is not None and not node.meta.get("answer")
 
 
+def is_answer_known(node: Heddle) -> bool:
+    """Say whether the model completed the path already, from here or by these steps from above."""
+    text = ""
+    for above in reversed(node.path):
+        for child in above.children:
+            is_likeliest = child.meta.get("answer") == LIKELIEST
+            if is_likeliest and child.text.strip().startswith(text.strip()):
+                return True
+        text = above.text + text
+    return any(child.meta.get("answer") for child in node.children)
+
+
 class Frontier:
     """One reading of the tree: each scored node counts once for itself and all above it.
 
     visits, total: by node id; how many scored nodes there are at or below, and their scores' sum.
+    repeats: by node id; how many lines drawn at or below it were there already.
     steps: a node's children to go on from, in their order.
     """
 
@@ -104,19 +116,27 @@ class Frontier:
         self.nodes = list(search.start.walk())
         self.visits: dict[str, int] = {}
         self.total: dict[str, float] = {}
+        self.repeats: dict[str, int] = {}
         self.steps = {node.id: list(filter(is_step, node.children)) for node in self.nodes}
         self._count()
         self.closed = self._without_hope(judge)
 
-    def full(self) -> list[Heddle]:
-        """Return the full paths that the model finds likely and that it has not completed yet."""
+    def promising(self, *, anywhere: bool = False) -> list[Heddle]:
+        """Return the paths to complete now, best first: likely full ones without an answer.
+
+        anywhere: paths of any length, the start too: a completion may cost less than a level.
+        """
         if not self.search.completes:
             return []
-        return [
+        found = [
             node
             for node in self.nodes
-            if node.id not in self.closed and self.is_full(node) and (node.score or 0) >= LIKELY
+            if node.id not in self.closed
+            and (anywhere or self.is_full(node))
+            and (node is self.search.start or (node.score or 0) >= LIKELY)
+            and not is_answer_known(node)
         ]
+        return sorted(ranked(found), key=lambda node: node is not self.search.start)
 
     def is_full(self, node: Heddle) -> bool:
         """Say whether no step may follow the node."""
@@ -145,6 +165,8 @@ class Frontier:
                 self.visits[child.id] for child in below
             )
             self.total[node.id] = (node.score or 0.0) + sum(self.total[child.id] for child in below)
+            known = max(node.meta.get("drawn", 0) - len(self.steps[node.id]), 0)
+            self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
 
     def _without_hope(self, judge: Judge) -> set[str]:
         """Return what need not be followed: ends, the hopeless, and all but one of each state."""
@@ -153,8 +175,7 @@ class Frontier:
             if node is search.start:
                 continue
             place = search.place_of(node)
-            answered = any(child.meta.get("answer") for child in node.children)
-            ended = search.is_end(node) or (answered and self.is_full(node))
+            ended = search.is_end(node) or (self.is_full(node) and is_answer_known(node))
             if not is_step(node) or ended or place is None or place in seen:
                 closed.add(node.id)
             elif judge.is_hopeless(node):

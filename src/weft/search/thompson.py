@@ -18,6 +18,9 @@ from .ranking import Frontier, deepest, is_answered, most_rounds, paths, ranked
 from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
+# A score counts as so many throws of a coin: it is a probability, and no throw.
+TRUST = 6.0
+
 
 @plain
 def adaptive(
@@ -25,8 +28,8 @@ def adaptive(
     prompt: Prompt,
     *,
     rounds: int | None = None,
-    batch: int = 8,
-    widen: int = 2,
+    batch: int = 2,
+    widen: int = 1,
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
@@ -35,12 +38,15 @@ def adaptive(
     A round goes down `batch` times from the start. At each node it draws one number for "wider",
     from a Beta posterior over the scores of the node's children, and one for each child, over all
     scores at or below it; the largest is followed. Wider proposes `widen` lines of each kind. So a
-    good child is followed before its siblings are many, and a bad family gets new members. A full
-    path that the model finds likely is completed; a right answer ends the search.
+    good child is followed before its siblings are many, and a bad family gets new members.
+
+    Where a checker can end the search, the prompt is completed first, and each path that the model
+    finds likely before it is searched further; a right answer ends the search.
 
     Args:
-        rounds: at most. None: 32 where a checker can end the search, else 8.
-        batch: descents in each; all their lines are one batch.
+        rounds: at most. None: 200 where a checker can end the search, else 32.
+        batch: descents in each; all their lines are one batch. More take fewer, larger steps of the
+            model, and more tokens.
         widen: lines of each kind that a descent asks for; of what a function proposes, so many.
             Where several write, one of them is drawn each time, by the scores of its lines so far.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given, and
@@ -54,7 +60,7 @@ def adaptive(
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)
-    limit = most_rounds(rounds, search)
+    limit = most_rounds(rounds, search, checked=200, blind=32)
     algorithm = Thompson(judge, proposer, deepest(depth, search), limit, batch, widen)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
@@ -76,12 +82,12 @@ class Thompson:
         self.widen = widen
 
     def ask(self, search: Search) -> Sequence[Want]:
-        """Ask for answers of likely full paths, else for lines below the nodes drawn."""
+        """Ask for the answer of the likeliest path, else for lines below the nodes drawn."""
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
-        if full := ranked(frontier.full()):
-            return [Want(node, "answers", 1, 0.0) for node in full[: self.batch]]
+        if likely := frontier.promising(anywhere=search.checks):
+            return [Want(likely[0], "answers", 1, 0.0)]
         drawn = Counter[tuple[Heddle, str | None]]()
         open_ids = frontier.open(widens=True)
         if search.start.id in open_ids:
@@ -120,11 +126,17 @@ def descent(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) 
     node = start
     while True:
         steps = frontier.steps[node.id]
-        wider = posterior((child.score or 0.0 for child in steps), rng)
+        # A line that was there already says as much against drawing there as a bad one.
+        n_drawn = max(node.meta.get("drawn", 0), len(steps))
+        wider = beta(n_drawn, sum(child.score or 0.0 for child in steps), rng)
         if node.meta.get("closed"):
             wider = -1.0
         drawn = {
-            child.id: beta(frontier.visits[child.id], frontier.total[child.id], rng)
+            child.id: beta(
+                frontier.visits[child.id] + frontier.repeats[child.id],
+                frontier.total[child.id],
+                rng,
+            )
             for child in steps
             if child.id in open_ids
         }
@@ -141,4 +153,4 @@ def posterior(scores: Iterable[float], rng: Random) -> float:
 
 def beta(n: int, total: float, rng: Random) -> float:
     """Draw from the Beta posterior of `n` scores with this sum."""
-    return rng.betavariate(1 + total, 1 + n - total)
+    return rng.betavariate(1 + TRUST * total, 1 + TRUST * (n - total))

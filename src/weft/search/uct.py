@@ -62,7 +62,7 @@ def mcts(
         raise ConfigError(f"exploration is {exploration!r}; allowed is a number from 0")
     if rollouts and not search.completes:
         raise ConfigError("rollouts are answers of the model, and here it completes none: give 0")
-    limit = most_rounds(rounds, search)
+    limit = most_rounds(rounds, search, checked=32, blind=8)
     algorithm = UCT(judge, deepest(depth, search), limit, batch, exploration, rollouts)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
@@ -88,8 +88,8 @@ class UCT:
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier = Frontier(search, self.judge, self.depth)
-        if full := ranked(frontier.full()):
-            return [Want(node, "answers", 1, 0.0) for node in full[: self.batch]]
+        if likely := frontier.promising():
+            return [Want(node, "answers", 1, 0.0) for node in likely[: self.batch]]
         picked = self._picked(search.start, frontier)
         drawn = [Want(node, "answers", self.rollouts) for node in picked if self.rollouts]
         return [*map(Want, picked), *drawn]
