@@ -290,6 +290,7 @@ def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[st
     if not advice.can_repeat(asked):
         return [["weft", "run", samples.story, "-n", "4", *same]]
     if result.solved is False:
-        return [["weft", "solve", asked, "-b", "8", "-n", "16", *same]]
+        surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
+        return [["weft", "solve", asked, *surest, *same]]
     other = next(name for name in STRATEGIES if name != strategy.name)
     return [["weft", "solve", asked, "--strategy", other, *same]]
