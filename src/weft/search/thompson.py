@@ -44,7 +44,7 @@ def adaptive(
     finds likely before it is searched further; a right answer ends the search.
 
     Args:
-        rounds: at most. None: 200 where a checker can end the search, else 32.
+        rounds: at most. None: 1,000 where a checker can end the search, else 32.
         batch: descents in each; all their lines are one batch. More take fewer, larger steps of the
             model, and more tokens.
         widen: lines of each kind that a descent asks for; of what a function proposes, so many.
@@ -60,7 +60,7 @@ def adaptive(
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)
-    limit = most_rounds(rounds, search, checked=200, blind=32)
+    limit = most_rounds(rounds, search, checked=1000, blind=32)
     algorithm = Thompson(judge, proposer, deepest(depth, search), limit, batch, widen)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
