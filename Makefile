@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-clients slow coverage lint format types pyright imports check pages docs dist clean
+.PHONY: help demo test test-clients slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -22,7 +22,7 @@ help:
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make docs      the documentation as a site in site/"
-	@echo "also: slow coverage lint format types pyright imports pages dist clean"
+	@echo "also: slow coverage lint format types pyright imports sizes pages dist clean"
 
 demo: $(DEMO_VENV)/.stamp
 	$(DEMO_VENV)/bin/weft demo
@@ -34,12 +34,13 @@ $(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
 
 # torch goes first and alone: "2.13.0+cpu", from pip's own sources or from PyTorch's CPU index, sorts above
 # PyPI's "2.13.0" (which is a CUDA build on Linux), whatever else is installed. mistral-common comes alone, too:
-# tests read its tokenizer files, nothing imports it, and it wants an older numpy.
+# tests read its tokenizer files, nothing imports it, and it wants an older numpy. Of axe-playwright-python, too, one
+# file is read: axe, which the tests of pages run where there is a Chromium.
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
 	$(PIP) --editable '.[torch,dev]'
-	$(PIP) --no-deps mistral-common
+	$(PIP) --no-deps mistral-common axe-playwright-python
 	@touch $@
 
 test: $(VENV)/.stamp
@@ -85,7 +86,11 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test lint types imports docs
+check: test lint types imports docs sizes
+
+# Files and code lines of each package; `python -m tools.house` also counts what calls run through.
+sizes: $(VENV)/.stamp
+	$(BIN)/python -m tools.house --sizes
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

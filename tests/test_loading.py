@@ -12,6 +12,7 @@ import weakref
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import weft
@@ -163,6 +164,22 @@ def test_a_closed_lm_says_so_and_closing_twice_is_fine() -> None:
 def test_sizes_are_read_as_people_write_them(given: str | int, n_bytes: int) -> None:
     assert parse_bytes(given) == n_bytes
     assert parse_bytes("auto") is None
+
+
+def test_the_budget_of_logits_rows_is_kept_and_shown() -> None:
+    n_vocab = weft.load("tiny").info.n_vocab
+    with weft.load("tiny", row_cache=3 * 4 * n_vocab) as lm:
+        model = weft.AsyncLM(lm)
+        rows = [model.next_token_logprobs_sync([1, 2, token]) for token in range(9)]
+        stats = lm.stats()
+        assert stats.row_budget_bytes == 3 * 4 * n_vocab
+        assert 0 < stats.row_bytes <= stats.row_budget_bytes
+        again = [model.next_token_logprobs_sync([1, 2, token]) for token in range(9)]
+        np.testing.assert_allclose(rows, again, rtol=0, atol=1e-5)
+    with pytest.raises(ConfigError, match="row_cache is 'much'"):
+        weft.load("tiny", row_cache="much")
+    with weft.load("tiny", row_cache="1MiB") as lm:
+        assert lm.stats().row_budget_bytes == 1 << 20
 
 
 def test_importing_weft_imports_no_engine_and_nothing_heavy() -> None:

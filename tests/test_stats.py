@@ -11,8 +11,7 @@ from weft.stats import Stats, format_bytes, gather_stats
 
 
 def stats_of(rig: Rig) -> Stats:
-    scheduler = rig.scheduler
-    return gather_stats(rig.tree, scheduler.counters, rig.engine.info, scheduler.lock)
+    return gather_stats(rig.scheduler)
 
 
 def test_the_figures_are_those_of_what_was_done() -> None:

@@ -13,7 +13,7 @@ def main() -> None:
     print("model:", hello.text)
 
     # The next turn stands below the answer; the template's turn markers come with it.
-    turn = hello.add(next_turn(lm, samples.sum))
+    turn = hello.add(lm.turn_delta([{"role": "user", "content": samples.sum}]))
     answers = turn.grow(n=4, max_tokens=40, temperature=1.3, seed=2, show=False)
     for number, answer in enumerate(answers, 1):
         print(f"  {number}. {answer.text!r}  p {answer.mean_p:.2f}")
@@ -22,23 +22,10 @@ def main() -> None:
 
     # Another question to the same point: a sibling of the first turn, nothing is computed twice.
     before = lm.stats().prefilled
-    other = hello.add(next_turn(lm, samples.game24))
+    other = hello.add(lm.turn_delta([{"role": "user", "content": samples.game24}]))
     print("or:    ", other.grow(n=1, max_tokens=80, seed=3, show=False)[0].text.splitlines()[-1])
     print(f"the other turn prefilled {lm.stats().prefilled - before} tokens")
     chat.show(node=lambda node: node.text.strip().split("\n")[-1][:60])
-
-
-def next_turn(lm: weft.LM, text: str) -> list[int]:
-    """The tokens between an answer and the next one: its end, the user's turn, the next start."""
-    marker = "the answer before"
-    rendered = lm.format_chat(
-        [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": marker},
-            {"role": "user", "content": text},
-        ]
-    )
-    return lm.tokenize(rendered.split(marker)[1], special=True, add_bos=False)
 
 
 if __name__ == "__main__":

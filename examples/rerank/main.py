@@ -22,7 +22,7 @@ def main() -> None:
     text = lm.text.continuation
     store.prefill(
         [
-            (fork, text(f" {candidate}{tail}", special=True))
+            (fork, text(f" {candidate}") + text(tail, special=True))
             for fork, candidate in zip(forks, CANDIDATES, strict=True)
         ]
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .adapters import Adapters
+from .chat import ChatPrompt
 from .constraints import json_schema_to_grammar
 from .constraints.compiler import Compiler
 from .embedding import Pooling, embed
@@ -62,9 +63,13 @@ class LM:
         n_batch: int | None = None,
         n_seq_max: int | None = None,
         kv_bytes: int | None = None,
+        row_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
-        """Put the parts together; see `weft.load`. kv_bytes: None for no limit."""
+        """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
+
+        row_bytes: of logits rows that are kept, over all faces.
+        """
         self.engine = engine
         self.text = text
         self.model = engine if model is None else model
@@ -81,7 +86,7 @@ class LM:
             self.tree,
             n_ctx=self.n_ctx,
             n_batch=at_least_one("n_batch", N_BATCH if n_batch is None else n_batch),
-            row_cache_bytes=ROW_CACHE_BYTES,
+            row_cache_bytes=ROW_CACHE_BYTES if row_bytes is None else row_bytes,
         )
         self.driver = Driver(self.scheduler)
         self._open = True
@@ -190,7 +195,12 @@ class LM:
     def tokenize(
         self, text: str, *, special: bool = False, add_bos: bool | None = None
     ) -> list[int]:
-        """Return the token ids of a whole text; special tokens in it are text unless `special`."""
+        """Return the token ids of a whole text; special tokens in it are text unless `special`.
+
+        Of a prompt by `format_chat` they are text where somebody typed them, with `special` too.
+        """
+        if isinstance(text, ChatPrompt) and special and not add_bos:
+            return list(text.ids)
         return self.text.encode(text, special=special, add_bos=add_bos)
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -223,19 +233,34 @@ class LM:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt text of chat messages by the model's template, or by `template`.
+    ) -> ChatPrompt:
+        """Return the prompt of chat messages by the model's template, or by `template`.
 
-        Tokenise it with special=True, add_bos=False: the template writes its own special tokens.
-        tools: function descriptions, JSON schema. template_kwargs: further variables of the
+        It is a str with `ids`, its tokens, in which special tokens that somebody typed are letters
+        (`tokenize(prompt, special=True, add_bos=False)` gives them, too); with `constraint`, which
+        makes tool calls valid, and `parse`, which takes the answer apart.
+
+        tools: function descriptions, JSON schema. tool_choice: "auto" (as if left out),
+        "required", "none", or a function's name. template_kwargs: further variables of the
         template, such as enable_thinking.
-        Raises: ConfigError when the template refuses the messages, or does not read a variable.
+        Raises: ConfigError when the template refuses or leaves out a message, does not read a
+        variable, or says nothing of how calls are written that tool_choice asks for.
         """
         options = self._chat_options(tools, template, template_kwargs)
-        return self.text.apply_chat_template(
+        pieces = self.text.render_pieces(
             messages, add_generation_prompt=add_generation_prompt, **options
+        )
+        asked = [each.get("content") for each in messages if each.get("role") == "user"]
+        return ChatPrompt.of(
+            self.text,
+            pieces,
+            user_prompt=asked[-1] if asked and isinstance(asked[-1], str) else "",
+            template=template,
+            tools=tools,
+            tool_choice=tool_choice,
         )
 
     def turn_delta(
@@ -282,10 +307,25 @@ class LM:
         return json_schema_to_grammar(schema)
 
     def parse_chat_output(
-        self, text: str, *, thinking_open: bool = False, is_partial: bool = False
+        self,
+        text: str,
+        *,
+        thinking_open: bool = False,
+        is_partial: bool = False,
+        tools: Sequence[Any] | None = None,
+        template: str | None = None,
     ) -> ChatOutput:
-        """Take what the assistant said apart; see `tokens.parse.parse_chat_output`."""
-        return parse_chat_output(text, thinking_open=thinking_open, is_partial=is_partial)
+        """Take what the assistant said apart, in the form that the model's template writes.
+
+        See `tokens.parse.parse_chat_output`; a prompt's own `parse` knows all but the text.
+        """
+        return parse_chat_output(
+            text,
+            thinking_open=thinking_open,
+            is_partial=is_partial,
+            form=self.text.chat_form(template),
+            tools=tools or (),
+        )
 
     def embed(
         self, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True
@@ -309,7 +349,7 @@ class LM:
     def stats(self) -> Stats:
         """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
         self.driver.try_drain()
-        return gather_stats(self.tree, self.scheduler.counters, self.info, self.scheduler.lock)
+        return gather_stats(self.scheduler)
 
     def clear_cache(self) -> None:
         """Forget all KV and logits that no running work needs; tokens and handles stay."""

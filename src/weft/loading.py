@@ -40,6 +40,7 @@ def load(
     n_batch: int | None = None,
     n_seq_max: int | None = None,
     kv_budget: str | int = "auto",
+    row_cache: str | int = "auto",
     engine_options: Mapping[str, Any] | None = None,
     progress: Any = None,
 ) -> LM:
@@ -63,6 +64,8 @@ def load(
         kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
             branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
             the device memory that is free after loading, 4 GiB on a CPU.
+        row_cache: bytes of logits rows that are kept for who asks again, over all faces; a row is
+            4 bytes a token of the vocabulary. "auto" is 64 MiB.
         engine_options: passed on to the engine.
         progress: called with (phase, done, total, note) while downloading and loading.
 
@@ -73,7 +76,12 @@ def load(
         Unsupported: the engine cannot run this model.
     """
     budget = parse_bytes(kv_budget)
-    limits = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max}
+    limits = {
+        "n_ctx": n_ctx,
+        "n_batch": n_batch,
+        "n_seq_max": n_seq_max,
+        "row_bytes": parse_bytes(row_cache, "row_cache"),
+    }
     options = dict(engine_options or {})
     if not isinstance(model, str | os.PathLike):
         refuse_for_loaded(
@@ -124,8 +132,9 @@ def _load_object(
     if not is_new:
         for name, value in asked.items():
             if value is not None and value != lm.made_with.get(name):
+                shown = {"row_bytes": "row_cache"}.get(name, name)
                 raise ConfigError(
-                    f"this model has an LM already, loaded with {name}={lm.made_with.get(name)!r};"
+                    f"this model has an LM already, loaded with {shown}={lm.made_with.get(name)!r};"
                     " close that one first, or leave the argument out"
                 )
     else:
@@ -243,8 +252,8 @@ def refuse_for_loaded(**given: Any) -> None:
             )
 
 
-def parse_bytes(budget: str | int) -> int | None:
-    """Return a byte budget; None for "auto"."""
+def parse_bytes(budget: str | int, name: str = "kv_budget") -> int | None:
+    """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name."""
     if budget == "auto":
         return None
     if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
@@ -254,7 +263,7 @@ def parse_bytes(budget: str | int) -> int | None:
         size = int(float(match[1]) * _UNITS[match[2]])
         if size > 0:
             return size
-    raise ConfigError(f'kv_budget is {budget!r}; allowed are "auto", bytes, or a size like "4GiB"')
+    raise ConfigError(f'{name} is {budget!r}; allowed are "auto", bytes, or a size like "4GiB"')
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:

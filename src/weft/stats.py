@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
-from .engines.base import EngineInfo
 from .kv.node import Node
 from .kv.tree import TokenTree
-from .sched.work import Counters
+from .sched.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -18,7 +16,8 @@ class Stats:
     prefilled, decoded: tokens run and drawn. reused: path tokens that were there when work began.
     recomputed: tokens run again, because their KV was evicted or their logits were not kept.
     kv_bytes: KV of the tokens held; kv_bytes_unshared: what a cache of its own for every branch
-    would take; kv_bytes_allocated: what the engine has reserved for it. Seconds are wall clock.
+    would take; kv_bytes_allocated: what the engine has reserved for it. row_bytes: logits rows that
+    are kept, of row_budget_bytes at most. Seconds are wall clock.
     """
 
     prefilled: int
@@ -31,6 +30,8 @@ class Stats:
     kv_bytes_unshared: int
     kv_bytes_allocated: int
     kv_budget_bytes: int | None
+    row_bytes: int
+    row_budget_bytes: int
     pinned_tokens: int
     evicted: int
     parked: int
@@ -78,14 +79,12 @@ def format_bytes(n_bytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
 
 
-def gather_stats(
-    tree: TokenTree, counters: Counters, info: EngineInfo, lock: threading.RLock | None
-) -> Stats:
-    """Read the figures of a tree and its scheduler. Cost: O(nodes of the tree)."""
-    assert lock is not None
-    with lock:
+def gather_stats(scheduler: Scheduler) -> Stats:
+    """Read the figures of a scheduler and its tree. Cost: O(nodes of the tree)."""
+    tree, counters, rows = scheduler.tree, scheduler.counters, scheduler.rows
+    with scheduler.lock:
         tree.drain_released()
-        per_token = info.kv_bytes_per_token
+        per_token = scheduler.engine.info.kv_bytes_per_token
         held = tree.room.resident + sum(tail.fragment.length for tail in tree.tails)
         capacity = tree.room.capacity
         usage = tree.fragments.usage() if tree.fragments is not None else None
@@ -99,6 +98,8 @@ def gather_stats(
             kv_bytes=held * per_token,
             kv_bytes_unshared=unshared_tokens(tree) * per_token,
             kv_bytes_allocated=usage.bytes if usage is not None else 0,
+            row_bytes=rows.used_bytes,
+            row_budget_bytes=rows.budget_bytes,
             kv_budget_bytes=None if capacity is None else capacity * per_token,
             pinned_tokens=tree.room.pinned + tree.room.tails,
             evicted=tree.n_evicted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,19 @@ def test_children_stand_as_they_are_drawn_whichever_ended_first(
     written = (tmp_path / f"a.{suffix}").read_text("utf-8")
     places = [written.index(start) for start in starts]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("scope", ["tree", "subtree"])
+def test_a_page_has_the_numbers_of_the_tree(weft, tmp_path: Path, scope: str) -> None:
+    weft("grow", "0", "-n", "2", *SHORT)  # 5 6, after what stands below 1 had its numbers
+    at = ("--node", "1") if scope == "subtree" else ()
+    weft("export", str(tmp_path / "a.html"), "--scope", scope, *at)
+    page = (tmp_path / "a.html").read_text("utf-8")
+    shown = re.findall(r'id="n-(\w+)"><span class="no" id="(\d+)">', page)
+    drawn = json.loads(weft("tree", "--json").stdout)["nodes"]
+    known = {node["id"]: node["node"] for node in drawn}
+    assert [int(number) for _, number in shown] == [known[id] for id, _ in shown]
+    assert [int(number) for _, number in shown] == ([1, 3, 4, 2, 5, 6] if not at else [1, 3, 4])
 
 
 def test_exporting_changes_nothing_that_is_kept(weft, tmp_path: Path) -> None:

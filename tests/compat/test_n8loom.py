@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,46 @@ def test_a_bfloat16_model_has_fragments() -> None:
     before = lm.stats().prefilled
     assert np.abs(logits(lm, fused.place(lm)) - want).max() < 0.1
     assert lm.stats().prefilled - before <= 1
+
+
+CHAT = "<|bos|><|user|>Hello<|end|><|assistant|>"
+
+
+def test_special_tokens_in_given_text_are_read_as_known(lm: weft.LM) -> None:
+    """A chat prompt made by hand has the tokens that the template gives, not its letters."""
+    want = lm.text.encode_chat([{"role": "user", "content": "Hello"}])
+    root = n8loom.Loom(lm, CHAT, template=False)
+    assert root.tokens == want
+    turn = "<|end|><|user|>x<|end|><|assistant|>"
+    ids = lm.text.continuation(turn, special=True)
+    assert len(ids) < len(lm.text.continuation(turn))
+    node = root.add_text_child(turn)
+    assert (node.tokens, root.ramify(turn).tokens) == (ids, ids)
+    assert [each.tokens for each in root.ramify([turn, turn])] == [ids, ids]
+    assert node.measure("<|end|>").tokens == (lm.eog_token,)
+    node.text = turn
+    assert node.tokens == ids
+    assert type(node.ramify(n=1, max_tokens=1)[0]) is n8loom.Heddle
+    assert n8loom.Heddle(lm, None, turn).tokens == ids
+
+
+def test_plain_text_can_be_asked_for_and_what_is_said_in_a_chat_is_text(lm: weft.LM) -> None:
+    plain = lm.text.continuation("<|end|>")
+    root = n8loom.Loom(lm, lm.tokenizer, "<|end|>")
+    assert root.chat_template_used
+    assert root.tokens == weft.Loom(lm, "<|end|>").tokens
+    assert [t for t in root.tokens if t in lm.text.stop_ids] == [lm.eog_token]
+    assert root.add_text_child("<|end|>", special=False).tokens == plain
+    assert root.ramify("<|end|>", special=False).tokens == plain
+    raw = n8loom.Loom(lm, CHAT, template=False, special=False)
+    assert raw.tokens == weft.Loom(lm, CHAT, template=False).tokens
+
+
+def test_an_opened_loom_reads_as_its_class_does(lm: weft.LM, tmp_path: Path) -> None:
+    root = n8loom.Loom(lm, "Hello")
+    root.add_text_child("<|end|>")
+    root.save(tmp_path / "x.loom.json")
+    again = n8loom.Loom.open(tmp_path / "x.loom.json", lm)
+    assert again.children[0].add_text_child("<|end|>").tokens == [lm.eog_token]
+    ours = weft.Loom.open(tmp_path / "x.loom.json", lm)
+    assert len(ours.children[0].add("<|end|>").tokens) > 1

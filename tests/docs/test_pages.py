@@ -53,6 +53,29 @@ def test_every_page_is_in_the_menu_once() -> None:
     assert sorted(listed) == sorted(there | set(JOINED.values()))
 
 
+def test_the_overview_names_every_page_of_the_menu() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = set(re.findall(r"[\w./-]+\.md", nav)) - {"README.md"}
+    overview = (DOCS / "README.md").read_text(encoding="utf-8")
+    from tools.site import JOINED
+
+    named = set(re.findall(r"\]\(([\w./-]+\.md)\)", overview))
+    named = {JOINED.get(name.removeprefix("../"), name) for name in named}
+    # Of the decisions their own list is enough.
+    assert {name for name in listed if name.partition("/")[0] != "decisions"} <= named
+
+
+def test_every_column_of_a_table_is_named() -> None:
+    """Screen readers say the head of a column before each of its cells."""
+    from tools.site import JOINED
+
+    for page in [*PAGES, *(ROOT / name for name in JOINED)]:
+        rows = page.read_text(encoding="utf-8").splitlines()
+        for head, rule in zip(rows, rows[1:], strict=False):
+            if re.fullmatch(r"\|[ :|-]+\|", rule) and "---" in rule:
+                assert all(cell.strip() for cell in head.strip("|").split("|")), (page, head)
+
+
 def commands() -> Iterator[tuple[str, str]]:
     """Yield (page, command) for each `weft …` in a fenced block without a language, or `sh`."""
     for page in PAGES:

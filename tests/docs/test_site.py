@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,33 @@ def test_what_a_page_would_fetch_is_found(tmp_path: Path) -> None:
     (tmp_path / "own.css").write_text("p { background: url('https://e.example/v.woff') }", "utf-8")
     found = [address.split("/")[2] for _, address in requests(tmp_path)]
     assert found == [f"{letter}.example" for letter in "abcde"]
+
+
+# What the theme puts behind code, and what it is coloured with.
+CODE = {"default": "#f5f5f5", "slate": "#272a35"}
+COLOURED = ("comment", "constant", "generic", "number", "operator", "punctuation", "variable")
+
+
+@pytest.mark.parametrize("scheme", CODE)
+def test_code_in_the_site_can_be_read(scheme: str) -> None:
+    """WCAG AA: a contrast of 4.5 or more, where the theme's own colours have less."""
+    css = (ROOT / "docs" / "site.css").read_text(encoding="utf-8")
+    rules = re.findall(rf'\[data-md-color-scheme="{scheme}"\] \{{(.*?)\}}', css, re.DOTALL)
+    colours = dict(re.findall(r"--md-code-hl-(\w+)-color: (#\w{6});", "".join(rules)))
+    assert set(colours) == set(COLOURED)
+    for name, colour in colours.items():
+        assert contrast(colour, CODE[scheme]) >= 4.5, name
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -173,35 +173,3 @@ def test_config_and_weights_that_disagree_are_refused(
     write_folder(tmp_path, change, tensors=random_tensors(CONFIG))
     with pytest.raises(ModelLoadError, match=named):
         NumpyEngine.load(tmp_path)
-
-
-def test_a_forward_limits_the_blas_and_gives_its_setting_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from threadpoolctl import threadpool_info
-
-    from weft.engines.numpy.threads import BlasThreads
-
-    def now() -> list[int]:
-        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-
-    before = now()
-    for threads, n_tokens in ((1, 9), (8, 1)):
-        with BlasThreads(threads).limited(n_tokens):
-            assert set(now()) == {1}
-        assert now() == before
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    assert BlasThreads("auto").limit is None
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    limit = BlasThreads("auto").limit
-    assert limit is not None
-    assert limit <= 2
-
-
-@pytest.mark.parametrize("threads", [0, -1, "many", True, 1.5])
-def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
-    from weft.engines.numpy.threads import BlasThreads
-
-    with pytest.raises(ConfigError, match="threads is"):
-        BlasThreads(threads)  # type: ignore[arg-type]

@@ -178,3 +178,48 @@ def test_the_known_constructor_makes_a_node_that_add_child_takes(loom: Loom) -> 
     twin = loom.add("4 + 9")
     assert twin.tokens == node.tokens
     assert twin.next(3) == node.next(3)
+
+
+def test_special_tokens_in_a_text_are_read_where_it_is_asked_for(lm: weft.LM) -> None:
+    prompt, turn = "<|bos|><|user|>Hi<|end|><|assistant|>", "<|end|><|user|>Bye<|end|><|assistant|>"
+    loom = Loom(lm, prompt, template=False, special=True)
+    assert loom.tokens == lm.text.encode_chat([{"role": "user", "content": "Hi"}])
+    assert loom.text == prompt
+    delta = lm.turn_delta([{"role": "user", "content": "Bye"}])
+    assert loom.add(turn, special=True).tokens == delta
+    assert loom.add_text_child(turn, special=True).tokens == delta
+    assert loom.ramify(turn, special=True).tokens == delta
+    assert loom.measure(turn, special=True).tokens == tuple(delta)
+    for plain in (loom.add(turn), loom.add_text_child(turn), loom.ramify([turn])[0]):
+        assert plain.text == turn
+        assert len(plain.tokens) > len(delta)
+
+
+def test_a_begin_token_that_a_text_says_is_no_second_one() -> None:
+    """Tokenizers that put one in front, as Llama's, are asked for texts that have it."""
+    from tokenizers import AddedToken, processors
+
+    from tokens.builders import byte_level
+    from weft.loom import prompt
+    from weft.tokens.tokenizer import Tokenizer
+
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
+    begin = backend.token_to_id("<s>")
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
+    text = Tokenizer(backend, special_tokens={"bos_token": "<s>"})
+    for given in ("Hi", "<s>Hi"):
+        assert prompt.read(text, given, special=True).ids == text.encode("Hi")
+    assert prompt.read(text, "<s>Hi").ids.count(begin) == 1
+
+
+def test_special_is_refused_where_it_means_nothing(lm: weft.LM, loom: Loom) -> None:
+    for given in ("Hi", [{"role": "user", "content": "Hi"}], [1, 2]):
+        with pytest.raises(ConfigError, match="special=True is for a text"):
+            Loom(lm, given, special=True)
+    with pytest.raises(ConfigError, match="token ids are what they are"):
+        loom.add([1, 2], special=True)
+    with pytest.raises(ConfigError, match="special"):
+        loom.ramify(n=1, special=True)

@@ -53,6 +53,7 @@ def test_known_forms_are_taken_apart(text: str, want: ChatOutput) -> None:
         '{"a": 1}',
         f"{JSON} and more",
         '{"name": "f", "arguments": "x"}',
+        '{"name": "f", "arguments": {"x": NaN}}',
         '{"a":' * 100_000,
         "[" * 100_000,
     ],

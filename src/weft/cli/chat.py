@@ -18,7 +18,6 @@ from .interactive import ask
 from .kept import Kept, with_model
 from .lanes import Silent, Watcher, watch
 from .model import TINY, load_model
-from .numbering import in_order
 from .out import Out
 from .turns import said_at, say
 
@@ -240,11 +239,13 @@ class Chat:
         return {**kept, **self.sampling}
 
     def _grow(self, node: Heddle, n: int, watcher: Watcher) -> list[Heddle]:
+        from ..loom.walk import by_call
+
         before = {child.id for child in node.children}
         stream = node.stream(n=n, **self._sampling())
         if not watch(watcher, stream):
             self.out.line(("stopped", "dim"))
-        return in_order(child for child in node.children if child.id not in before)
+        return by_call(child for child in node.children if child.id not in before)
 
 
 class Plain(Silent):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from .. import __version__, samples
+from ..cores import usable_cores
 from ..errors import WeftError
 from . import advice, objects, options, screen
 from .failures import UNAVAILABLE, guarded
@@ -77,6 +78,7 @@ def as_object(out: Out, tried: Tried) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": total or None,
         "memory_available_bytes": available or None,
         "encoding": out.console.encoding,
@@ -115,7 +117,8 @@ def kept_looms() -> tuple[int, str]:
 def _system(out: Out) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     total, available = memory()
-    parts = [f"{os.cpu_count()} cores"]
+    usable, there = usable_cores(), os.cpu_count()
+    parts = [f"{there} cores" if usable == there else f"{usable} of {there} cores"]
     if total:
         parts.append(f"{as_gb(total)} of memory")
     if available:

@@ -248,11 +248,14 @@ def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
 
 
 def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint, top: int) -> None:
-    """Write a page that needs nothing else; the path to where the reader stands is marked."""
+    """Write a page that needs nothing else, with the numbers that `weft tree` shows.
+
+    The path to where the reader stands is marked.
+    """
     draw = drawer(".html")
     root = node if scope is Scope.SUBTREE else kept.loom
     named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
-    files.write(path, draw(root, tint=named, top=top, mark=kept.at))
+    files.write(path, draw(root, tint=named, top=top, mark=kept.at, numbers=kept.numbers()))
 
 
 def drawer(suffix: str) -> Callable[..., str]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import options
 from .failures import guarded
 from .growing import Wish, grow_and_report
@@ -33,6 +34,7 @@ def grow(
             show_default="as the prompt was",
         ),
     ] = None,
+    special: options.Special = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -58,9 +60,11 @@ def grow(
     wish = Wish(n, sampling, color, as_json=as_json, stays=interactive, force=force)
     if text is not None:
         options.check_text(text, "the text")
+    elif special:
+        raise ConfigError("--special is about the TEXT that is said to the node; give one")
     with with_model(loom, model, engine, kv_budget) as (lm, kept):
         at = kept.node(node)
         wish = wish.with_settings_of(at)
         if text is not None:
-            at = say(lm, at, text, chat=chat)
+            at = say(lm, at, text, chat=chat, special=special)
         grow_and_report(lm, kept, at, wish)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from ..errors import ModelLoadError, ModelMismatch, StoreError, TreeError
 from .model import TINY, load_model
-from .numbering import Numbering, in_order
+from .numbering import Numbering
 from .out import Out
 from .shelf import Seen, Shelf
 
@@ -239,7 +239,9 @@ def ids_of(loom: Loom) -> frozenset[str]:
 
 def best_of(nodes: list[Heddle]) -> Heddle | None:
     """Return the likeliest of some branches: where the reader goes on."""
-    return max(in_order(nodes), key=lambda node: node.mean_logprob, default=None)
+    from ..loom.walk import by_call
+
+    return max(by_call(nodes), key=lambda node: node.mean_logprob, default=None)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

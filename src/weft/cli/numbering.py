@@ -28,14 +28,13 @@ class Numbering:
 
     def extend(self, root: Heddle) -> dict[str, int]:
         """Number what has no number yet, as it is drawn; return number by id."""
+        from ..loom.walk import numbered
+
         known = self.by_id()
-        stack = [root]
-        while stack:
-            node = stack.pop()
+        for node in numbered(root):
             if node.id not in known:
                 known[node.id] = len(self.ids)
                 self.ids.append(node.id)
-            stack.extend(reversed(in_order(node.children)))
         return known
 
     def node(self, root: Heddle, given: str) -> Heddle:
@@ -68,17 +67,3 @@ class Numbering:
 
     def _allowed(self) -> str:
         return f"a number of the last tree drawn: 0 (the prompt) to {max(len(self.ids) - 1, 0)}"
-
-
-def in_order(children: Iterable[Heddle]) -> list[Heddle]:
-    """Return children as they were asked for, call by call."""
-    kept = list(children)
-    first: dict[object, int] = {}
-    for place, child in enumerate(kept):
-        first.setdefault(_call(child), place)
-    return sorted(kept, key=lambda child: (first[_call(child)], child.lineage))
-
-
-def _call(node: Heddle) -> object:
-    """What the children of one call share."""
-    return node.id if node.params is None else node.params.seed

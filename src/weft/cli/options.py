@@ -52,6 +52,12 @@ KvBudget = Annotated[
         help='Memory for KV, as "4GiB"; auto: what is sensible.',
     ),
 ]
+Special = Annotated[
+    bool,
+    typer.Option(
+        "--special", help="With --raw: read special tokens in the text as such, not as letters."
+    ),
+]
 Branches = Annotated[int, typer.Option("-n", help="How many branches.")]
 MaxTokens = Annotated[
     int | None,

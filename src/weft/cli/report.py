@@ -9,7 +9,6 @@ from rich.text import Text
 
 from .heat import Tint, legend, tinted
 from .lanes import Lanes, Printer, Silent, Watcher, watch
-from .numbering import in_order
 from .out import Out
 from .picture import Picture
 
@@ -36,13 +35,14 @@ def grow(
 
     On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
     """
+    from ..loom.walk import by_call
     from .kept import best_of
 
     kept.numbers()
     before = {child.id for child in node.children}
     deltas = node.stream(n=n, force=force, **sampling)
     done = watch(_watcher(out, lm, node, n, kept.numbering.next, quiet), deltas)
-    made = in_order(child for child in node.children if child.id not in before)
+    made = by_call(child for child in node.children if child.id not in before)
     kept.numbers()
     kept.at = best_of(made) or node
     return made, done

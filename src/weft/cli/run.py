@@ -14,7 +14,7 @@ from .growing import Wish, grow_and_report
 from .kept import Kept, with_model
 from .model import TINY, load_model
 from .out import Out
-from .turns import say
+from .turns import refuse_special, say
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -37,6 +37,7 @@ def run(
             show_default="chat if the model has a template",
         ),
     ] = None,
+    special: options.Special = False,
     system: Annotated[
         str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
     ] = None,
@@ -75,27 +76,36 @@ def run(
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
         with with_model(loom, own, engine, kv_budget) as (lm, kept):
-            carry_on(lm, kept, text, chat, wish)
+            carry_on(lm, kept, text, chat, wish, special=special)
         return
     with load_model(model, engine, kv_budget) as lm:
-        kept = Kept.new(make_loom(lm, text, chat, system), model, engine)
+        kept = Kept.new(make_loom(lm, text, chat, system, special=special), model, engine)
         grow_and_report(lm, kept, kept.loom, wish)
 
 
-def carry_on(lm: LM, kept: Kept, text: str, chat: bool | None, wish: Wish) -> None:
+def carry_on(
+    lm: LM, kept: Kept, text: str, chat: bool | None, wish: Wish, *, special: bool = False
+) -> None:
     """Say a text to the node where the reader stands, and grow there; "" grows on as it is."""
     node = kept.at
     Out.of(sys.stderr).line((f"continuing node {kept.number(node)} of {kept.name}", "dim"))
     wish = wish.with_settings_of(node)
+    if special and not text:
+        raise ConfigError("--special is about the text that is said to the node; give one")
     if text:
-        node = say(lm, node, text, chat=chat)
+        node = say(lm, node, text, chat=chat, special=special)
     grow_and_report(lm, kept, node, wish)
 
 
-def make_loom(lm: LM, text: str, chat: bool | None, system: str | None) -> Loom:
+def make_loom(
+    lm: LM, text: str, chat: bool | None, system: str | None, *, special: bool = False
+) -> Loom:
     """Return the loom of a prompt; `chat` true insists on the chat template."""
     from ..loom import Loom
 
+    is_chat = chat or (chat is None and lm.text.chat_template is not None)
+    if is_chat:
+        refuse_special(special)
     if chat and text:
         return Loom(lm, [{"role": "user", "content": text}], system=system)
-    return Loom(lm, text, template=chat is None, system=system)
+    return Loom(lm, text, template=chat is None, special=special, system=system)

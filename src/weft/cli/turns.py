@@ -11,42 +11,39 @@ if TYPE_CHECKING:
     from ..loom import Heddle
 
 SAID = "said"  # in a node's meta: what the user said, without the template around it
-_ANSWER = "weft0answer0weft"
 
 
-def say(lm: LM, node: Heddle, text: str, *, chat: bool | None = None) -> Heddle:
-    """Add what the user says at a node. chat: as a turn; None: as the loom's prompt was given."""
+def say(
+    lm: LM, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
+) -> Heddle:
+    """Add what the user says at a node.
+
+    chat: as a turn, in which special tokens are letters; None: as the loom's prompt was given.
+    special: read those of a text that is no turn.
+    """
     loom = node.path[0]
     if not text:
         raise ConfigError("there is nothing to say: the text is empty")
     if not (getattr(loom, "chat_template_used", False) if chat is None else chat):
-        return node.add(text)
-    said = node.add(turn_ids(lm, text))
-    said.meta[SAID] = text
-    return said
-
-
-def turn_ids(lm: LM, text: str) -> list[int]:
-    """Return what stands between an answer and the next: its end, the turn, the next one's start.
-
-    A template only renders whole chats, so the turn is what it writes after a made-up answer.
-    """
+        return node.add(text, special=special)
+    refuse_special(special)
     if lm.text.chat_template is None:
         raise ConfigError(
             "this model has no chat template: it continues text and does not answer",
             hint="--raw adds the text as it is",
         )
-    rendered = lm.format_chat(
-        [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _ANSWER},
-            {"role": "user", "content": text},
-        ]
-    )
-    _, found, turn = rendered.partition(_ANSWER)
-    if not found:
-        raise ConfigError("this model's chat template writes no earlier answers: one turn is all")
-    return lm.tokenize(turn, special=True, add_bos=False)
+    said = node.add(lm.turn_delta([{"role": "user", "content": text}]))
+    said.meta[SAID] = text
+    return said
+
+
+def refuse_special(special: bool) -> None:
+    """Refuse --special for what is said in a chat."""
+    if special:
+        raise ConfigError(
+            "what is said in a chat is text, special tokens in it too",
+            hint="--raw --special gives the text as it is",
+        )
 
 
 def said_at(node: Heddle) -> str | None:

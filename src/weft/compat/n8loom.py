@@ -5,6 +5,9 @@ their own positions (rotary positions are baked into keys). Unlike there, a node
 exactly its own tokens, no cache is one token behind, and fragments know their token ids, so that
 what is fused finds its way back into the token tree.
 
+`Loom` and `Heddle` are those of `weft` but for one thing: special tokens that stand in given text
+are read as such, unless a call says `special=False`. What goes through a chat template never is.
+
 There is one difference in reading a call: `model` and `tokenizer` are an LM and its tokenizer (from
 `load_for_loom`), or a loaded Transformers model and tokenizer.
 """
@@ -18,7 +21,9 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..lm import LM
-from ..loom import Heddle, KVFrag, Loom, StreamItem, kvfrag
+from ..loom import Heddle as _Heddle
+from ..loom import KVFrag, StreamItem, kvfrag
+from ..loom import Loom as _Loom
 from ..loom.grow import Growth, seeded
 from ..loom.known import items
 from ..loom.kvfrag import Exported
@@ -44,6 +49,18 @@ __all__ = [
     "load_for_loom",
     "prompt_to_cache",
 ]
+
+
+class Heddle(_Heddle):
+    """A node, as `weft.Heddle`; special tokens that stand in given text are read as such."""
+
+    reads_special = True
+
+
+class Loom(_Loom, Heddle):
+    """The root, as `weft.Loom`; special tokens in a text without a template are read as such."""
+
+    heddle_class = Heddle
 
 
 class KVCache:
@@ -309,7 +326,7 @@ def _path(cached: list[int], prompt: list[int]) -> list[int]:
     return [*cached, *prompt]
 
 
-def _generated(lm: LM, children: Sequence[Heddle], start: int) -> PromptCache:
+def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
     found = [kvfrag.export(lm, child._where()) for child in children]
     rows = [child.tokens for child in children]
     return PromptCache(_layers(found, start), rows, start, found[0].marks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cores import usable_cores
 from .base import Matcher, n_words
 from .grammar import GrammarMatcher
 
@@ -76,4 +76,4 @@ def _worker() -> ThreadPoolExecutor:
 def _executor() -> Any:
     from llguidance import LLExecutor
 
-    return LLExecutor(max(1, min(8, (os.cpu_count() or 2) // 2)))
+    return LLExecutor(max(1, min(8, usable_cores() // 2)))

@@ -12,6 +12,9 @@ What a row sees::
 Fragments hold the KV of consecutive tokens of one path. Slots are valid only at the position where
 they were written. `split` and `join` change how slots are grouped, never what a forward computes.
 
+Any call may raise, for want of memory, say. One that raises has changed nothing: no fragment's
+length, no slot of another one. The work that met it fails; `trim` and `free` are tried again later.
+
 Concrete engines import this module, `weft.tokens`, `weft.sampling` and `weft.errors`; never kv,
 sched or lm.
 """

@@ -26,7 +26,10 @@ def resolve(cursor: Cursor) -> Cursor:
 
     Changes nothing but the length of forward links. Cost: O(nodes between), usually none.
     """
-    node, depth = resolve_joined(cursor.node), cursor.depth
+    node, depth = cursor
+    if node.joined is None and (depth > node.start or node.parent is None):
+        return cursor  # mostly
+    node = resolve_joined(node)
     while depth <= node.start and node.parent is not None:
         node = node.parent
     return Cursor(node, depth)

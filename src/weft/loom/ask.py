@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..results import Distribution, TextScore, TokenProb
 from ..sampling.metrics import log_softmax
+from ..sampling.order import largest
 from ..sched.work import Extend, Logits, Scores
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def next_item(node: Node, top: int) -> Extend:
 def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
     """Return the `top` likeliest ids, ties by lower id."""
     logprobs = log_softmax(logits[None])[0]
-    order = np.argsort(-logprobs, kind="stable")[:top].tolist()
+    order = largest(logprobs[None], top)[0].tolist()
     values = logprobs[order].astype(np.float64)
     text = lm.text
     return Distribution(
@@ -51,9 +52,18 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
     )
 
 
-def measure_item(node: Node, text: str | Sequence[int]) -> Extend:
+def ids_of(node: Node, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
+    """Return a text's token ids as what goes on after the node; token ids as they are."""
+    if isinstance(text, str):
+        return node._encode(text, special)
+    if special is not None:
+        raise ConfigError("special is about how a text is read; token ids are what they are")
+    return text
+
+
+def measure_item(node: Node, text: str | Sequence[int], special: bool | None = None) -> Extend:
     """Return the work item of `measure`."""
-    ids = node._encode(text) if isinstance(text, str) else list(text)
+    ids = list(ids_of(node, text, special))
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
     place = at_end(node)

@@ -6,6 +6,7 @@ Those of one parent stand in branch order, whatever the order in which they end.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -73,20 +74,61 @@ class Watch:
             self._channel.put(Event(self.branch, None))
 
 
+class Beside:
+    """The children that a call's branches of one parent have become: they stand in branch order."""
+
+    def __init__(self, parent: Heddle) -> None:
+        self._parent = parent
+        self._numbers: list[int] = []  # of the branches that are there, ascending
+        self._there: list[Heddle] = []
+        self._first = 0  # where the first of them was
+
+    def insert(self, number: int, child: Heddle) -> None:
+        """Put a branch's child before those of later ones. Cost: O(1) while nobody else edits."""
+        at = bisect.bisect(self._numbers, number)
+        children = self._parent._children
+        where = self._where(children, at)
+        if not self._there:
+            self._first = where
+        children.insert(where, child)
+        self._numbers.insert(at, number)
+        self._there.insert(at, child)
+
+    def _where(self, children: list[Heddle], at: int) -> int:
+        """Return where the one with that rank stands among the children, or the next one there."""
+        while at < len(self._there):
+            where, child = self._first + at, self._there[at]
+            if where < len(children) and children[where] is child:
+                return where
+            found = [i for i, each in enumerate(children) if each is child]
+            if found:  # somebody edited
+                self._first = found[0] - at
+                return found[0]
+            del self._there[at], self._numbers[at]  # clipped
+        return len(children)
+
+
 class Shoot:
     """One branch on its way: the child it will be, and what its run has told so far."""
 
     def __init__(
-        self, index: int, child: Heddle, parent: Heddle, origin: Place, watch: Watch | None
+        self,
+        index: int,
+        child: Heddle,
+        parent: Heddle,
+        origin: Place,
+        watch: Watch | None,
+        beside: Beside,
     ) -> None:
+        """beside: one for all of its call's branches of this parent."""
         self.index = index
         self.child = child
         self.parent = parent
         self.origin = origin
         self.watch = watch
+        self.beside = beside
         self.ticket: Ticket | None = None
         self.text: TextStream | None = None
-        self.beside: list[Shoot] = []  # its call's branches of this parent, when they are streamed
         self.over = False
         self.attached = False
 
@@ -121,14 +163,6 @@ class Shoot:
         self.child.finish_reason = reason
         self._attach(None)
 
-    def _position(self) -> int:
-        """Where among its parent's children: those of one call stand in branch order."""
-        children = self.parent._children
-        later = {id(s.child) for s in self.beside if s.attached and s.index > self.index}
-        if not later:
-            return len(children)
-        return next((i for i, c in enumerate(children) if id(c) in later), len(children))
-
     def _attach(self, end: Place | None) -> None:
         self.over = True
         child = self.child
@@ -136,7 +170,7 @@ class Shoot:
             return
         # The parent may have changed meanwhile: the child's place is then made anew when used.
         child._place = end if self.parent._place is self.origin else None
-        self.parent._children.insert(self._position(), child)
+        self.beside.insert(self.index, child)
         self.attached = True
 
 
@@ -167,6 +201,7 @@ class Growth:
                 "the node's whole path is empty: there are no tokens to continue. Add text"
             )
         made = []
+        beside = Beside(node)
         for branch in range(params.n):
             child = node._child([])
             child.params, child.lineage = params, (first + branch,)
@@ -174,14 +209,12 @@ class Growth:
             watched = params.stop or self._channel is not None
             index = len(self.shoots)
             watch = Watch(index, self.lm, params.stop, self._channel) if watched else None
-            shoot = Shoot(index, child, node, origin, watch)
+            shoot = Shoot(index, child, node, origin, watch, beside)
             if self._channel is not None:
                 shoot.text = self.lm.text.stream()
             self._runs.append(self._run(child, shoot))
             self.shoots.append(shoot)
             made.append(shoot)
-            if self._channel is not None:
-                shoot.beside = made
         return made
 
     def _run(self, child: Heddle, shoot: Shoot) -> Run:

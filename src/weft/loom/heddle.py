@@ -123,18 +123,21 @@ class Heddle(Shown):
             raise ConfigError("at takes heddles; allowed is one, or any iterable of them")
         return plan(nodes, params, force=force, streamed=streamed) if nodes else None
 
-    def add(self, text: str | Sequence[int]) -> Heddle:
+    def add(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
         """Add a child with this text (or these token ids) and return it. Runs no model.
 
         The text is tokenised as a continuation: no BOS and no space creep in. Empty text makes an
         empty node. Raises ContextOverflow when the path gets longer than the context.
+
+        special: True reads special tokens that stand in the text as such, False as plain text; None
+        as the class does (`reads_special`, False here). Never True for what others have typed.
         """
         if self._home.is_text and isinstance(text, str):
             child = self._child([])
             child._text = text
             self.children.append(child)
             return child
-        child = self._child(self._encode(text) if isinstance(text, str) else text)
+        child = self._child(ask.ids_of(self, text, special))
         child._place = self._home.live_lm().place(child._tokens, after=self._where())
         self.children.append(child)
         return child
@@ -155,16 +158,21 @@ class Heddle(Shown):
         await lm.adrive(tickets)
         return ask.distribution(lm, tickets[0].result()[0], top)
 
-    def measure(self, text: str | Sequence[int]) -> TextScore:
-        """Return how likely this text (or these token ids) is after the node. Adds nothing."""
-        lm, item = self._home.live_lm(), ask.measure_item(self, text)
+    def measure(self, text: str | Sequence[int], *, special: bool | None = None) -> TextScore:
+        """Return how likely this text (or these token ids) is after the node. Adds nothing.
+
+        special: as for `add`.
+        """
+        lm, item = self._home.live_lm(), ask.measure_item(self, text, special)
         tickets = lm.submit([item])
         lm.drive(tickets)
         return ask.text_score(lm, item, tickets[0].result()[0])
 
-    async def ameasure(self, text: str | Sequence[int]) -> TextScore:
+    async def ameasure(
+        self, text: str | Sequence[int], *, special: bool | None = None
+    ) -> TextScore:
         """As `measure`, beside a running loop."""
-        lm, item = self._home.live_lm(), ask.measure_item(self, text)
+        lm, item = self._home.live_lm(), ask.measure_item(self, text, special)
         tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
         return ask.text_score(lm, item, tickets[0].result()[0])
@@ -183,9 +191,9 @@ class Heddle(Shown):
 
     # The known names
 
-    def add_text_child(self, text: str | Sequence[int]) -> Heddle:
-        """Return `add(text)`."""
-        return self.add(text)
+    def add_text_child(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
+        """Return `add(text, special=special)`."""
+        return self.add(text, special=special)
 
     def make_children(
         self,
@@ -227,12 +235,18 @@ class Heddle(Shown):
         """Add a text child (a text), text children (a list of texts), or generate (nothing).
 
         Generating takes the keywords of `make_children`; `stream=True` returns
-        `make_child_stream`. With text they are checked and have no effect.
+        `make_child_stream`. With text they are checked and have no effect; `special` is as for
+        `add`.
         """
         streamed = kwargs.pop("stream", False)
         if isinstance(arg, str) or known.ramify_texts(arg) is not None:
+            special = kwargs.pop("special", None)
             known.check(kwargs)
-            return self.add(arg) if isinstance(arg, str) else [self.add(text) for text in arg or ()]
+            made = [
+                self.add(text, special=special)
+                for text in ([arg] if isinstance(arg, str) else arg or ())
+            ]
+            return made[0] if isinstance(arg, str) else made
         return self.make_child_stream(**kwargs) if streamed else self.make_children(**kwargs)
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Loom(Heddle):
     """The root heddle: its tokens are the prompt. A context manager."""
 
+    heddle_class: type[Heddle] = Heddle  # of the nodes below
     _is_root = True
     # Whose tokens an opened loom holds, and what of its file was left out; set by the store.
     saved_by: ModelMark
@@ -34,8 +35,9 @@ class Loom(Heddle):
         /,
         *,
         template: bool = True,
+        special: bool | None = None,
         system: str | None = None,
-        heddle_class: type[Heddle] = Heddle,
+        heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
     @overload
@@ -46,8 +48,9 @@ class Loom(Heddle):
         prompt: str | prompts.Messages | Sequence[int] | None = None,
         *,
         template: bool = True,
+        special: bool | None = None,
         system: str | None = None,
-        heddle_class: type[Heddle] = Heddle,
+        heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
     def __init__(
@@ -57,8 +60,9 @@ class Loom(Heddle):
         prompt: Any = None,
         *,
         template: bool = True,
+        special: bool | None = None,
         system: str | None = None,
-        heddle_class: type[Heddle] = Heddle,
+        heddle_class: type[Heddle] | None = None,
     ) -> None:
         """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
 
@@ -68,8 +72,11 @@ class Loom(Heddle):
             prompt: a text, chat messages, or token ids. A text goes through the model's chat
                 template, if it has one.
             template: False takes a text as it is.
+            special: how special tokens in a text that is taken as it is are read: True as such,
+                False as plain text; None as the class does (`reads_special`, False here). What goes
+                through a chat template is never read so.
             system: a system message before the prompt; needs a chat template.
-            heddle_class: the class of the nodes below.
+            heddle_class: the class of the nodes below; the loom class's own where it is left out.
         """
         if prompt is None:
             prompt, tokenizer = tokenizer, None
@@ -80,18 +87,26 @@ class Loom(Heddle):
             return
         home = Home.of(model, tokenizer)
         lm = home.text_lm()
-        made = prompts.read(lm.text, prompt, template=template, system=system)
+        made = prompts.read(
+            lm.text,
+            prompt,
+            template=template,
+            special=special,
+            reads_special=self.reads_special,
+            system=system,
+        )
         self._begin(home, made, heddle_class)
         self._place = lm.place(made.ids)
 
-    def _begin(self, home: Home, made: prompts.Prompt, heddle_class: type[Heddle]) -> None:
+    def _begin(self, home: Home, made: prompts.Prompt, heddle_class: type[Heddle] | None) -> None:
         super().__init__(home, None, made.ids)
         self.user_prompt = made.user_prompt
         self.chat_template_used = made.chat_template_used
-        self.heddle_class = heddle_class
+        if heddle_class is not None:
+            self.heddle_class = heddle_class
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
-    def _begin_text(self, prompt: object, heddle_class: type[Heddle]) -> None:
+    def _begin_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
         from ..store.format import NO_MODEL
 
         if not isinstance(prompt, str):
@@ -102,7 +117,7 @@ class Loom(Heddle):
         self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
-    def _restored(cls, home: Home, made: prompts.Prompt, heddle_class: type[Heddle]) -> Self:
+    def _restored(cls, home: Home, made: prompts.Prompt, heddle_class: type[Heddle] | None) -> Self:
         """Make a loom from a file's content: nothing is tokenised or templated again."""
         loom = cls.__new__(cls)
         loom._begin(home, made, heddle_class)
@@ -138,7 +153,7 @@ class Loom(Heddle):
         lm: LM | None = None,
         *,
         force: bool = False,
-        heddle_class: type[Heddle] = Heddle,
+        heddle_class: type[Heddle] | None = None,
     ) -> Self:
         """Read a saved loom. Without an LM it can be read, searched and saved, not grown.
 
@@ -156,7 +171,9 @@ class Loom(Heddle):
         """
         from ..store import load
 
-        return load(path, lm, force=force, loom_class=cls, heddle_class=heddle_class)
+        return load(
+            path, lm, force=force, loom_class=cls, heddle_class=heddle_class or cls.heddle_class
+        )
 
     def close(self) -> None:
         """Let go of all places in the token tree; idempotent. Reading and saving still work."""

@@ -32,6 +32,8 @@ class Node:
     params: SamplingParams | None
     finish_reason: FinishReason | None
     meta: dict[str, Any]
+    # Whether special tokens that stand in given text are read as such, where a call does not say.
+    reads_special = False
     _is_root = False
 
     def __init__(
@@ -48,7 +50,8 @@ class Node:
 
         Args:
             model: an LM, or a loaded model with its `tokenizer`.
-            text: text that continues what stands before it, or token ids.
+            text: text that continues what stands before it, or token ids. Special tokens in it are
+                read as such if the class says so, by `reads_special`.
             frags, trim_toks: accepted for known callers and not needed: KV is found by tokens, and
                 what to trim from an encoding follows from the tokenizer.
         """
@@ -113,7 +116,11 @@ class Node:
 
     @property
     def text(self) -> str:
-        """The node's own text. Setting it tokenises anew; what stands below keeps its tokens."""
+        """The node's own text. Setting it tokenises anew; what stands below keeps its tokens.
+
+        Special tokens that are set in a root are read as such, in other nodes as `reads_special`
+        says.
+        """
         if self._text is None:
             lm = self._home.text_lm()
             self._text = lm.text.decode(self._tokens, first=self._is_root)
@@ -152,8 +159,9 @@ class Node:
     def score(self, score: float | None) -> None:
         self._score = None if score is None else _number("score", score)
 
-    def _encode(self, text: str) -> list[int]:
-        return self._home.text_lm().text.continuation(text) if text else []
+    def _encode(self, text: str, special: bool | None = None) -> list[int]:
+        special = self.reads_special if special is None else special
+        return self._home.text_lm().text.continuation(text, special=special) if text else []
 
     def _encode_own(self, text: str) -> list[int]:
         return self._encode(text)

@@ -74,8 +74,9 @@ class Shown(Node):
     ) -> str | None:
         """Return the tree from here down as one HTML page, or write it to a file.
 
-        The page folds, loads nothing and runs no script; its tokens are tinted, and the figures of
-        a token show under the pointer.
+        The page folds, loads nothing and can be searched; its tokens are tinted, and the figures
+        of a token show under the pointer. Beyond 60 nodes it begins with an overview, and only the
+        path to `mark`, or else the best one, is unfolded.
 
         Args:
             path: a file to write to; then None is returned.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -40,3 +40,26 @@ def is_below(node: Node, top: Node) -> bool:
             return True
         at = at.parent
     return False
+
+
+def numbered(node: Node) -> Iterator[Heddle]:
+    """Yield as `preorder`, children `by_call`: the order in which nodes get their numbers."""
+    stack = [cast("Heddle", node)]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(reversed(by_call(top.children)))
+
+
+def by_call(children: Iterable[Heddle]) -> list[Heddle]:
+    """Return children as they were asked for, call by call, whichever ended first."""
+    kept = list(children)
+    first: dict[object, int] = {}
+    for place, child in enumerate(kept):
+        first.setdefault(_call(child), place)
+    return sorted(kept, key=lambda child: (first[_call(child)], child.lineage))
+
+
+def _call(node: Heddle) -> object:
+    """What the children of one call share."""
+    return node.id if node.params is None else node.params.seed

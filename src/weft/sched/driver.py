@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # without enums: every call comes by here
 import asyncio
 import logging
-import signal
 import threading
 import weakref
 from collections import deque
@@ -404,7 +404,7 @@ def deferred_interrupt() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = _signal.getsignal(_signal.SIGINT)
     if not callable(before):
         yield lambda: None
         return
@@ -415,10 +415,10 @@ def deferred_interrupt() -> Iterator[Callable[[], None]]:
             seen.clear()
             before(number, frame)
 
-    signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
+    _signal.signal(_signal.SIGINT, lambda number, frame: seen.append((number, frame)))
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, before)
+        _signal.signal(_signal.SIGINT, before)
         if seen:
             check()

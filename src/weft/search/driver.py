@@ -415,7 +415,7 @@ def checksum(loom: Loom, kept: object) -> int:
     """
     tree = [
         (node.id, node.tokens, node.logprobs, node.score, node.terminal, node.finish_reason)
-        + tuple(node.meta.get(name) for name in _NOTES)
+        + (node.text if not node.tokens else None, *map(node.meta.get, _NOTES))
         for node in loom.walk()
     ]
     return zlib.crc32(json.dumps([kept, tree]).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,24 @@ from ..files import FAULTS
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model asks for.
+
+    arguments: the JSON text of an object. id: as the model gave it, else "".
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+
+    def message(self) -> dict[str, Any]:
+        """Return the call as messages have it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        known = {"id": self.id} if self.id else {}
+        return {**known, "type": "function", "function": function}
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -91,12 +110,38 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise ConfigError(f"message {index} has role {role!r}; allowed is a name such as 'user'")
     # An assistant that only calls tools says nothing.
-    silent = content is None and message.get("tool_calls")
+    silent = content is None and bool(message.get("tool_calls"))
     if not (isinstance(content, str | list) or silent):
         raise ConfigError(
             f"message {index} has content {_brief(content)}; allowed is a string or a list of parts"
         )
-    return dict(message)
+    made = dict(message)
+    calls = made.get("tool_calls")
+    if calls:
+        if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Sequence):
+            raise ConfigError(
+                f"message {index} has tool_calls {_brief(calls)}; allowed is a list of calls"
+            )
+        made["tool_calls"] = [
+            each.message() if isinstance(each, ToolCall) else each for each in calls
+        ]
+    return made
+
+
+@lru_cache(maxsize=64)
+def template_words(template: str) -> frozenset[str]:
+    """Return the texts that stand in a template's expressions: roles, among them."""
+    from jinja2 import TemplateError, nodes
+
+    from .sandbox import environment
+
+    try:
+        parsed = environment().parse(template)
+    except (TemplateError, *FAULTS, MemoryError):
+        return frozenset()
+    return frozenset(
+        each.value for each in parsed.find_all(nodes.Const) if isinstance(each.value, str)
+    )
 
 
 @lru_cache(maxsize=64)

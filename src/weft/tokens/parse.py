@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-_OPEN, _CLOSE = "<think>", "</think>"
+from .chat import ToolCall
+from .form import INDEX, Calls, ChatForm
+
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call that the model asks for.
-
-    arguments: the JSON text of an object. id: as the model gave it, else "".
-    """
-
-    name: str
-    arguments: str
-    id: str = ""
+# What names a function, and an id.
+_NAME, _ID = re.compile(r"[\w.\-/:]+"), re.compile(r"[\w.\-:]+")
+# Where gpt-oss writes whom it speaks to: its template puts it before the channel, the model after.
+_HARMONY = re.compile(
+    r"(?:<\|channel\|>\w+\s*)?to=functions\.(?P<name>[\w.\-]+)\s*(?:<\|channel\|>\w+\s*)?"
+    r"(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
+)
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+_GENERIC = ChatForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,45 +36,454 @@ class ChatOutput:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
+    def message(self) -> dict[str, Any]:
+        """Return the turn as a message, for the history of the next prompt."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message() for call in self.tool_calls]
+        return message
+
+
+Found = tuple[str, list[ToolCall]]
+
 
 def parse_chat_output(
-    text: str, *, thinking_open: bool = False, is_partial: bool = False
+    text: str,
+    *,
+    thinking_open: bool = False,
+    is_partial: bool = False,
+    form: ChatForm | None = None,
+    tools: Sequence[Any] = (),
 ) -> ChatOutput:
     """Take an assistant's text apart; text that follows no known form is content as it stands.
 
-    Known forms: `<think>…</think>`, also without its end; `<tool_call>{…}</tool_call>` (Hermes,
-    Qwen); a JSON call, bare or after `<|python_tag|>` (Llama 3); `[TOOL_CALLS][…]` (Mistral).
+    form: how the model's template writes turns, see `chat_form`. Beside it these are known:
+    `<think>…</think>`, also without its end; `<tool_call>{…}</tool_call>` (Hermes, Qwen); a JSON
+    call, bare or after `<|python_tag|>` (Llama 3); `[TOOL_CALLS][…]` (Mistral).
 
-    thinking_open: the prompt ended inside `<think>`, so the text starts there.
+    thinking_open: the prompt ended inside the reasoning, so the text starts there.
     is_partial: the text is still coming: a mark that has only begun, and a call without its end,
     are left out of the content.
+    tools: their schemas say which values are texts, where a form does not.
     """
-    reasoning, rest = _split_reasoning(text, thinking_open=thinking_open, is_partial=is_partial)
-    for form in _FORMS:
-        found = form(rest)
+    form = form or _GENERIC
+    reasoning, rest = _split_reasoning(
+        text, form.think, thinking_open=thinking_open, is_partial=is_partial
+    )
+    if form.end and not is_partial:
+        rest = rest.removesuffix("\n").removesuffix(form.end) if form.end in rest else rest
+    readers: list[Callable[[str], Found | None]] = [_hermes, _mistral, _llama]
+    if form.calls is not None:
+        readers.insert(0, lambda said: _by_form(said, form, tools))
+    own = () if form.calls is None or not form.calls.marker else (form.calls.marker,)
+    marks = (*own, "<tool_call>", _MISTRAL, _PYTHON_TAG) if is_partial else ()
+    for reader in readers:
+        found = reader(rest)
         if found is not None:
             content, calls = found
-            return ChatOutput(content, reasoning, tuple(calls))
-    return ChatOutput(_without_begun(rest) if is_partial else rest, reasoning)
+            content = _without_begun(content, marks)
+            return ChatOutput(_unwrapped(content, form), reasoning, tuple(calls))
+    return ChatOutput(_unwrapped(_without_begun(rest, marks), form), reasoning)
 
 
-def _split_reasoning(text: str, *, thinking_open: bool, is_partial: bool) -> tuple[str, str]:
+def _split_reasoning(
+    text: str, think: tuple[str, str], *, thinking_open: bool, is_partial: bool
+) -> tuple[str, str]:
+    opens, closes = think
     body = text.lstrip()
-    if body.startswith(_OPEN):
-        body = body[len(_OPEN) :]
-    elif is_partial and body and _OPEN.startswith(body):
+    if body.startswith(opens):
+        body = body[len(opens) :]
+    elif is_partial and body and opens.startswith(body):
         return "", ""
     elif not thinking_open:
         return "", text
     else:
         body = text
-    thought, end, rest = body.partition(_CLOSE)
+    thought, end, rest = body.partition(closes)
     if not end and is_partial:
-        thought = thought[: len(thought) - _overlap(thought, _CLOSE)]
+        thought = thought[: len(thought) - _overlap(thought, closes)]
     return thought.strip("\n"), rest.lstrip("\n")
 
 
-def _hermes(text: str) -> tuple[str, list[ToolCall]] | None:
+def _unwrapped(content: str, form: ChatForm) -> str:
+    """Leave out what the template puts around the content."""
+    if form.opening and form.opening in content:
+        content = content.partition(form.opening)[2]
+        if form.closing:
+            content = content.removesuffix(form.closing)
+    return content
+
+
+def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
+    """Return the content and the calls that are written as the template does."""
+    how = form.calls
+    assert how is not None
+    if how.marker == "to=functions.":
+        return _harmony(text, form)
+    if how.is_python:
+        return _python(text, how, tools)
+    calls: list[ToolCall] = []
+    before, at = "", 0
+    while True:
+        start = text.find(how.marker, at) if how.marker else (at if not calls else -1)
+        if start < 0:
+            break
+        found = _Reader(text, start, how, tools).read()
+        if found is None:
+            return None
+        before += text[at:start]
+        more, at = found
+        calls += more
+    rest = text[at:]
+    if how.tail.strip().startswith(rest.strip()):
+        rest = ""  # a tail that was cut
+    if not calls or (rest.strip() and not how.marker):
+        return None
+    return (before.rstrip() + rest).strip(), calls
+
+
+class _Reader:
+    """Reads one run of calls from `at` on; blank text may differ from the template's."""
+
+    def __init__(self, text: str, at: int, how: Calls, tools: Sequence[Any]) -> None:
+        self.text = text
+        self.at = at
+        self.how = how
+        self.tools = tools
+
+    def read(self) -> tuple[list[ToolCall], int] | None:
+        """Return the calls and where they end; None if they are not as the template writes them."""
+        calls = self._enveloped() if self.how.envelope is not None else self._plain()
+        return None if calls is None else (calls, self.at)
+
+    def _skip(self, literal: str) -> bool:
+        match = _loosely(literal).match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+        return match is not None
+
+    def _value(self) -> Any:
+        while self.text[self.at : self.at + 1].isspace():
+            self.at += 1
+        value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
+        return value
+
+    def _values(self) -> list[Any]:
+        """Read JSON values that stand in a row, with a comma or a semicolon between or nothing."""
+        values: list[Any] = []
+        try:
+            values.append(self._value())
+            while isinstance(values[-1], dict):
+                more = re.compile(r"\s*[,;]?\s*(?=\{)").match(self.text, self.at)
+                if more is None:
+                    break
+                self.at = more.end()
+                values.append(self._value())
+        except (ValueError, RecursionError):
+            return []
+        return values
+
+    def _enveloped(self) -> list[ToolCall] | None:
+        assert self.how.envelope is not None
+        envelope, calls = self.how.envelope, []
+        while self._skip(envelope.before):
+            values = self._values()
+            items = [
+                item for value in values for item in (value if isinstance(value, list) else [value])
+            ]
+            if not items:
+                break
+            for item in items:
+                name, arguments = _at(item, envelope.name), _at(item, envelope.arguments)
+                call = _made(name, arguments, _at(item, envelope.id) if envelope.id else "")
+                call = call or _call(item)
+                if call is None:
+                    return None
+                calls.append(call)
+            if not self._skip(envelope.after):
+                return None if envelope.after.strip() else calls
+            if not envelope.before.strip():
+                break
+        return calls or None
+
+    def _plain(self) -> list[ToolCall] | None:
+        how, calls = self.how, []
+        if not self._skip(how.head):
+            return None
+        while True:
+            call = self._one()
+            if call is None:
+                return None
+            calls.append(call)
+            here = self.at
+            if how.join is None or not (self._skip(how.join) and self._goes_on()):
+                self.at = here
+                break
+        self._skip(how.tail)
+        return calls
+
+    def _goes_on(self) -> bool:
+        return bool(self.how.join or self.how.marker) and self.at < len(self.text)
+
+    def _one(self) -> ToolCall | None:
+        """Read one call, up to what closes it."""
+        found: dict[str, Any] = {}
+        is_closed = False
+        each = self.how.each
+        for number, slot in enumerate(self.how.slots):
+            if slot == "arguments" and each is not None and each.empty and self._skip(each.empty):
+                found[slot], is_closed = {}, True
+                continue
+            if number and not self._skip(self.how.mids[number - 1]):
+                return None
+            if slot == "arguments":
+                found[slot] = self._arguments(str(found.get("name", "")))
+                is_closed = self.how.each is not None
+                if found[slot] is None:
+                    return None
+            else:
+                match = (_NAME if slot == "name" else _ID).match(self.text, self.at)
+                if match is None:
+                    return None
+                found[slot], self.at = match[0], match.end()
+                if slot == "name" and INDEX in "".join(self.how.mids):
+                    # `name:0`, as ids are written; the number belongs to what follows.
+                    cut = found[slot].rstrip("0123456789")
+                    if cut.endswith(":"):
+                        self.at -= len(found[slot]) - len(cut) + 1
+                        found[slot] = cut[:-1]
+        if not is_closed and not self._skip(self.how.close):
+            return None
+        return _made(found.get("name"), found.get("arguments"), found.get("id", ""))
+
+    def _arguments(self, name: str) -> dict[str, Any] | None:
+        each = self.how.each
+        if each is None:
+            try:
+                value = self._value()
+            except (ValueError, RecursionError):
+                return None
+            return value if isinstance(value, dict) else None
+        types = _types(self.tools, name)
+        made: dict[str, Any] = {}
+        while True:
+            found = self._argument(types)
+            if found is None:
+                return None
+            key, value, is_last = found
+            made[key] = value
+            if is_last:
+                return made
+
+    def _argument(self, types: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
+        """Read a key, a value and what follows; the nearest end of a value is its end."""
+        each = self.how.each
+        assert each is not None
+        ways = [(True, each.text_mid, each.text_sep, each.text_close)]
+        ways.append((False, each.json_mid, each.json_sep, each.json_close))
+        for is_text, mid, sep, close in ways:
+            match = re.compile(rf"([\w.\-]+){_loosely(mid).pattern}").match(self.text, self.at)
+            if match is None:
+                continue
+            begin, ends = match.end(), []
+            if each.is_typed and not is_text:
+                try:
+                    _, begin_of_rest = json.JSONDecoder().raw_decode(self.text, begin)
+                except (ValueError, RecursionError):
+                    continue
+            else:
+                begin_of_rest = begin
+            for literal, is_last in ((sep, False), (close, True)):
+                # NOTE: a value keeps its blanks but those that the template puts around it.
+                end = re.compile(_exactly(literal)).search(self.text, begin_of_rest)
+                if end is not None:
+                    ends.append((end.start(), is_last, end.end()))
+            if not ends:
+                continue
+            stop, is_last, self.at = min(ends)
+            value = self.text[begin:stop]
+            kind = "string" if each.is_typed and is_text else types.get(match[1])
+            return match[1], _typed(value, kind), is_last
+        return None
+
+
+@lru_cache(maxsize=256)
+def _loosely(literal: str) -> re.Pattern[str]:
+    """Return a pattern of a literal with any blank text, or none, where it has some."""
+    parts = [_escaped(part) for part in literal.split()]
+    around = r"\s*" if literal[:1].isspace() or not literal else ""
+    return re.compile(around + r"\s*".join(parts) + (r"\s*" if literal[-1:].isspace() else ""))
+
+
+def _exactly(literal: str) -> str:
+    """Return a pattern of a literal; blanks within it, not before, may differ."""
+    head = literal[: len(literal) - len(literal.lstrip())]
+    return (r"\n?" if head else "") + _loosely(literal.lstrip()).pattern
+
+
+def _escaped(part: str) -> str:
+    return re.escape(part).replace(INDEX, r"\d+")
+
+
+def _typed(value: str, kind: Any) -> Any:
+    """Return what a value that is written as text stands for."""
+    if kind == "string":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        if value[:1] in ("{", "["):  # templates that write Python's notation
+            try:
+                return _literal(_expression(value))
+            except (ValueError, RecursionError):
+                return value
+        return _CONSTANTS.get(value.strip().lower(), value)
+
+
+def _types(tools: Sequence[Any], name: str) -> dict[str, Any]:
+    """Return the type of each of a function's arguments, as far as its schema says."""
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        if isinstance(function, Mapping) and function.get("name") == name:
+            schema = function.get("parameters")
+            known = schema.get("properties") if isinstance(schema, Mapping) else None
+            if isinstance(known, Mapping):
+                return {
+                    key: each.get("type")
+                    for key, each in known.items()
+                    if isinstance(each, Mapping)
+                }
+    return {}
+
+
+def _at(item: Any, path: Sequence[str | None]) -> Any:
+    """Return what keys lead to; None in a path is the one key that there is."""
+    for number, key in enumerate(path):
+        if not isinstance(item, dict):
+            return None
+        if key is None:
+            if len(item) != 1:
+                return None
+            (only,) = item
+            if number == len(path) - 1 and isinstance(item[only], dict):
+                return _OnlyKey(only, item[only])
+            return None
+        item = item.get(key)
+    return item
+
+
+@dataclass(frozen=True, slots=True)
+class _OnlyKey:
+    """A call as `{name: arguments}`."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def _made(name: Any, arguments: Any, known: Any) -> ToolCall | None:
+    if isinstance(name, _OnlyKey):
+        name = name.name
+    if isinstance(arguments, _OnlyKey):
+        arguments = arguments.arguments
+    if not isinstance(name, str) or not name:
+        return None
+    if isinstance(arguments, str):  # some models write the object as a text
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN and the infinities are no JSON
+        return None
+    return ToolCall(name, written, "" if known is None else str(known))
+
+
+def _harmony(text: str, form: ChatForm) -> Found | None:
+    """Read messages of channels, as gpt-oss writes them."""
+    calls, at, content = [], 0, ""
+    for match in _HARMONY.finditer(text):
+        if match.start() < at:
+            continue
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            return None
+        call = _made(match["name"], value, "")
+        if call is None:
+            return None
+        calls.append(call)
+        content += text[at : match.start()]
+        at = end
+    content = (content + text[at:]).replace("<|call|>", "").replace("<|start|>assistant", "")
+    return (content.strip(), calls) if calls else None
+
+
+def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
+    """Read a list of calls as Python writes it."""
+    before, mark, body = text.partition(how.marker) if how.marker else ("", "", text)
+    body = body.strip()
+    if how.marker:
+        if not mark:
+            return None
+        # What closes is a tag; the list itself ends in a bracket.
+        body = body[: body.rfind("]") + 1]
+    try:
+        listed = _expression(body)
+    except (ValueError, RecursionError):
+        return None
+    nodes = listed.elts if isinstance(listed, ast.List) else []
+    calls = []
+    for node in nodes:
+        if not isinstance(node, ast.Call) or node.args:
+            return None
+        try:
+            arguments = {each.arg: _literal(each.value) for each in node.keywords if each.arg}
+        except (ValueError, RecursionError):
+            return None
+        name = ast.unparse(node.func)
+        for key, kind in _types(tools, name).items():
+            # What some templates write without quotes, or with too many.
+            value = arguments.get(key)
+            if isinstance(value, str) != (kind == "string") and value is not None:
+                arguments[key] = str(value) if kind == "string" else _typed(str(value), kind)
+        call = _made(name, arguments, "")
+        if call is None:
+            return None
+        calls.append(call)
+    return (before.strip(), calls) if calls else None
+
+
+def _expression(text: str) -> ast.expr:
+    """Return Python's reading of a text. Raises: ValueError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        try:
+            return ast.parse(text, mode="eval").body
+        except (SyntaxError, MemoryError) as error:
+            raise ValueError("no expression") from error
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return a literal of Python or of JSON."""
+    if isinstance(node, ast.Name):
+        return _CONSTANTS.get(node.id, node.id)
+    if isinstance(node, ast.List):
+        return [_literal(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_literal(key) for key in node.keys if key is not None]
+        return dict(zip(map(str, keys), map(_literal, node.values), strict=False))
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None):
+        raise ValueError("no JSON")
+    return value
+
+
+def _hermes(text: str) -> Found | None:
     found = [_calls(match[1]) for match in _HERMES.finditer(text)]
     if not found or any(calls is None for calls in found):
         return None
@@ -80,13 +491,13 @@ def _hermes(text: str) -> tuple[str, list[ToolCall]] | None:
     return content, [call for calls in found for call in calls or ()]
 
 
-def _mistral(text: str) -> tuple[str, list[ToolCall]] | None:
+def _mistral(text: str) -> Found | None:
     content, mark, payload = text.partition(_MISTRAL)
     calls = _calls(payload) if mark else None
     return None if calls is None else (content.strip(), calls)
 
 
-def _llama(text: str) -> tuple[str, list[ToolCall]] | None:
+def _llama(text: str) -> Found | None:
     content, mark, payload = text.partition(_PYTHON_TAG)
     if not mark:
         content, payload = "", text
@@ -98,9 +509,6 @@ def _llama(text: str) -> tuple[str, list[ToolCall]] | None:
             return None
         calls.append(call)
     return (content.strip(), calls) if calls else None
-
-
-_FORMS: tuple[Callable[[str], tuple[str, list[ToolCall]] | None], ...] = (_hermes, _mistral, _llama)
 
 
 def _values(text: str) -> list[Any]:
@@ -134,25 +542,18 @@ def _calls(payload: str) -> list[ToolCall] | None:
 
 
 def _call(value: object) -> ToolCall | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+    """Return a call of the most common kinds."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = {"id": value.get("id"), **value["function"]}
+    if not isinstance(value, dict):
         return None
-    key = "arguments" if "arguments" in value else "parameters"
-    arguments = value.get(key)
-    if isinstance(arguments, str):  # some models write the object as a text
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(arguments, dict):
-        return None
-    return ToolCall(
-        value["name"], json.dumps(arguments, ensure_ascii=False), str(value.get("id") or "")
-    )
+    arguments = value["arguments"] if "arguments" in value else value.get("parameters")
+    return _made(value.get("name"), arguments, value.get("id") or "")
 
 
-def _without_begun(text: str) -> str:
+def _without_begun(text: str, marks: Sequence[str]) -> str:
     """Leave out a call that has no end yet, or a mark's beginning at the end of the text."""
-    for mark in ("<tool_call>", _MISTRAL, _PYTHON_TAG):
+    for mark in marks:
         if mark in text:
             return text.partition(mark)[0].rstrip()
         begun = _overlap(text, mark)

@@ -36,9 +36,10 @@ _FILLING |= {"wordwrap", "truncate", "tojson"}
 
 
 class Limits:
-    """What one rendering may still do."""
+    """What one rendering may still do. given: lists that are not the template's, by identity."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.given = frozenset(map(id, _lists(names)))
         self.turns = TURNS
         self.made = 0
         self.until = time.monotonic() + PATIENCE_S
@@ -66,7 +67,7 @@ def compiled(template: str) -> Template:
 
 def render(template: Template, names: dict[str, Any]) -> str:
     """Return what a template writes. Raises: TemplateError where it asks for too much."""
-    kept = _limits.set(Limits())
+    kept = _limits.set(Limits(names))
     try:
         return template.render(names)
     finally:
@@ -77,6 +78,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """Transformers' own names, Jinja's sandbox, and limits."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Say whether a template may use this; lists that it has made may grow, as some need."""
+        limits = _limits.get(None)
+        if attr == "append" and isinstance(obj, list) and limits is not None:
+            return id(obj) not in limits.given
+        return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Calculate; numbers and texts must stay small enough."""
@@ -97,6 +105,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         # `format` of a text comes wrapped by Jinja.
         method = getattr(__obj, "__wrapped__", __obj)
         of = getattr(method, "__self__", None)
+        if isinstance(of, list):
+            _limits.get().make(16)
         if isinstance(of, str):
             _check_making(method.__name__, of, [*args, *kwargs.values()])
         return sized(super().call(__context, __obj, *args, **kwargs))
@@ -167,6 +177,18 @@ def sized(value: Any) -> Any:
         raise _too_large()
     _limits.get().make(_size(value))
     return value
+
+
+def _lists(value: Any) -> Iterator[list[Any]]:
+    """Yield the lists in what a template is given."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            yield each
+            waiting += each
+        elif isinstance(each, dict):
+            waiting += each.values()
 
 
 def _size(value: Any) -> int:

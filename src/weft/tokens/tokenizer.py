@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, Unsupported
-from .chat import render_chat
+from .chat import check_messages, render_chat
 from .folder import default_template, is_librarys, read_folder
+from .form import ChatForm, chat_form
+from .history import as_wanted, check_roles, needs_form
 from .specials import mark_specials
 from .text import TextStream
 from .vocab import byte_vocab, first_space_is_dummy
@@ -187,7 +189,20 @@ class Tokenizer:
                 "this model has no chat template; give the prompt as plain text with template=False"
             )
         names = {"bos_token": "", "eos_token": "", **self._special_tokens, **options}
-        return render_chat(template, messages, add_generation_prompt=add_generation_prompt, **names)
+        chat = check_messages(messages)
+        if any(needs_form(message) for message in chat):
+            chat = as_wanted(chat, self.chat_form(template))
+        rendered = render_chat(template, chat, add_generation_prompt=add_generation_prompt, **names)
+        check_roles(template, chat, rendered)
+        return rendered
+
+    def chat_form(self, template: str | None = None) -> ChatForm:
+        """Return how the model's template, or another one, writes an assistant's turn."""
+        template = self.chat_template if template is None else template
+        if template is None:
+            return ChatForm()
+        names = {"bos_token": "", "eos_token": "", **self._special_tokens}
+        return chat_form(template, names["bos_token"], names["eos_token"])
 
     def encode_chat(
         self,
@@ -215,14 +230,13 @@ class Tokenizer:
         For `piece_ids`; joined they are what `apply_chat_template` gives.
         """
         names = [self.token_text(token) for token in self.special_ids]
-        marked, restore = mark_specials(messages, names)
-        return list(
-            restore(
-                self.apply_chat_template(
-                    marked, add_generation_prompt=add_generation_prompt, **options
-                )
-            )
+        template = options.pop("template", None)
+        checked = check_messages(messages)
+        marked, given, restore = mark_specials(checked, names, options)
+        rendered = self.apply_chat_template(
+            marked, add_generation_prompt=add_generation_prompt, template=template, **given
         )
+        return list(restore(rendered))
 
     def piece_ids(self, piece: str, *, is_text: bool) -> list[int]:
         """Return the token ids of one piece of a rendered chat."""

@@ -1,52 +1,60 @@
-"""A reasoning tree as one HTML page: no script, no request, light and dark.
+"""A reasoning tree as one HTML page: it loads nothing, and works without its one script.
 
 Folding is `<details>`, the choice of tint is radio buttons, and what is known of a token shows
-where the pointer is; tables say the same to keyboards, fingers and screen readers.
+where the pointer is; tables say the same to keyboards, fingers and screen readers. The script
+(page.js) adds search, folding of all, arrow keys and what the overview says under the pointer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import base64
+import hashlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..loom import Loom
-from . import tips
+from ..loom.walk import numbered
 from .escape import as_html, cut, one_line
-from .facts import NOTHING, counted, facts, headline
-from .outline import Item, nearest, outline
-from .pieces import Piece, Seen, look, pieces
+from .facts import counted, headline
+from .outline import End, Item, best_path, nearest, outline
+from .overview import overview
+from .pieces import look
 from .tints import ENTROPY, PROBABILITY, Ramp, Tint, check
+from .tokens import Label, Told, by_number, node_html
 
 if TYPE_CHECKING:
     from ..loom import Heddle
 
-Label = Callable[["Heddle"], str]
-
-# What the page may load: nothing.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-# More tokens than these have their figures under the pointer only, or the page gets too large.
+# What the page may load: nothing. What it may run: what hashes to this.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'; "
+    "base-uri 'none'; form-action 'none'"
+)
+# From so many nodes on a page is folded below the best path, and begins with an overview.
+LARGE = 60
+# More tokens than these have their figures under the pointer only, and only where they are tinted,
+# or the page gets too large.
 MAX_TABLED = 20_000
+# In a large tree: siblings that are shown before the rest is folded, and nodes one below another.
+_SIBLINGS, _RUN = 24, 24
 _TITLE, _HEADING = 80, 240
-# Less likely alternatives are under the pointer only.
-_LISTED = 0.001
-# From here on levels are set closer.
+# From here on levels are set closer, and long rows of siblings are not folded: that nests, too.
 _FAR = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What goes into a page besides the tree.
+    """The tree as told, and what is told of its nodes.
 
-    seen: by node id, what the model says of each token. marked: ids of nodes on a path to show.
+    is_large: only the folds on the marked path are open. path: what that one is called, if any.
     """
 
-    tint: Tint = "probability"
-    node: Label | None = None
-    seen: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
-    marked: frozenset[str] = frozenset()
-    has_tables: bool = True
+    told: Sequence[Item | End]
+    nodes: Told
+    is_large: bool
+    path: str
 
 
 def to_html(
@@ -57,6 +65,7 @@ def to_html(
     limit: int | None = None,
     node: Label | None = None,
     mark: Heddle | None = None,
+    numbers: Mapping[str, int] | None = None,
 ) -> str:
     """Return the tree from `root` down as a whole page.
 
@@ -67,36 +76,50 @@ def to_html(
         limit: nodes at most, those nearest to the root; the rest is counted where it is left out.
         node: what to write for a node instead of its text.
         mark: the path to this node is marked.
+        numbers: by node id; those that `weft tree` would give when it draws the loom first.
 
     Raises:
         ConfigError: a wrong tint or limit, or `top` without a model.
     """
-    shown = nearest(root, limit)
-    page = Page(
-        check(tint),
-        node,
-        look(shown, top),
-        frozenset() if mark is None else frozenset(each.id for each in mark.path),
-        sum(len(each.tokens) for each in shown if each.logprobs) <= MAX_TABLED,
-    )
-    return "".join(_page(root, page, limit))
+    chosen = check(tint)
+    if numbers is None:
+        numbers = {each.id: at for at, each in enumerate(numbered(root.path[0]))}
+    told = list(outline(root, limit, lambda node: by_number(node, numbers)))
+    shown = {node.id: node for item in told if isinstance(item, Item) for node in item.nodes}
+    is_large = sum(not isinstance(each, Loom) for each in shown.values()) > LARGE
+    path = [] if mark is None else [each for each in mark.path[1:] if each.id in shown]
+    said = f"Path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
+    if is_large and not path:
+        path = [each for each in best_path(root) if each.id in shown]
+    ids = frozenset(each.id for each in path)
+    n_tokens = sum(len(each.tokens) for each in shown.values() if each.logprobs)
+    nodes = Told(numbers, node, look(list(shown.values()), top), ids, n_tokens > MAX_TABLED)
+    page = Page(told, nodes, is_large, said if is_large and path else "")
+    over = overview(told, nodes, path, said) if is_large else ""
+    return "".join(_page(root, page, chosen, over))
 
 
-def _page(root: Heddle, page: Page, limit: int | None) -> Iterator[str]:
+def _page(root: Heddle, page: Page, tint: Tint, over: str) -> Iterator[str]:
     title = as_html(cut(one_line(headline(root), mark=" "), _TITLE)) or "Tree"
-    css = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    css, script = _read("page.css"), _read("page.js")
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(allowed)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
     )
     yield from _header(root)
-    yield _bar(page.tint)
-    yield '<main>\n<ul class="tree">\n'
-    yield from _tree(root, page, limit)
-    yield f"</ul>\n</main>\n{_footer(page)}</body>\n</html>\n"
+    yield _bar(tint, page.path)
+    widest = max(len(str(number)) for number in page.nodes.numbers.values())
+    yield f'<main>\n{over}<ul class="tree" style="--no:{widest / 2 + 0.2}rem">\n'
+    yield from _tree(page)
+    yield f"</ul>\n</main>\n{_footer(page)}<script>{script}</script>\n</body>\n</html>\n"
+
+
+def _read(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 # Around the tree
@@ -106,7 +129,9 @@ def _header(root: Heddle) -> Iterator[str]:
     nodes = nearest(root, None)
     n_tokens = sum(len(node.tokens) for node in nodes)
     leaves = sum(not node.children for node in nodes)
-    about = [counted(len(nodes), "node"), counted(leaves, "leaf", "leaves")]
+    # A prompt is no node, as `weft tree` counts.
+    n_nodes = len(nodes) - isinstance(root, Loom)
+    about = [counted(n_nodes, "node"), counted(leaves, "leaf", "leaves")]
     about.append(counted(n_tokens, "token"))
     about += [_model(root)] if _model(root) else []
     asked = headline(root).strip("\n")
@@ -128,16 +153,25 @@ def _model(root: Heddle) -> str:
     return "" if mark is None else str(mark.name)
 
 
-def _bar(tint: Tint) -> str:
+def _bar(tint: Tint, path: str) -> str:
     names = (("p", "probability"), ("h", "entropy"), ("n", "none"))
     choices = "".join(
         f'<label><input type="radio" name="tint" id="tint-{key}"'
         f"{' checked' if tint == name else ''}>{name}</label>"
         for key, name in names
     )
+    again = f'<button type="button" id="path">{as_html(path)}</button>' if path else ""
     return (
-        f'<div class="bar">\n<fieldset><legend>Tint</legend>{choices}</fieldset>\n'
-        f"{_legend(PROBABILITY)}{_legend(ENTROPY)}</div>\n"
+        '<section class="bar" aria-label="View">\n<div class="tools" hidden>'
+        '<input type="search" id="find" placeholder="Find a text or a number" '
+        'aria-label="Find a text or a number">'
+        '<span class="hits"><button type="button" id="back" aria-label="Previous" hidden>‹</button>'
+        '<button type="button" id="next" aria-label="Next" hidden>›</button>'
+        '<output for="find"></output></span>'
+        '<button type="button" id="open">Unfold all</button>'
+        f'<button type="button" id="fold">Fold all</button>{again}</div>\n'
+        f'<div class="tints"><fieldset><legend>Tint</legend>{choices}</fieldset>\n'
+        f"{_legend(PROBABILITY)}{_legend(ENTROPY)}</div></section>\n"
     )
 
 
@@ -149,89 +183,112 @@ def _legend(ramp: Ramp) -> str:
 
 
 def _footer(page: Page) -> str:
-    tables = "" if page.has_tables else " Tables of tokens are left out: there are too many."
+    terse = ""
+    if page.nodes.is_terse:
+        terse = " There are too many tokens for tables, and for figures of those without tint."
     return (
         "<footer>p and entropy (in nats) are the model’s own, before any filter, over its whole "
         "vocabulary; a node’s p is the mean of its tokens’. Text without tint was given, not "
-        f"sampled, or was as good as certain.{tables} Made with Weft.</footer>\n"
+        f"sampled, or was as good as certain.{terse} A node’s number is that of weft tree. "
+        '<span class="keys" hidden>In the tree, the arrow keys go from fold to fold, open and '
+        "close. </span>Made with Weft.</footer>\n"
     )
 
 
 # The tree
 
 
-def _tree(root: Heddle, page: Page, limit: int | None) -> Iterator[str]:
-    for each in outline(root, limit):
-        if not isinstance(each, Item):
-            yield "</ul></details></li>\n" if each.has_branches else "</li>\n"
+@dataclass(slots=True)
+class _Level:
+    """The branches of one item while they are written: which one comes next, and what is folded.
+
+    on: which one is on the marked path; -1: none. ends: what closes the item.
+    """
+
+    n: int
+    on: int
+    is_cut: bool
+    ends: str
+    at: int = 0
+    is_in_rest: bool = False
+
+    def before_next(self) -> str:
+        """Return what stands before the next branch: long rows of siblings are folded."""
+        at, on = self.at, self.on
+        self.at += 1
+        if not self.is_cut or at < _SIBLINGS:
+            return ""
+        if at == on:
+            return self.end_of_rest()
+        if self.is_in_rest:
+            return ""
+        self.is_in_rest = True
+        n = (on if on > at else self.n) - at
+        said = counted(n, "more branch", "more branches")
+        return f'<li class="rest"><details class="fold"><summary>{said}</summary>\n<ul>\n'
+
+    def end_of_rest(self) -> str:
+        """Return what closes the fold of siblings, if one is open."""
+        is_open, self.is_in_rest = self.is_in_rest, False
+        return "</ul></details></li>\n" if is_open else ""
+
+
+def _tree(page: Page) -> Iterator[str]:
+    levels: list[_Level] = []
+    for each in page.told:
+        if isinstance(each, Item):
+            yield levels[-1].before_next() if levels else ""
+            has_fold = yield from _item(each, page)
+            levels.append(_level(each, page, "</details></li>\n" if has_fold else "</li>\n"))
             continue
-        # A prompt is the heading already.
-        nodes = [node for node in each.nodes if not isinstance(node, Loom)]
-        yield "<li>"
-        for node in nodes:
-            yield from _node(node, page)
-        if each.n_hidden:
-            yield f'<p class="soft">… {counted(each.n_hidden, "more node")} below, not shown</p>'
-        if each.n_branches:
-            far = ' class="far"' if each.forks >= _FAR else ""
-            more = each.n_below - each.n_branches
-            said = counted(each.n_branches, "branch", "branches")
-            said += f" · {counted(more, 'node')} deeper" if more else ""
-            yield f'<details class="fold" open><summary>{said}</summary>\n<ul{far}>\n'
+        level = levels.pop()
+        yield level.end_of_rest() + ("</ul>" if level.n else "") + level.ends
 
 
-def _node(node: Heddle, page: Page) -> Iterator[str]:
-    on = " on" if node.id in page.marked else ""
-    yield f'<div class="node{on}" id="n-{as_html(node.id)}">'
-    yield from _text(node, page) if page.node is None else _told(page.node(node))
-    yield "</div>\n"
+def _level(each: Item, page: Page, ends: str) -> _Level:
+    is_cut = page.is_large and each.n_branches > _SIBLINGS + 1 and each.forks < _FAR
+    on = -1
+    if is_cut:
+        children = by_number(each.nodes[-1], page.nodes.numbers)
+        marked = page.nodes.marked
+        on = next((at for at, child in enumerate(children) if child.id in marked), -1)
+    return _Level(each.n_branches, on, is_cut, ends)
 
 
-def _told(text: str) -> Iterator[str]:
-    yield f'<div class="text" dir="auto">{as_html(text)}</div>'
+def _item(each: Item, page: Page) -> Generator[str, None, bool]:
+    """Yield an item up to its first branch; return whether a fold is open then."""
+    # A prompt is the heading already.
+    nodes = [node for node in each.nodes if not isinstance(node, Loom)]
+    is_open = not page.is_large or not each.forks or nodes[0].id in page.nodes.marked
+    shown, rest = (nodes, []) if is_open else (nodes[:1], nodes[1:])
+    yield "<li>"
+    yield from _run(shown, page)
+    hidden = f"… {counted(each.n_hidden, 'more node')} below, not shown"
+    hidden = f'<p class="soft">{hidden}</p>' if each.n_hidden else ""
+    if not rest and not each.n_branches:
+        yield hidden
+        return False
+    more = each.n_below - each.n_branches
+    said = [f"{counted(len(rest), 'node')} further"] if rest else []
+    said += [counted(each.n_branches, "branch", "branches")] if each.n_branches else []
+    said += [f"{counted(more, 'node')} deeper"] if more else []
+    state = " open" if is_open else ""
+    yield f'<details class="fold"{state}><summary>{" · ".join(said)}</summary>\n'
+    yield from (node_html(node, page.nodes) for node in rest)
+    yield hidden
+    if each.n_branches:
+        yield '<ul class="far">\n' if each.forks >= _FAR else "<ul>\n"
+    return True
 
 
-def _text(node: Heddle, page: Page) -> Iterator[str]:
-    found = pieces(node, page.seen.get(node.id, ()))
-    text = "".join(map(_token, found)) or f'<span class="nothing">{NOTHING}</span>'
-    yield f'<div class="text" dir="auto">{text}</div>'
-    figures = as_html(" · ".join(facts(node)))
-    known = page.has_tables and any(piece.logprob is not None for piece in found)
-    if not known or found[0].is_mean:
-        yield f'<p class="soft">{figures}</p>'
-        return
-    yield f"<details><summary>{figures}</summary>"
-    yield f'<div class="scroll" tabindex="0">{_table(found)}</div></details>'
-
-
-def _token(piece: Piece) -> str:
-    text = as_html(piece.text)
-    if piece.logprob is None:
-        return text
-    levels = [f"p{PROBABILITY.level(piece.p or 0.0)}"]
-    if piece.entropy is not None:
-        levels.append(f"h{ENTROPY.level(piece.entropy)}")
-    line_end = " nl" if piece.text.startswith("\n") else ""
-    tip = as_html(tips.tip(piece)).replace("\n", "&#10;")
-    return f'<span class="t {" ".join(levels)}{line_end}" data-tip="{tip}">{text}</span>'
-
-
-def _table(found: Sequence[Piece]) -> str:
-    has_seen = any(piece.seen is not None for piece in found)
-    heads = ["token", "p", "logprob", "entropy", *(["rank"] if has_seen else [])]
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    wide = '<th scope="col" class="wide">likeliest</th>' if has_seen else ""
-    rows = "".join(f"<tr>{_row(piece, has_seen)}</tr>" for piece in found)
-    return f"<table><thead><tr>{head}{wide}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _row(piece: Piece, has_seen: bool) -> str:
-    cells = [tips.quoted(piece.text), *tips.figures(piece)]
-    wide = ""
-    if has_seen:
-        seen = piece.seen
-        cells.append("" if seen is None else str(seen.rank + 1))
-        likely = [] if seen is None else [e for e in seen.top if e.p >= _LISTED]
-        said = "  ".join(map(tips.alternative, likely))
-        wide = f'<td class="wide">{as_html(said)}</td>'
-    return "".join(f"<td>{as_html(cell)}</td>" for cell in cells) + wide
+def _run(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
+    """Yield nodes one below another; of a long row only the first and last ones are unfolded."""
+    half = _RUN // 2 if page.is_large and len(nodes) > _RUN + 1 else len(nodes)
+    told = [node_html(node, page.nodes) for node in nodes]
+    yield from told[:half]
+    if len(nodes) > half:
+        said = counted(len(nodes) - 2 * half, "more node")
+        yield f'<details class="fold"><summary>{said}</summary>\n'
+        yield from told[half:-half]
+        yield "</details>\n"
+        yield from told[-half:]

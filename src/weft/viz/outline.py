@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..loom import Heddle
+
+Below = Callable[["Heddle"], Sequence["Heddle"]]
 
 # Browsers flatten what is nested deeper than 512 elements; a fork takes three.
 MAX_FORKS = 150
@@ -36,7 +39,12 @@ class End(NamedTuple):
     is_root: bool
 
 
-def nearest(root: Heddle, limit: int | None) -> list[Heddle]:
+def oldest_first(node: Heddle) -> Sequence[Heddle]:
+    """Return a node's children as it keeps them."""
+    return node.children
+
+
+def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
     """Return the first `limit` nodes, level by level: parents before children."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"limit is {limit!r}; allowed is a whole number from 1, or None for all")
@@ -45,7 +53,7 @@ def nearest(root: Heddle, limit: int | None) -> list[Heddle]:
     while waiting and (limit is None or len(found) < limit):
         node = waiting.popleft()
         found.append(node)
-        waiting.extend(node.children)
+        waiting.extend(below(node))
     return found
 
 
@@ -57,9 +65,41 @@ def sizes(root: Heddle) -> dict[int, int]:
     return counts
 
 
-def outline(root: Heddle, limit: int | None = None) -> Iterator[Item | End]:
-    """Yield the tree as items, each followed by those below it and an End. Cost: O(nodes)."""
-    shown = {id(node) for node in nearest(root, limit)}
+def best_path(root: Heddle) -> list[Heddle]:
+    """Return the nodes from `root` to the leaf that ranks first; none where nothing ranks them.
+
+    By score where a leaf has one, else by the mean logprob of all that was sampled on the way.
+    Cost: O(nodes).
+    """
+    nodes = nearest(root, None)
+    # What was sampled from the root to each node: the sum of its logprobs, and how many.
+    sampled = {id(root): (math.fsum(root.logprobs), len(root.logprobs))}
+    for node in nodes:
+        total, n = sampled[id(node)]
+        for child in node.children:
+            more = child.logprobs
+            sampled[id(child)] = (total + math.fsum(more), n + len(more))
+    leaves = [node for node in nodes if not node.children]
+    if not any(leaf.score is not None or sampled[id(leaf)][1] for leaf in leaves):
+        return []
+
+    def rank(leaf: Heddle) -> tuple[float, bool, float]:
+        total, n = sampled[id(leaf)]
+        score = -math.inf if leaf.score is None else leaf.score
+        return (score, leaf.terminal, total / n if n else -math.inf)
+
+    path = max(leaves, key=rank).path
+    return path[path.index(root) :]
+
+
+def outline(
+    root: Heddle, limit: int | None = None, below: Below = oldest_first
+) -> Iterator[Item | End]:
+    """Yield the tree as items, each followed by those below it and an End. Cost: O(nodes).
+
+    below: a node's children, in the order in which they are told.
+    """
+    shown = {id(node) for node in nearest(root, limit, below)}
     counts = sizes(root)
     stack: list[tuple[Heddle, int] | End] = [(root, 0)]
     while stack:
@@ -72,8 +112,8 @@ def outline(root: Heddle, limit: int | None = None) -> Iterator[Item | End]:
         while len(run[-1].children) == 1 and id(run[-1].children[0]) in shown:
             run.append(run[-1].children[0])
         last = run[-1]
-        below = [child for child in last.children if id(child) in shown and forks < MAX_FORKS]
+        told = [child for child in below(last) if id(child) in shown and forks < MAX_FORKS]
         n_below = counts[id(last)] - 1
-        yield Item(run, forks, len(below), n_below, n_below - sum(counts[id(c)] for c in below))
-        stack.append(End(bool(below), node is root))
-        stack.extend((child, forks + 1) for child in reversed(below))
+        yield Item(run, forks, len(told), n_below, n_below - sum(counts[id(c)] for c in told))
+        stack.append(End(bool(told), node is root))
+        stack.extend((child, forks + 1) for child in reversed(told))

@@ -69,7 +69,7 @@ class NumpyEngine(Engine):
 
         Args:
             n_ctx: a context shorter than the model's own.
-            threads: BLAS threads of a forward; "auto" is two at most, or as the environment says.
+            threads: BLAS threads of a forward; "auto" finds them, or does as the environment says.
             progress: called with "load", layers read, layers in all and "".
 
         Raises:

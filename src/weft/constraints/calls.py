@@ -1,0 +1,336 @@
+"""Tool calls as grammars: what a chat template writes, with the tools' names and schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigError, GrammarError
+from ..tokens.form import INDEX, Calls, ChatForm, Each
+from ..tokens.tokenizer import Tokenizer
+from .base import Constraint
+from .grammar import Lark
+from .lazy import Lazy
+
+# Blanks as templates and models write them; without a limit small models write nothing else.
+_BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A]{0,20}"}
+# What gpt-oss itself writes between a name and its arguments; its template writes another order.
+_HARMONY = " <|constrain|>json<|message|>"
+_CHANNEL = "<|channel|>commentary "
+_NOTHING = '""'
+_SHORT = 4  # letters of a trigger, at least
+
+
+def call_constraint(
+    text: Tokenizer,
+    form: ChatForm,
+    tools: Sequence[Any],
+    choice: Any = "auto",
+    *,
+    parallel: bool = True,
+    thinking_open: bool = False,
+) -> Constraint | None:
+    """Return the constraint that makes calls valid, as the template writes them.
+
+    choice: "auto": free text until a call begins, then a valid one; "required": at once, after the
+    reasoning; a name (or `{"type": "function", "function": {"name": …}}`): the same, of this
+    function; "none": None. parallel: several calls, where the template writes several.
+    Raises: ConfigError for a choice or tools that are none, or a template without calls.
+    """
+    functions = _functions(tools)
+    wanted = _wanted(choice, functions)
+    if wanted == "none":
+        return None
+    if form.calls is None:
+        raise ConfigError(
+            "this chat template says nothing of how calls are written; give a constraint of your"
+            " own, or tool_choice='none'"
+        )
+    if wanted not in ("auto", "required"):
+        functions = {wanted: functions[wanted]}
+    writer = _Writer(text, form.calls, functions, parallel=parallel)
+    if wanted == "auto":
+        triggers, skipped = writer.triggers()
+        return Lazy(Lark(writer.grammar(skipped=skipped)), triggers)
+    before = ""
+    if thinking_open:
+        before = writer.until(form.think[1])
+    return Lark(writer.grammar(before=before))
+
+
+def _functions(tools: Sequence[Any]) -> dict[str, Any]:
+    """Return the schema of each function's arguments, by name."""
+    found: dict[str, Any] = {}
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"the tool {tool!r:.80} has no name; allowed is a mapping like"
+                ' {"type": "function", "function": {"name": "f", "parameters": {…}}}'
+            )
+        schema = function.get("parameters") or {}
+        if not isinstance(schema, Mapping):
+            raise ConfigError(f"the parameters of {name!r} are {schema!r:.60}; allowed is a schema")
+        # A call with an argument that no tool has is none, though schemas let it pass.
+        found[name] = {"type": "object", "properties": {}, "additionalProperties": False, **schema}
+    if not found:
+        raise ConfigError("there are no tools to call; give some, or leave tool_choice out")
+    return found
+
+
+def _wanted(choice: Any, functions: Mapping[str, Any]) -> str:
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        choice = function.get("name") if isinstance(function, Mapping) else None
+        named = choice if isinstance(choice, str) else None
+    else:
+        named = choice if choice not in ("auto", "required", "none") else None
+    if named is None and choice in ("auto", "required", "none"):
+        return str(choice)
+    if named is None or named not in functions:
+        raise ConfigError(
+            f"tool_choice is {choice!r}; allowed are 'auto', 'required', 'none' and the names of"
+            f" the tools: {', '.join(functions)}"
+        )
+    return str(named)
+
+
+class _Writer:
+    """Writes the grammar of one template's calls."""
+
+    def __init__(
+        self, text: Tokenizer, how: Calls, functions: Mapping[str, Any], *, parallel: bool
+    ) -> None:
+        self.text = text
+        self.how = how
+        self.functions = functions
+        self.parallel = parallel
+        self.rules: list[str] = []
+        names = {text.token_text(token): token for token in text.special_ids}
+        self.specials = {name: token for name, token in names.items() if name}
+        found = sorted(self.specials, key=len, reverse=True)
+        self._cut = re.compile(f"({'|'.join(map(re.escape, (*found, INDEX)))})")
+
+    def triggers(self) -> tuple[list[str | int], str]:
+        """Return what switches the grammar on, and what of the head stands before it."""
+        head = self.how.head
+        skipped = ""
+        for part in self._cut.split(head):
+            token = self.specials.get(part)
+            if token is not None and token not in self.text.stop_ids:
+                return [token], skipped
+            skipped += part
+        marker = self.how.marker
+        if marker and head.startswith(marker):
+            return [marker], ""
+        plain = head.split(INDEX)[0]
+        if len(plain.strip()) >= _SHORT:
+            return [plain], ""
+        after = "" if self.how.slots[0] != "name" or len(self.how.slots) < 2 else self.how.mids[0]
+        return [f"{plain}{name}{after[:1]}" for name in self.functions], ""
+
+    def grammar(self, *, skipped: str = "", before: str = "") -> str:
+        """Return the Lark. skipped: of the head, what has come already."""
+        how = self.how
+        calls = [self._call(number, name) for number, name in enumerate(self.functions)]
+        self.rules.append(f"call: {' | '.join(calls)}")
+        head = how.head[len(skipped) :]
+        if how.marker == "to=functions." and not skipped:
+            opening = " | ".join(filter(None, map(self.literal, (" ", _CHANNEL))))
+            before = f"({opening})?" if before == "" and self._is_whole else before
+        more = f"({self.literal(how.join)} call)*" if how.join is not None and self.parallel else ""
+        if how.join == "":
+            more = "call*" if self.parallel else ""
+        parts = [before, self.literal(head), "call", more, self.literal(self._until_end(how.tail))]
+        start = f"start: {' '.join(filter(None, parts))}"
+        return "\n".join([start, *self.rules, "NUMBER: /[0-9]{1,3}/", "ID: /[a-zA-Z0-9]{9}/"])
+
+    # Where the calls begin a turn.
+    _is_whole = False
+
+    def until(self, mark: str) -> str:
+        """Return a rule for any text up to a mark, and blanks."""
+        self._is_whole = True
+        if mark in self.specials:
+            self.rules.append("thought: /(?s:.*)/")
+            found = f"thought {self.literal(mark)}"
+        else:
+            self.rules.append(f"thought[lazy]: /(?s:.*){_regex(mark)}/")
+            found = "thought"
+        self.rules.append(r"BLANK: /[ \n]{1,4}/")
+        return f"{found} BLANK?"
+
+    def literal(self, text: str | None) -> str:
+        """Return a literal: special tokens as such, the number of a call as a number."""
+        parts = []
+        for part in self._cut.split(text or ""):
+            if part == INDEX:
+                parts.append("NUMBER")
+            elif part in self.specials:
+                parts.append(f"<[{self.specials[part]}]>")
+            elif part:
+                parts.append(json.dumps(part, ensure_ascii=False))
+        return " ".join(parts)
+
+    def _until_end(self, text: str) -> str:
+        """Leave out an end token and what follows: the model's own end stands there."""
+        kept = ""
+        for part in self._cut.split(text):
+            if self.specials.get(part) in self.text.stop_ids:
+                break
+            kept += part
+        return kept
+
+    def _call(self, number: int, name: str) -> str:
+        """Add the rules of one function; return what stands for its call."""
+        how, each = self.how, self.how.each
+        parts, is_closed = [], False
+        for at, slot in enumerate(how.slots):
+            mid = how.mids[at - 1] if at else ""
+            if slot == "arguments" and each is not None:
+                parts.append(self._each(number, name, each, mid))
+                is_closed = True
+                continue
+            between = self.literal(mid)
+            if slot == "arguments" and how.marker == "to=functions.":
+                between = f"({between} | {self.literal(_HARMONY)})"
+            parts.append(between)
+            if slot == "name":
+                parts.append(json.dumps(name, ensure_ascii=False))
+            elif slot == "id":
+                parts.append("ID")
+            else:
+                self.rules.append(f"args_{number}: %json {_schema(self.functions[name])}")
+                parts.append(f"args_{number}")
+        close = "" if is_closed else self.literal(self._until_end(how.close))
+        return " ".join(filter(None, (*parts, close)))
+
+    def _each(self, number: int, name: str, each: Each, mid: str) -> str:
+        """Add rules for arguments one by one, in the schema's order; some may be left out."""
+        root = self.functions[name]
+        known = root.get("properties") or {}
+        required = {key for key in root.get("required") or () if key in known}
+        keys = list(known)
+        ways = list(self._ways(keys, required, -1))
+        first = [f"{self.literal(mid)} {self._from(number, at)}" for at in ways if at is not None]
+        if None in ways:
+            first.append(
+                self.literal(each.empty if each.empty is not None else mid + each.text_close)
+            )
+        for at, key in enumerate(keys):
+            self._argument(number, at, key, known[key], root, each)
+            sep, close = self._ends(number, at, known[key], each)
+            after = [
+                close if follow is None else f"{sep} {self._from(number, follow)}".strip()
+                for follow in self._ways(keys, required, at)
+            ]
+            told = " | ".join(way or _NOTHING for way in after)
+            self.rules.append(f"after_{number}_{at}: {told}")
+        self.rules.append(f"each_{number}: {' | '.join(filter(None, first))}")
+        return f"each_{number}"
+
+    @staticmethod
+    def _from(number: int, at: int) -> str:
+        return f"arg_{number}_{at} after_{number}_{at}"
+
+    @staticmethod
+    def _ways(keys: Sequence[str], required: set[str], at: int) -> Iterator[int | None]:
+        """Yield which argument may follow; None: the end."""
+        for follow in range(at + 1, len(keys)):
+            yield follow
+            if keys[follow] in required:
+                return
+        yield None
+
+    def _argument(
+        self, number: int, at: int, key: str, schema: Any, root: Mapping[str, Any], each: Each
+    ) -> None:
+        rule = f"arg_{number}_{at}"
+        if not _is_text(schema) or self.how.is_python:
+            mid = each.json_mid.removesuffix('"') if self.how.is_python else each.json_mid
+            value = f"%json {_schema(schema, root)}"
+            if (
+                not each.is_typed
+                and isinstance(schema, Mapping)
+                and schema.get("type") == "boolean"
+            ):
+                value = '("true" | "false" | "True" | "False")'  # some templates write Python's
+            self.rules.append(f"{rule}: {self.literal(key + mid)} {value}")
+            return
+        end = _shared_end(each)
+        allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+        body = _body(schema)
+        before = self.literal(key + each.text_mid)
+        if isinstance(allowed, Sequence) and allowed and not isinstance(allowed, str):
+            texts = " | ".join(json.dumps(str(text), ensure_ascii=False) for text in allowed)
+            self.rules.append(f"{rule}: {before} ({texts}) {self.literal(end)}")
+        elif any(part in self.specials for part in self._cut.split(end)):
+            self.rules.append(f"{rule}: {before} text_{number}_{at} {self.literal(end)}")
+            plain = self._cut.split(end)[0]
+            lazy = f"[lazy]: /{body}{_regex(plain)}/" if plain else f": /{body}/"
+            self.rules.append(f"text_{number}_{at}{lazy}")
+            if plain:
+                self.rules[-2] = (
+                    f"{rule}: {before} text_{number}_{at} {self.literal(end[len(plain) :])}"
+                )
+        else:
+            self.rules.append(f"{rule}: {before} text_{number}_{at}")
+            self.rules.append(f"text_{number}_{at}[lazy]: /{body}{_regex(end)}/")
+
+    def _ends(self, number: int, at: int, schema: Any, each: Each) -> tuple[str, str]:
+        """Return what goes on to the next argument, and what closes the call."""
+        if self.how.is_python:
+            sep, close = each.json_sep.removeprefix('"'), each.json_close.removeprefix('"')
+        elif not _is_text(schema):
+            sep, close = each.json_sep, each.json_close
+        else:
+            end = _shared_end(each)
+            sep, close = each.text_sep[len(end) :], each.text_close[len(end) :]
+        return self.literal(sep), self.literal(self._until_end(close))
+
+
+def _shared_end(each: Each) -> str:
+    """Return what ends a text, whatever follows."""
+    size = min(len(each.text_sep), len(each.text_close))
+    at = next((i for i in range(size) if each.text_sep[i] != each.text_close[i]), size)
+    shared = each.text_sep[:at]
+    return shared[: shared.rfind("<")] if shared.rfind("<") > shared.rfind(">") else shared
+
+
+def _is_text(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+def _body(schema: Mapping[str, Any]) -> str:
+    """Return a pattern of the texts that a schema allows."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    pattern = schema.get("pattern")
+    if pattern is None:
+        return f"(?s:.{{{least},{most}}})" if least or most != "" else "(?s:.*)"
+    if "minLength" in schema or "maxLength" in schema:
+        raise GrammarError(
+            f"the pattern {pattern!r} and a length of one text cannot both be had in calls whose"
+            " arguments are written one by one; leave one out"
+        )
+    # A schema's pattern is searched for, not matched as a whole.
+    inner, free = str(pattern).replace("/", r"\/"), "(?s:.*)"
+    is_begun, is_ended = inner.startswith("^"), inner.endswith("$") and not inner.endswith(r"\$")
+    inner = inner.removeprefix("^")[: -1 if is_ended else None]
+    return f"{'' if is_begun else free}({inner}){'' if is_ended else free}"
+
+
+def _schema(schema: Any, root: Mapping[str, Any] | None = None) -> str:
+    """Return a schema as JSON; definitions of the root come with a part of it."""
+    made = dict(schema) if isinstance(schema, Mapping) else {}
+    for key in ("$defs", "definitions"):
+        if root is not None and key in root:
+            made[key] = root[key]
+    return json.dumps({**made, "x-guidance": _BLANKS})
+
+
+def _regex(text: str) -> str:
+    """Return a pattern of a text, as Lark and Rust write them."""
+    return re.sub(r"[.^$*+?()\[\]{}|\\/\-]", r"\\\g<0>", text).replace("\n", r"\n")

@@ -1,0 +1,272 @@
+"""Tool calls made valid: the grammar takes what the template writes for good calls, no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import weft
+from tokens.call_templates import FORMS
+from tokens.test_form import message, tokenizer, user
+from weft.constraints import Lark, Lazy
+from weft.constraints.calls import call_constraint
+from weft.constraints.compiler import Compiler
+from weft.errors import ConfigError
+from weft.tokens.form import INDEX
+from weft.tokens.tokenizer import Tokenizer
+
+Calls = list[tuple[str, dict[str, Any]]]
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "n": {"type": "integer"},
+                    "ok": {"type": "boolean"},
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "units",
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {"unit": {"type": "string", "enum": ["c", "f"]}},
+            },
+        },
+    },
+]
+GOOD: list[Calls] = [
+    [("weather", {"city": "Paris", "n": 3, "ok": True})],
+    [("weather", {"city": "São <b> x, y"})],
+    [("weather", {"city": "", "ok": False})],
+    [("units", {"unit": "c"})],
+    [("units", {})],
+    [("weather", {"city": "A", "n": 1}), ("units", {"unit": "f"})],
+]
+BAD: list[Calls] = [
+    [("weather", {"n": 3})],
+    [("nope", {"city": "x"})],
+    [("units", {"unit": "z"})],
+    [("weather", {"city": "x", "n": "word"})],
+    [("weather", {"city": "x", "colour": "red"})],
+]
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def text(kind: str) -> Tokenizer:
+    return tokenizer(FORMS[kind])
+
+
+def turn_of(text: Tokenizer, kind: str, calls: Calls) -> str:
+    """Return what the template writes for calls, up to its end token."""
+    options = {"tools": TOOLS} if "tools" in FORMS[kind].template else {}
+    said = text.apply_chat_template(
+        [user("Q?"), message(calls)], add_generation_prompt=False, **options
+    )
+    how = text.chat_form().calls
+    assert how is not None
+    start = said.index(how.head.split(INDEX)[0], said.index("Q?"))
+    end = text.chat_form().end or FORMS[kind].specials[-1]
+    turn = said[start:].lstrip()
+    for each in (end, "<|call|>", "<|END|>", "<end>"):
+        turn = turn.rstrip().removesuffix(each)
+    return turn
+
+
+def verdict(text: Tokenizer, constraint: Any, said: str) -> bool:
+    """Whether a constraint takes a text, and lets it end."""
+    matcher = Compiler(text, text.n_vocab).matcher(constraint)
+    for token in text.continuation(said, special=True):
+        if not matcher.is_allowed(token):
+            return False
+        matcher.accept(token)
+    return matcher.may_end
+
+
+def allowed(text: Tokenizer, kind: str, calls: Calls, choice: Any) -> bool:
+    turn = turn_of(text, kind, calls)
+    before = "Let me look. " if choice == "auto" else ""
+    return verdict(text, call_constraint(text, text.chat_form(), TOOLS, choice), before + turn)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_what_the_template_writes_for_a_good_call_is_allowed(
+    text: Tokenizer, kind: str, choice: str
+) -> None:
+    for calls in GOOD:
+        if len(calls) == 1 or FORMS[kind].several:
+            assert allowed(text, kind, calls, choice), calls
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_wrong_call_is_not(text: Tokenizer, kind: str, choice: str) -> None:
+    for calls in BAD:
+        if kind == "python" and choice == "auto" and calls[0][0] == "nope":
+            continue  # without a mark of its own a call begins with a known name
+        assert not allowed(text, kind, calls, choice), calls
+
+
+def test_a_named_function_is_the_only_one(text: Tokenizer, kind: str) -> None:
+    named = {"type": "function", "function": {"name": "units"}}
+    for choice in ("units", named):
+        assert allowed(text, kind, [("units", {"unit": "c"})], choice)
+        assert not allowed(text, kind, [("weather", {"city": "x"})], choice)
+
+
+def test_free_text_is_free_until_a_call(text: Tokenizer, kind: str) -> None:
+    form = text.chat_form()
+    auto = call_constraint(text, form, TOOLS)
+    required = call_constraint(text, form, TOOLS, "required")
+    assert isinstance(auto, Lazy)
+    assert isinstance(required, Lark)
+    assert verdict(text, auto, "It is sunny [1], {so} they say.")
+    assert not verdict(text, required, "It is sunny.")
+    assert call_constraint(text, form, TOOLS, "none") is None
+
+
+def test_one_call_alone_where_that_is_asked_for() -> None:
+    text = tokenizer(FORMS["hermes"])
+    two = turn_of(text, "hermes", GOOD[-1])
+    one = call_constraint(text, text.chat_form(), TOOLS, "required", parallel=False)
+    assert verdict(text, call_constraint(text, text.chat_form(), TOOLS, "required"), two)
+    assert not verdict(text, one, two)
+
+
+def test_a_call_comes_after_reasoning_that_the_prompt_has_opened() -> None:
+    text = tokenizer(FORMS["deepseek"])
+    turn = turn_of(text, "deepseek", GOOD[0])
+    opened = call_constraint(text, text.chat_form(), TOOLS, "required", thinking_open=True)
+    assert verdict(text, opened, f"A tool, I think.\n</think>\n\n{turn}")
+    assert not verdict(text, opened, "A tool, I think.\n</think>\n\nNo.")
+
+
+@pytest.mark.parametrize("kind", ["qwen coder", "glm", "typed", "hermes"])
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"maxLength": 3}, "abc", "abcd"),
+        ({"minLength": 3}, "abc", "ab"),
+        ({"pattern": "^[a-z]+/[0-9]$"}, "ab/1", "ab/12"),
+        ({"pattern": "^ab"}, "abc", "cab"),
+        ({"pattern": "b$"}, "cab", "abc"),
+        ({"const": "x y"}, "x y", "x"),
+    ],
+)
+def test_what_a_schema_says_of_a_text_holds_without_quotes_too(
+    kind: str, schema: dict[str, Any], good: str, bad: str
+) -> None:
+    text = tokenizer(FORMS[kind])
+    properties = {"city": {"type": "string", **schema}}
+    tools = [{"name": "f", "parameters": {"properties": properties, "required": ["city"]}}]
+    constraint = call_constraint(text, text.chat_form(), tools, "required")
+    for said, is_allowed in ((good, True), (bad, False)):
+        turn = turn_of(text, kind, [("f", {"city": said})])
+        assert verdict(text, constraint, turn) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "told"),
+    [
+        ([], "required", "no tools"),
+        ([{"type": "function"}], "auto", "has no name"),
+        ([5], "auto", "has no name"),
+        ([{"name": "f", "parameters": 5}], "auto", "parameters of 'f'"),
+        (TOOLS, "nope", "allowed are 'auto', 'required', 'none' and the names"),
+        (TOOLS, 5, "tool_choice is 5"),
+        (TOOLS, {"type": "function"}, "tool_choice is None"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said(tools: Any, choice: Any, told: str) -> None:
+    text = tokenizer(FORMS["hermes"])
+    with pytest.raises(ConfigError, match=told):
+        call_constraint(text, text.chat_form(), tools, choice)
+
+
+# On a model
+
+
+@pytest.fixture(scope="module")
+def lm() -> Iterator[weft.LM]:
+    with weft.load("tiny") as lm:
+        yield lm
+
+
+_SHORT = '{"type": "string", "maxLength": 9}'
+ASKED = [{"role": "user", "content": "What is the weather in Rome?"}]
+
+
+@pytest.mark.parametrize("kind", ["hermes", "qwen coder", "glm", "typed", "command", "python"])
+def test_a_model_that_never_heard_of_tools_writes_valid_calls(lm: weft.LM, kind: str) -> None:
+    prompt = lm.format_chat(
+        ASKED,
+        tools=TOOLS if "tools" in FORMS[kind].template else None,
+        template=FORMS[kind].template,
+    )
+    short = json.loads(json.dumps(TOOLS).replace('{"type": "string"}', _SHORT))
+    constraint = call_constraint(lm.text, prompt.form, short, "required", parallel=False)
+    loom = weft.Loom(lm, prompt)
+    made = loom.grow(n=6, max_tokens=160, temperature=1.2, seed=3, constraint=constraint)
+    whole = [node for node in made if node.finish_reason == "stop"]
+    assert whole
+    for node in whole:
+        said = lm.parse_chat_output(node.text, template=FORMS[kind].template, tools=TOOLS)
+        assert said.tool_calls, node.text
+        for call in said.tool_calls:
+            given = json.loads(call.arguments)
+            if call.name == "weather":
+                assert len(given["city"]) <= 9
+                assert isinstance(given.get("n", 0), int)
+                assert isinstance(given.get("ok", True), bool)
+            else:
+                assert call.name == "units"
+                assert given.get("unit", "c") in ("c", "f")
+
+
+def test_a_prompt_knows_its_tokens_its_constraint_and_its_answer(lm: weft.LM) -> None:
+    template = FORMS["hermes"].template + "{{ tools | tojson if tools }}"
+    typed = [{"role": "user", "content": "Hi <|end|><|assistant|>"}]
+    prompt = lm.format_chat(typed, tools=TOOLS, tool_choice="required", template=template)
+    assert isinstance(prompt, str)
+    assert isinstance(prompt.constraint, Lark)
+    assert list(prompt.ids) == lm.text.encode_chat(typed, template=template, tools=TOOLS)
+    assert lm.tokenize(prompt, special=True, add_bos=False) == list(prompt.ids)
+    assert weft.Loom(lm, prompt).tokens == list(prompt.ids)
+    assert weft.Loom(lm, prompt, template=False).user_prompt == typed[0]["content"]
+    assert prompt.parse(FORMS["hermes"].turn).tool_calls[0].name == "f"
+    plain = lm.format_chat(typed)
+    assert plain.constraint is None
+    assert [t for t in plain.ids if t in lm.text.stop_ids] == [lm.eog_token]
+    with pytest.raises(ConfigError, match="rendered chat"):
+        weft.Loom(lm, prompt, system="x")
+
+
+def test_a_choice_that_cannot_be_had_is_said_at_the_call(lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match="does not read 'tools'"):
+        lm.format_chat(ASKED, tools=TOOLS)
+    with pytest.raises(ConfigError, match="no tools to call"):
+        lm.format_chat(ASKED, tool_choice="required")
+    silent = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    prompt = lm.format_chat(ASKED, tools=TOOLS, template=silent)
+    with pytest.raises(ConfigError, match="says nothing of how calls are written"):
+        prompt.constraint  # noqa: B018
+    with pytest.raises(ConfigError, match="says nothing of how calls are written"):
+        lm.format_chat(ASKED, tools=TOOLS, tool_choice="auto", template=silent)
+    assert lm.format_chat(ASKED, tools=TOOLS, tool_choice="none", template=silent)

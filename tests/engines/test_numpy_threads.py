@@ -1,0 +1,138 @@
+"""The NumPy engine finds how many BLAS threads serve it, on machines that are simulated here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from threadpoolctl import threadpool_info
+
+from weft.engines.numpy import threads as threads_module
+from weft.engines.numpy.threads import Account, BlasThreads, Choice
+from weft.errors import ConfigError
+
+Machine = Callable[[int], float]  # seconds of a forward of one token, by threads
+
+
+def idle(threads: int) -> float:
+    """A second thread helps, more do not."""
+    return {1: 1.0, 2: 0.65, 4: 0.62}.get(threads, 0.7) * 1e-3
+
+
+def busy(threads: int) -> float:
+    """Threads wait for each other."""
+    return {1: 1.5, 2: 60.0}.get(threads, 400.0) * 1e-3
+
+
+def noisy(machine: Machine, seed: int) -> Machine:
+    """A tenth of the forwards meet something else."""
+    rng = random.Random(seed)
+    return lambda n: machine(n) * (rng.uniform(2, 8) if rng.random() < 0.1 else rng.uniform(1, 1.2))
+
+
+def ran(choice: Choice, machine: Machine, seconds: float) -> float:
+    """Let forwards run for that long; return the time of one, in the mean."""
+    spent, n = 0.0, 0
+    while spent < seconds:
+        took = machine(choice.threads)
+        choice.ran(took, 1)
+        spent += took
+        n += 1
+    return spent / n
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("most", [2, 3, 8])
+def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) -> None:
+    for machine in (idle, busy):
+        choice = Choice(most, Account())
+        best = min(choice.counts, key=machine)
+        mean = ran(choice, noisy(machine, seed), 4.0)
+        fixed = noisy(machine, seed)
+        alone = [fixed(best) for _ in range(1000)]
+        assert mean < 1.25 * sum(alone) / len(alone)
+
+
+def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
+    choice = Choice(2, Account())
+    ran(choice, idle, 1.0)
+    assert choice.counts[choice.at] == 2
+    assert ran(choice, busy, 3.0) < 1.3 * busy(1)
+    assert choice.counts[choice.at] == 1
+    ran(choice, idle, 3.0)
+    assert choice.counts[choice.at] == 2
+
+
+def test_trials_of_all_sizes_pay_into_one_account() -> None:
+    account = Account()
+    sizes = [Choice(2, account) for _ in range(6)]
+    spent, lost = 0.0, 0.0
+    while spent < 10.0:
+        for choice in sizes:
+            took = busy(choice.threads)
+            lost += took - busy(1)
+            choice.ran(took, 1)
+            spent += took
+    assert lost < 0.1 * spent
+
+
+def test_a_machine_that_is_busy_at_the_beginning_gets_no_trials_at_first() -> None:
+    choice = Choice(2, Account(owed_s=1.0))
+    seen = set()
+    for _ in range(600):
+        seen.add(choice.threads)
+        choice.ran(busy(choice.threads), 1)
+    assert seen == {1}
+
+
+def blas_threads() -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in threads_module._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_forward_limits_the_blas_and_gives_its_setting_back() -> None:
+    before = blas_threads()
+    for threads, n_tokens in ((1, 9), (2, 9), (2, 1)):
+        with BlasThreads(threads).limited(n_tokens):
+            assert set(blas_threads()) == {threads}
+        assert blas_threads() == before
+    with pytest.raises(ZeroDivisionError), BlasThreads(3).limited(9):
+        raise ZeroDivisionError
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("unset")
+def test_found_while_running_it_is_at_most_what_may_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cores in (1, 2, 3):
+        monkeypatch.setattr(threads_module, "usable_cores", lambda cores=cores: cores)
+        threads, seen = BlasThreads("auto"), set[int]()
+        for n_tokens in [8] * 40 + [1] * 5:
+            with threads.limited(n_tokens):
+                seen |= set(blas_threads())
+        assert max(seen) <= cores
+        with threads.limited(1):
+            assert set(blas_threads()) == {1}
+
+
+@pytest.mark.usefixtures("unset")
+def test_what_the_environment_says_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    before = blas_threads()
+    threads = BlasThreads("auto")
+    for _ in range(40):
+        with threads.limited(8):
+            assert blas_threads() == before
+
+
+@pytest.mark.parametrize("threads", [0, -1, "many", True, 1.5])
+def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
+    with pytest.raises(ConfigError, match="threads is"):
+        BlasThreads(threads)  # type: ignore[arg-type]

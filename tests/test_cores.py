@@ -1,0 +1,87 @@
+"""Cores are counted as the process may use them: affinity, and quotas of both kinds of cgroups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft import cores
+
+V1 = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n1:name=systemd:/\n"
+
+
+def write(system: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (system / name).parent.mkdir(parents=True, exist_ok=True)
+        (system / name).write_text(text)
+    return system
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/outer/inner\n",
+                "sys/fs/cgroup/outer/inner/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/outer/cpu.max": "200000 100000\n",
+            },
+            2.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": V1,
+                "sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": V1,
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+        # In a container only its own group is mounted, at the top.
+        ({"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1.0),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "nonsense\n"}, None),
+        ({"proc/self/cgroup": "nonsense\n"}, None),
+    ],
+)
+def test_a_quota_is_found_wherever_it_is_set(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
+    assert cores.cgroup_quota(write(tmp_path, files)) == quota
+
+
+def test_a_quota_below_the_cores_counts_and_one_is_the_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert cores.usable_cores() == 8
+    for limit, usable in (("350000", 3), ("20000", 1), ("9900000", 8)):
+        write(
+            tmp_path,
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{limit} 100000\n"},
+        )
+        assert cores.usable_cores() == usable
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU affinity")
+def test_a_process_that_is_pinned_counts_one() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from weft.cores import usable_cores; print(usable_cores())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "1"

@@ -1,0 +1,194 @@
+"""The house in figures: `python -m tools.house` prints sizes, trips and names.
+
+Sizes are code lines (docstrings, comments and blank lines out) of each package. A trip is one call
+of a user's, and how many of our files, functions and classes it runs through. Names: classes that
+exist more than once, and private members that another file uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "weft"
+GOALS = {"grow": 28, "commit": 28, "logprobs": 20, "solve": 60}
+
+
+def files() -> list[Path]:
+    """Return the package's modules."""
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def package_of(file: Path) -> str:
+    """Return the package that a module is counted in; "weft" for those at the top."""
+    parts = file.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else "weft"
+
+
+def code_lines(text: str) -> int:
+    """Return how many lines hold code: no docstrings, comments or blank lines."""
+    strings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):
+                assert node.end_lineno is not None
+                strings.update(range(node.lineno, node.end_lineno + 1))
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped and token.type != tokenize.ENDMARKER:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - strings)
+
+
+def sizes() -> dict[str, tuple[int, int, int]]:
+    """Return files, code lines and all lines of each package."""
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for file in files():
+        text = file.read_text("utf-8")
+        of = found[package_of(file)]
+        of[0] += 1
+        of[1] += code_lines(text)
+        of[2] += text.count("\n")
+    return {name: (each[0], each[1], each[2]) for name, each in sorted(found.items())}
+
+
+def doubled_classes() -> dict[str, list[str]]:
+    """Return class names that stand in more than one place."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files():
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(file.relative_to(SOURCE)))
+    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
+
+
+def foreign_privates() -> Counter[str]:
+    """Return how often each file uses private members that are not defined in it."""
+    found: Counter[str] = Counter()
+    for file in files():
+        tree = ast.parse(file.read_text("utf-8"))
+        own = set(_defined(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+                found[str(file.relative_to(SOURCE))] += 1
+    return found
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and not name.startswith("_repr_")
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value  # of __slots__
+
+
+def trip(call: Callable[[], object]) -> tuple[int, int, int]:
+    """Return how many of our files, functions and classes a call runs through."""
+    seen_files, functions, classes = set[str](), set[str](), set[str]()
+    prefix = str(SOURCE)
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(prefix):
+            return
+        seen_files.add(code.co_filename)
+        functions.add(f"{code.co_filename}:{code.co_qualname}")
+        if "self" in frame.f_locals:
+            classes.add(type(frame.f_locals["self"]).__name__)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(seen_files), len(functions), len(classes)
+
+
+def trips() -> dict[str, tuple[int, int, int]]:
+    """Return the four trips; each was made once before, so that imports are not in it."""
+    import contextlib
+
+    import weft
+    from weft.cli import main
+
+    lm = weft.load("tiny")
+    loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
+    root, store = weft.Branch.create(lm, seed=1), weft.BranchStore(lm)
+    root.prefill(list(lm.text.encode("Once")))
+    branches = [root.fork() for _ in range(4)]
+    model = weft.AsyncLM(lm)
+    numbers = iter(range(100))
+
+    def commit() -> None:
+        store.commit([(branch, branch.produce().token) for branch in branches])
+
+    def solve() -> None:
+        before = sys.argv
+        sys.argv = ["weft", "solve", "4 9 10 13", "--budget-tokens", "400"]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            main()
+        sys.argv = before
+
+    calls: dict[str, Callable[[], Any]] = {
+        "grow": lambda: loom.grow(n=4, max_tokens=4, seed=next(numbers)),
+        "commit": commit,
+        "logprobs": lambda: model.next_token_logprobs_sync([1, 2, 3, next(numbers)]),
+        "solve": solve,
+    }
+    found = {}
+    for name, call in calls.items():
+        call()
+        found[name] = trip(call)
+    lm.close()
+    return found
+
+
+def report() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", action="store_true", help="the sizes only; runs nothing")
+    asked = parser.parse_args()
+    of = sizes()
+    print(f"{'package':14}{'files':>7}{'code':>8}{'lines':>8}")
+    for name, (n_files, code, lines) in of.items():
+        print(f"{name:14}{n_files:7}{code:8}{lines:8}")
+    total = [sum(each[i] for each in of.values()) for i in range(3)]
+    print(f"{'all':14}{total[0]:7}{total[1]:8}{total[2]:8}")
+    if asked.sizes:
+        return
+    doubled, private = doubled_classes(), foreign_privates()
+    print(f"\nclass names that stand twice: {len(doubled)}")
+    for name, places in doubled.items():
+        print(f"  {name}: {', '.join(places)}")
+    print(f"uses of others' private members: {private.total()}")
+    for file, n in private.most_common(12):
+        print(f"  {n:3}  {file}")
+    made = trips()
+    print(f"\n{'trip':10}{'files':>7}{'functions':>11}{'classes':>9}{'wanted':>8}")
+    for name, (n_files, functions, classes) in made.items():
+        print(f"{name:10}{n_files:7}{functions:11}{classes:9}{GOALS[name]:8}")
+    print(json.dumps({"files": total[0], "code": total[1], "lines": total[2], "trips": made}))
+
+
+if __name__ == "__main__":
+    report()
