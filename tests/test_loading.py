@@ -16,8 +16,17 @@ import numpy as np
 import pytest
 
 import weft
+from loopback_hub import Repo, point_at, serve
 from weft.engines.stub import StubEngine
-from weft.errors import ConfigError, ModelLoadError, StaleHandle, Unsupported
+from weft.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnavailable,
+    ModelLoadError,
+    StaleHandle,
+    Unsupported,
+    WeftError,
+)
 from weft.loading import parse_bytes
 from weft.tokens.tokenizer import Tokenizer
 
@@ -226,3 +235,100 @@ def test_unshared_bytes_count_every_branch() -> None:
         assert stats.kv_tokens == held
         assert stats.kv_bytes_unshared == 8 * held * lm.info.kv_bytes_per_token
         assert len(made) == 8
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the extra: nothing finds torch."""
+    monkeypatch.setattr("weft.loading.find_spec", lambda name: None)
+
+
+def qwen3(folder: Path) -> Path:
+    """Make a folder one of Qwen 3's architecture: heads are normalised, by weights of one."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from weft.engines.checkpoint import open_checkpoint
+
+    stored = open_checkpoint(folder)
+    weights = {name: stored.read(name) for name in stored.tensors}
+    config = json.loads((folder / "config.json").read_text())
+    own = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        for which in ("q_norm", "k_norm"):
+            name = f"model.layers.{layer}.self_attn.{which}.weight"
+            weights[name] = np.ones(head, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_without_torch_a_folder_runs_on_numpy_where_that_can(folder: Path, no_torch: None) -> None:
+    with weft.load(folder) as lm:
+        assert lm.info.name == "numpy"
+    with weft.load(qwen3(folder)) as lm:
+        assert lm.info.name == "numpy"
+        assert len(lm.tokenize("Hi")) > 0
+
+
+def test_without_torch_what_numpy_cannot_is_said_with_what_to_install(
+    folder: Path, no_torch: None
+) -> None:
+    (folder / "config.json").write_text(
+        '{"architectures": ["GPT2LMHeadModel"], "vocab_size": 2048}'
+    )
+    with pytest.raises(
+        EngineUnavailable, match=r"the NumPy engine has no GPT2LMHeadModel.*weft-lm\[torch\]"
+    ) as caught:
+        weft.load(folder)
+    assert caught.value.hint == 'pip install "weft-lm[torch]"'
+
+
+@pytest.mark.parametrize("engine", ["auto", "numpy", "steam"])
+def test_a_model_that_no_engine_here_runs_is_refused_before_its_weights_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_torch: None, engine: str
+) -> None:
+    with serve() as hub:
+        point_at(monkeypatch, hub.url, tmp_path)
+        config = b'{"architectures": ["BloomForCausalLM"], "model_type": "bloom"}'
+        pushed = {"config.json": config, "model.safetensors": b"w" * 5000}
+        hub.add(Repo("maker/model")).push("main", pushed)
+        named = {"numpy": "no BloomForCausalLM", "steam": "no engine is called"}
+        with pytest.raises(WeftError, match=named.get(engine, "torch")):
+            weft.load("maker/model", engine=engine)
+        assert not any(each.startswith("GET") and "safetensors" in each for each in hub.requests)
+        assert list(tmp_path.glob("models--*/snapshots/*/*")) == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"architectures": ["BloomForCausalLM"], "model_type": "bloom"}', "ALiBi"),
+        ('{"architectures": ["T5Model"], "model_type": "t5"}', "encoder-decoder"),
+        ('{"model_type": "nobodys"}', "does not know the model in maker/model"),
+    ],
+)
+def test_torch_refuses_by_the_config_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, said: str
+) -> None:
+    with serve() as hub:
+        point_at(monkeypatch, hub.url, tmp_path)
+        pushed = {"config.json": config.encode(), "model.safetensors": b"w" * 5000}
+        hub.add(Repo("maker/model")).push("main", pushed)
+        with pytest.raises(EngineError, match=said) as caught:
+            weft.load("maker/model")
+        assert "/tmp" not in str(caught.value)
+        assert not any(each.startswith("GET") and "safetensors" in each for each in hub.requests)
+
+
+def test_a_model_on_the_hub_runs_on_numpy_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_torch: None
+) -> None:
+    with serve() as hub:
+        point_at(monkeypatch, hub.url, tmp_path)
+        pushed = {file.name: file.read_bytes() for file in TINY.iterdir() if file.is_file()}
+        hub.add(Repo("maker/model")).push("main", pushed)
+        with weft.load("maker/model") as lm:
+            assert lm.info.name == "numpy"

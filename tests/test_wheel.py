@@ -48,6 +48,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_wheel_has_types_model_and_licences(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
+    assert wheel.name.startswith("weft_lm-")
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -66,6 +67,20 @@ def test_the_source_archive_has_what_builds_and_checks_it(dist: Path) -> None:
     wanted = ("Makefile", "README.md", "mkdocs.yml", "docs/README.md", "tools/pages.py")
     assert set(wanted) <= names
     assert "tests/test_wheel.py" in names
+
+
+def test_the_base_package_with_all_it_needs_takes_150_mb(installed: Run) -> None:
+    """Files as the wheels have them: without the installer's own, and what Python compiles."""
+    code = """
+import sysconfig
+from pathlib import Path
+place = Path(sysconfig.get_paths()["purelib"])
+others = ("pip", "setuptools", "pkg_resources", "_distutils_hack")
+print(sum(file.stat().st_size for file in place.rglob("*") if file.is_file()
+    and file.parent.name != "__pycache__"
+    and not file.relative_to(place).parts[0].startswith(others)))
+"""
+    assert int(installed("-c", code).stdout) < 150e6
 
 
 def test_the_demo_runs_from_the_wheel(installed: Run) -> None:

@@ -13,6 +13,20 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS = 80
+_PIPES = """\
+**In a pipe or a file** there are no colours and no pictures that move. `weft run` and `weft grow`
+write the texts alone: each ends its line, and between two stands a line `---`; `weft read` writes
+the prompt and the path. Figures, names and advice go to stderr. `--text` does this on a terminal,
+too, `--tree` draws the tree in a pipe, too, and `--json` writes one object for programs: also where
+a text may hold a line `---`, and also for errors, those of a command line that is not understood
+among them (`{"error": {"type", "message", "hint", "exit_code"}}` on stderr).
+
+**On a terminal** whatever a text, a name or an error holds is harmless: control characters, marks
+that turn the direction of text and line ends of other kinds are written out (`\\x9b`,
+`\\u202e`), in JSON as its own escapes. A pipe or a file gets every text as it is.
+
+**Words without quotes** are one text: `weft run tell me a story` is understood, and stderr says how
+it is typed best.""".splitlines()
 _EXITS = {
     0: "what was asked is done",
     1: "a failure that no other number names",
@@ -32,8 +46,10 @@ def command_page() -> str:
         "<!-- Written by `make pages` from the command's own help. Changes here are lost. -->",
         "",
         "`weft` without anything shows where to start. `python -m weft` is the same command.",
-        "Results go to stdout, everything else to stderr. Where stdout is no terminal the output",
-        "is plain text. [Exit codes](errors.md) · [environment variables](install.md)",
+        "Results go to stdout, everything else to stderr. [Exit codes](errors.md) ·",
+        "[environment variables](install.md)",
+        "",
+        *_PIPES,
         "",
         "| verb | does |",
         "| --- | --- |",

@@ -6,7 +6,7 @@ batch.
     import weft
     lm = weft.load("tiny")
     loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
-    steps = loom.grow(n=4, max_tokens=24, stop="\\n", seed=1)
+    steps = loom.grow(n=4, max_tokens=24, stop="\\n", seed=4)
 
 Names are loaded when first used: importing weft imports no engine.
 """
@@ -18,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+# What `pip install` knows: "weft" is another project there.
+DISTRIBUTION = "weft-lm"
 
 __all__ = [
     "LM",

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .engines import engine_class
+from .engines import engine_class, install_hint
 from .engines.base import Engine
-from .engines.checkpoint import architectures, check_tokenizer, read_config
+from .engines.checkpoint import check_tokenizer, read_config
 from .engines.source import EMBEDDED, resolve
-from .errors import ConfigError, EngineUnavailable, ModelLoadError, WeftError
+from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted
 from .sampling.params import SamplingParams
@@ -51,7 +51,8 @@ def load(
             already loaded Transformers model (then with `tokenizer`; the object is not touched,
             and asking again gives the same LM).
         tokenizer: an already loaded tokenizer; None takes the one beside the model.
-        engine: "auto" takes numpy for the embedded model and torch for others; or a name.
+        engine: "auto" takes numpy for the embedded model and torch for others, where it is not
+            installed numpy for those that it can run; or a name.
         device: "auto", or as the engine calls it ("cpu", "cuda", …).
         dtype: "auto", or as the engine calls it ("float32", "bfloat16", …).
         revision: for the Hub: a branch, tag or commit.
@@ -100,6 +101,7 @@ def load(
         token=token,
         local_files_only=local_files_only,
         remote_code=trust_remote_code,
+        suits=lambda config: refuse_early(model, engine, config, own_code=trust_remote_code),
         progress=progress,
     )
     name = engine if engine != "auto" else choose_engine(model, folder)
@@ -217,17 +219,34 @@ def call_with(
 
 
 def choose_engine(model: Any, folder: Path) -> str:
-    """Return the engine for a folder: numpy for the embedded model, torch where it is installed."""
+    """Return the engine for a folder: numpy for the embedded model, torch where it is installed.
+
+    Raises: EngineUnavailable for a model that needs torch where torch is not.
+    """
     if os.fspath(model) == EMBEDDED:
         return "numpy"
     if find_spec("torch") is not None and find_spec("transformers") is not None:
         return "torch"
-    if "LlamaForCausalLM" in architectures(read_config(folder)):
-        return "numpy"
-    raise EngineUnavailable(
-        f'{model} needs the torch engine, which is not installed; run: pip install "weft[torch]"',
-        hint='pip install "weft[torch]"',
-    )
+    try:
+        engine_class("numpy").refuse(folder)
+    except Unsupported as error:
+        why, hint = str(error).partition("; try ")[0], install_hint("torch")
+        raise EngineUnavailable(
+            f"{model} needs the torch engine, which is not installed: {why}; run: {hint}",
+            hint=hint,
+        ) from error
+    return "numpy"
+
+
+def refuse_early(model: Any, engine: str, folder: Path, *, own_code: bool = False) -> None:
+    """Refuse a model that no engine here can run, or not the one asked for, by config.json alone.
+
+    own_code: the model brings code, which is not here yet and says more than the file.
+    Raises: EngineUnavailable, Unsupported, ModelLoadError, ConfigError.
+    """
+    chosen = engine_class(engine if engine != "auto" else choose_engine(model, folder))
+    if not own_code:
+        chosen.refuse(folder)
 
 
 def display_name(model: str | os.PathLike[str]) -> str:

@@ -81,11 +81,11 @@ class TextScore:
 
     def __repr__(self) -> str:
         head = (
-            f"TextScore({len(self.tokens)} tokens, logprob {self.total:.3f}, "
-            f"mean {self.mean:.3f}, perplexity {self.perplexity:.3f})"
+            f"TextScore({len(self.tokens)} tokens, logprob {self.total:z.3f}, "
+            f"mean {self.mean:z.3f}, perplexity {self.perplexity:.3f})"
         )
         rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
-        lines = [f"  {logprob:9.3f}  {text!r}" for text, logprob in rows]
+        lines = [f"  {logprob:z9.3f}  {text!r}" for text, logprob in rows]
         return "\n".join([head, *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,19 @@ from typer.testing import CliRunner, Result
 
 SOURCE = Path(__file__).parents[2] / "src"
 Weft = Callable[..., Result]
+MARK = "=====8<=====\r\n"
+# Runs command lines, given as JSON, as the process's own one after the other.
+ALL = """
+import json, sys
+from weft.cli import main
+for arguments in json.loads(sys.argv[1]):
+    print("=====8<=====", flush=True)
+    sys.argv = ["weft", *arguments]
+    try:
+        main()
+    except SystemExit:
+        pass
+"""
 Done = subprocess.CompletedProcess[str]
 Command = Callable[..., Done]
 
@@ -86,19 +100,27 @@ def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def in_terminal() -> Callable[..., str]:
-    """`in_terminal("run", "Hello")`: all that is written to a terminal of 24 × 80."""
+    """`in_terminal("run", "Hello")`: all that is written to a terminal of 24 × 80.
 
-    def run(*arguments: str, **environment: str) -> str:
+    typed: what is typed there, echoed as terminals do. code: how the command has to end.
+    """
+
+    def run(
+        *arguments: str, typed: str = "", code: int = 0, script: bool = False, **environment: str
+    ) -> str:
         import pty
 
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", *arguments],
+            [sys.executable, *(("-c",) if script else ("-m", "weft")), *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=clean_environment(TERM="xterm-256color", COLUMNS="80", LINES="24", **environment),
+            env=clean_environment(
+                **{"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", **environment}
+            ),
         )
+        os.write(ours, typed.encode())
         os.close(theirs)
         parts = []
         # A closed terminal reads as an error on Linux, as empty elsewhere.
@@ -106,8 +128,20 @@ def in_terminal() -> Callable[..., str]:
             while part := os.read(ours, 65536):
                 parts.append(part)
         os.close(ours)
-        assert process.wait(60) == 0
-        return b"".join(parts).decode()
+        output = b"".join(parts).decode()
+        assert process.wait(60) == code, output
+        return output
+
+    return run
+
+
+@pytest.fixture
+def in_terminals(in_terminal) -> Callable[..., dict[tuple[str, ...], str]]:
+    """`in_terminals([("ls",), …])`: what each command writes, all run by one process."""
+
+    def run(verbs: list[tuple[str, ...]], **options: str) -> dict[tuple[str, ...], str]:
+        written = in_terminal(ALL, json.dumps(verbs), script=True, **options).split(MARK)
+        return dict(zip(verbs, written[1:], strict=True))
 
     return run
 

@@ -85,7 +85,9 @@ def test_grow_goes_on_with_the_nodes_own_settings_but_another_seed(weft) -> None
 def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
     weft("run", samples.sum, "-n", "1", "--temp", "0")
     assert weft("grow", "1").exit_code == 1
-    drawn = weft("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1").stdout
+    drawn = weft(
+        "grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1", "--tree"
+    ).stdout
     assert "2 3 4  " in drawn
     assert "×3" in drawn
 
@@ -181,10 +183,30 @@ def test_rm_of_nodes_takes_what_is_below_and_undo_brings_the_loom_back(weft, gro
     weft("grow", "1", "-n", "2", *SHORT)
     assert weft("rm", "1", "4", "3").stdout == "removed node 1 and 2 below it, node 3\n"
     assert numbers(weft) == {0: None, 2: 0}
-    assert weft("rm", "--undo").stdout == f"restored {NAME}.2\n"
-    weft("tree", f"{NAME}.2")
-    assert len(numbers(weft)) == 6
-    assert len(Shelf().names()) == 2
+    made = told(weft("grow", "2", "-n", "1", "--json", *SHORT))
+    assert weft("rm", "--undo").stdout == f"restored {NAME}\n"
+    assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 2}
+    after = told(weft("tree", "--json"))["nodes"]
+    assert [each["node"] for each in after] == [0, 1, 4, 5, 2, 6, 3]
+    assert after[5]["text"] == made["branches"][0]["text"]
+    assert Shelf().names() == [NAME]
+    assert weft("grow", "4", "-n", "1", *SHORT).exit_code == 0
+    assert weft("rm", "--undo").exit_code == 1
+
+
+def test_what_is_brought_back_takes_no_other_looms_place(weft, grown) -> None:
+    weft("rm", NAME)
+    weft("run", samples.story, "-n", "1", *SHORT)
+    result = weft("rm", "--undo")
+    assert result.stdout == f"restored {NAME}.2\n"
+    assert f"{NAME} is another loom by now" in result.stderr
+    assert sorted(Shelf().names()) == [NAME, f"{NAME}.2"]
+
+
+def test_a_loom_with_a_name_of_any_kind_gets_that_back(weft, grown) -> None:
+    (Shelf().path(NAME)).rename(Shelf().path("My Loom.v1"))
+    weft("rm", "My Loom.v1")
+    assert weft("rm", "--undo").stdout == "restored My Loom.v1\n"
 
 
 def test_a_file_from_elsewhere_is_kept_when_it_is_drawn(weft, lm_file: Path, home: Path) -> None:

@@ -14,6 +14,7 @@ from weft.cli.failures import OUTCOMES, outcome_of
 MISTAKES = [
     (["run", ""], 2, "the prompt is empty"),
     (["run"], 2, "there is no prompt"),
+    (["solve"], 2, 'for example: weft solve "Use 4 9 10 13'),
     (["run", "hi", "-n", "0"], 2, "n is 0"),
     (["run", "hi", "-n", "two"], 2, "Invalid value for '-n'"),
     (["run", "hi", "--max-tokens", "0"], 2, "max_tokens is 0"),
@@ -47,7 +48,10 @@ MISTAKES = [
     (["grow", "1"], 1, "there is no loom yet"),
     (["tree"], 1, "there is no loom yet"),
     (["tree", "nosuch"], 2, "there is no loom 'nosuch'"),
-    (["tree", "../../etc/passwd"], 2, "there is no loom"),
+    (["tree", "../../no/etc/passwd"], 2, "there is no loom"),
+    (["tree", __file__], 1, f"{__file__} is no saved loom"),
+    (["read", "--loom", __file__], 1, f"{__file__} is no saved loom"),
+    (["tree", str(Path(__file__).parent)], 2, "there is no loom"),
     (["read"], 1, "there is no loom yet"),
     (["next"], 1, "there is no loom yet"),
     (["export", "a.md"], 1, "there is no loom yet"),
@@ -288,6 +292,39 @@ def test_an_error_under_json_is_one_object_on_stderr(weft) -> None:
     assert told["type"] == "ConfigError"
     assert "allowed are auto" in told["message"]
     assert told["hint"].startswith("weft doctor")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "hi", "-n", "two", "--json"],
+        ["run", "hi", "--color", "red", "--json"],
+        ["run", "hi", "--nope", "--json"],
+        ["grow", "--json"],
+        ["frobnicate", "--json"],
+        ["--json", "ls"],
+        ["rm", "--json", "--undo", "--nope"],
+    ],
+    ids=" ".join,
+)
+def test_a_usage_error_under_json_is_one_object_too(weft, arguments: list[str]) -> None:
+    result = weft(*arguments)
+    told = json.loads(result.stderr)["error"]
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told["type"] == "UsageError"
+    assert told["exit_code"] == 2
+    assert told["message"]
+    assert told["hint"].startswith("weft ")
+    assert "--help lists the " in told["hint"]
+
+
+def test_a_usage_error_is_told_as_every_other(weft) -> None:
+    told = weft("run", "hi", "--max-token", "3").stderr.splitlines()
+    assert told[0].startswith("weft: No such option: --max-token")
+    assert "--max-tokens" in told[0]
+    assert told[1:] == ["hint: weft run --help lists the options"]
+    # What stands behind -- is no option.
+    assert weft("run", "hi", "-n", "two", "--", "--json").stderr.startswith("weft: ")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from rich.cells import cell_len
@@ -18,7 +17,7 @@ from rich.console import Console
 from weft import samples
 from weft.cli.advice import quoted
 from weft.cli.lanes import Lanes, Printer
-from weft.cli.out import Out, printable
+from weft.cli.out import Out
 from weft.results import Delta
 
 SHORT = ("run", samples.game24, "-n", "3", "--max-tokens", "12", "--seed", "1")
@@ -40,7 +39,7 @@ def test_plain_output_has_no_control_characters(command) -> None:
 
 
 def test_results_go_to_stdout_and_advice_to_stderr(command) -> None:
-    done = command(*SHORT)
+    done = command(*SHORT, "--tree")
     assert "├── 1 " in done.stdout
     assert "prefilled" in done.stdout
     assert "next:" not in done.stdout
@@ -48,7 +47,7 @@ def test_results_go_to_stdout_and_advice_to_stderr(command) -> None:
 
 
 def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
-    done = command(*SHORT, PYTHONIOENCODING="cp1252")
+    done = command(*SHORT, "--tree", PYTHONIOENCODING="cp1252")
     assert done.returncode == 0
     assert "|-- 1 " in done.stdout
     assert "\n`-- " in done.stdout
@@ -95,7 +94,8 @@ def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:
 
 @posix
 def test_ctrl_c_keeps_what_was_made_and_ends_with_130(started) -> None:
-    process = started("run", samples.story, "-n", "32", "--temp", "2", "--max-tokens", "1500")
+    story = ("run", samples.story, "--tree")
+    process = started(*story, "-n", "32", "--temp", "2", "--max-tokens", "1500")
     assert process.stdout.read(4) == b"[1] "
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -163,7 +163,7 @@ def test_plain_branches_come_one_after_the_other() -> None:
 
 
 def test_what_a_terminal_would_obey_is_written_out() -> None:
-    assert printable("a\x1b[2Jb\n\tc") == "a\\x1b[2Jb\n\\tc"
+    assert terminal().shown("a\x1b[2Jb\n\tc") == "a\\x1b[2Jb\n\\tc"
 
 
 @pytest.mark.parametrize(
@@ -175,33 +175,24 @@ def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
 
 
 @posix
-def test_the_first_screen_comes_at_once(command) -> None:
-    """The best of three: other work on the machine must not fail this."""
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        command()
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.5
-
-
-@posix
-def test_the_first_token_streams_soon(started) -> None:
-    """The best of three: other work on the machine must not fail this."""
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        process = started("run", samples.story, "-n", "4", "--max-tokens", "8")
-        assert process.stdout.read(5)[:4] == b"[1] "
-        seconds.append(time.perf_counter() - began)
-        assert process.wait(60) == 0
-    assert min(seconds) < 1.5
+def test_texts_alone_stream_and_are_whole_lines_after_ctrl_c(started) -> None:
+    process = started("run", samples.story, "-n", "3", "--temp", "100", "--max-tokens", "1500")
+    first = process.stdout.read(80)
+    assert process.poll() is None  # the text came before its end
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + rest).count(b"\n---\n") == 2
+    assert rest.endswith(b"\n")
+    assert b"kept as tell-story-about-fox" in errors
 
 
 @posix
 def test_ctrl_c_keeps_the_loom(started, command) -> None:
     """So hot that tokens are all but equally likely: hardly a branch ends by itself in time."""
-    process = started("run", samples.story, "-n", "4", "--temp", "100", "--max-tokens", "1500")
+    process = started(
+        "run", samples.story, "--tree", "-n", "4", "--temp", "100", "--max-tokens", "1500"
+    )
     # Some steps later every branch has tokens: one that has shown none is not kept.
     assert process.stdout.read(80)[:4] == b"[1] "
     process.send_signal(signal.SIGINT)

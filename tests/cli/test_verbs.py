@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import weft as weft_package
+from searches import puzzle
 from weft import samples
 from weft.search import STRATEGIES
 
 
 def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
-    result = weft("run", samples.sum, "-n", "3", "--seed", "1", "--max-tokens", "40")
+    result = weft("run", samples.sum, "-n", "3", "--seed", "1", "--max-tokens", "40", "--tree")
     assert result.exit_code == 0
     for number in (1, 2, 3):
         assert f"[{number}] " in result.stdout
@@ -27,10 +27,52 @@ def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
 
 
 def test_run_draws_equal_branches_once(weft) -> None:
-    result = weft("run", samples.sum, "-n", "3", "--temperature", "0")
+    result = weft("run", samples.sum, "-n", "3", "--temperature", "0", "--tree")
     assert "1 2 3  37 + 58 = 95." in result.stdout
     assert "×3" in result.stdout
     assert "all branches are equal" in result.stderr
+
+
+def test_text_for_a_pipe_is_the_text_and_nothing_else(weft) -> None:
+    few = ("--max-tokens", "40", "--seed", "1")
+    made = json.loads(weft("run", samples.sum, "-n", "3", "--json", *few).stdout)["branches"]
+    for flags in ((), ("--text",)):
+        result = weft("run", samples.sum, "-n", "1", *few, *flags)
+        assert result.stdout == made[0]["text"].rstrip("\n") + "\n"
+        assert "prefilled" in result.stderr
+        assert "kept as what-37-58" in result.stderr
+    several = weft("run", samples.sum, "-n", "3", *few).stdout
+    assert several.split("---\n") == [each["text"].rstrip("\n") + "\n" for each in made]
+    grown = weft("grow", "0", "-n", "1", *few, "--seed", "2")
+    assert "[" not in grown.stdout
+    assert weft("read").stdout.startswith(f"{samples.sum}\n\n{grown.stdout}")
+
+
+def test_an_empty_answer_is_an_empty_line(weft) -> None:
+    weft("run", samples.sum, "-n", "1", "--temp", "0")
+    again = ("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1")
+    assert weft(*again).stdout == "\n---\n\n---\n\n"
+
+
+@pytest.mark.parametrize("other", ["--json", "-i", "--color=prob"])
+def test_texts_alone_and_what_shows_more_exclude_each_other(weft, other: str) -> None:
+    result = weft("run", samples.sum, "--text", other)
+    assert result.exit_code == 2
+    assert "--text and --" in (result.stderr)
+
+
+def test_words_without_quotes_are_one_prompt_and_said_to_be(weft) -> None:
+    result = weft("run", *samples.sum.split(), "-n", "1", "--max-tokens", "2", "--json")
+    assert json.loads(result.stdout)["prompt"] == samples.sum
+    assert result.stderr.splitlines() == [
+        f'hint: taken as one text; quotes keep it as it is: weft run "{samples.sum}"'
+    ]
+    result = weft("grow", "1", "and", "so", "--raw", "-n", "1", "--max-tokens", "2")
+    assert 'weft grow 1 "and so"' in result.stderr
+    assert json.loads(weft("tree", "--json").stdout)["nodes"][2]["text"] == "and so"
+    solved = weft("solve", *samples.sum.split(), "--strategy", "greedy")
+    assert f'weft solve "{samples.sum}"' in solved.stderr
+    assert "95" in solved.stdout
 
 
 def test_run_json_is_one_object_with_every_branch(weft) -> None:
@@ -142,7 +184,7 @@ def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
 @pytest.mark.parametrize("strategy", ["tot-dfs", "beam", "mcts", "adaptive", "smc"])
 def test_solve_offers_every_search(weft, strategy: str) -> None:
     chosen = ("--strategy", strategy, "-n", "4", "--seed", "1", "--budget-tokens", "700")
-    made = json.loads(weft("solve", samples.game24, *chosen, "--json").stdout)
+    made = json.loads(weft("solve", puzzle(strategy), *chosen, "--json").stdout)
     assert made["strategy"] == strategy
     assert made["cost"]["tokens"] <= 700
     assert made["nodes"] > 3
@@ -208,11 +250,23 @@ def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
     monkeypatch.setattr("weft.cli.screen.has_torch", lambda: False)
     result = weft("doctor")
     assert "no torch" in result.stdout
-    assert 'pip install ".[torch]"' in result.stdout
+    assert 'pip install "weft-lm[torch]"; in the repository: ".[torch]"' in result.stdout
+
+
+def test_doctor_finds_another_distribution_of_the_same_name(weft, monkeypatch, tmp_path) -> None:
+    assert "another distribution" not in weft("doctor").stdout
+    for name in ("weft-9.8", "weft_lm-0.1.0"):
+        folder = tmp_path / f"{name}.dist-info"
+        folder.mkdir()
+        told = f"Metadata-Version: 2.1\nName: {name.partition('-')[0]}\nVersion: 9.8\n"
+        (folder / "METADATA").write_text(told)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = weft("doctor").stdout
+    assert "weft 9.8, another distribution, has the same package and command" in told
+    assert "pip uninstall weft, then pip install --force-reinstall --no-deps weft-lm" in told
 
 
 def test_demo_votes_solves_and_saves(command) -> None:
-    began = time.monotonic()
     done = command("demo")
     assert done.returncode == 0, done.stderr
     assert "The majority says: 5" in done.stdout
@@ -220,7 +274,6 @@ def test_demo_votes_solves_and_saves(command) -> None:
     assert "prefilled" in done.stdout
     assert "unshared" in done.stdout
     assert "next: weft run" in done.stderr
-    assert time.monotonic() - began < 60
 
 
 def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:
@@ -262,7 +315,7 @@ def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> No
     folder = str(Path(weft_package.__file__).parent / "data" / "tiny")
     few = ("-m", folder, "-n", "1")
     raw = weft("run", "Once", "--raw", "--max-tokens", "2", "--no-keep", *few)
-    assert raw.stderr.splitlines()[0].endswith(f" -m {folder} --raw")
+    assert raw.stderr.splitlines()[1].endswith(f" -m {folder} --raw")
     told = weft("solve", samples.game24, "--budget-tokens", "50", *few).stderr.splitlines()
     assert told[0].endswith(f" -m {folder}")
 
@@ -279,4 +332,4 @@ def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:
     result = weft("solve", samples.sum, "--seed", "1")
     assert "\nThe answer is 95.\n" in result.stdout
     assert "checked" not in result.stdout
-    assert "  -0.0" in result.stdout
+    assert "37 + 58 = 95.  0.00\n" in result.stdout

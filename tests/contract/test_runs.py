@@ -327,16 +327,19 @@ def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -
     lm = make("numpy")
     place = lm.place(prompt_ids(lm))
 
-    async def cancel_after(n_passes: int) -> None:
+    async def work() -> None:
         item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset())
-        task = asyncio.create_task(lm.asubmit([item]))
+        await lm.adrive(await lm.asubmit([item]))
+
+    async def cancel_after(n_passes: int) -> None:
+        task = asyncio.create_task(work())
         for _ in range(n_passes):
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    for n_passes in (1, 2):  # before it was handed over, and after
+    for n_passes in (1, 2, 3):  # before it was handed over, and after
         asyncio.run(cancel_after(n_passes))
     ask(lm, lm.place([7]))
     assert lm.stats().decoded < 100

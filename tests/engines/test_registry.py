@@ -47,7 +47,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(registry, "import_module", without_torch)
     with pytest.raises(EngineUnavailable, match="transformers") as caught:
         registry.engine_class("torch")
-    assert caught.value.hint == 'pip install "weft[torch]"'
+    assert caught.value.hint == 'pip install "weft-lm[torch]"'
 
 
 def test_a_third_party_s_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

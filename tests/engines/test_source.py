@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -106,6 +107,28 @@ def test_unknown_name_offers_the_nearest(cache: Path) -> None:
         resolve("tinny")
     with pytest.raises(ConfigError, match="near it: Qwen/Qwen3-0.6B"):
         resolve("qwen3-0.6b")
+
+
+def test_near_names_are_those_of_folders_and_of_parts_too(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "models--Qwen--Qwen3-0.6B").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama-small", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "llama-small" / "config.json").write_text("{}")
+    for asked, near in {
+        "qwen": "Qwen/Qwen3-0.6B",
+        "llama": "./llama-small",
+        "./lama-small": "./llama-small",
+        f"{tmp_path}/llama-smal/": f"{tmp_path}/llama-small",
+    }.items():
+        with pytest.raises((ConfigError, ModelLoadError), match=f"near it: {re.escape(near)}"):
+            resolve(asked)
+    for asked in ("./note", "zzz", "\0"):
+        with pytest.raises((ConfigError, ModelLoadError)) as caught:
+            resolve(asked)
+        assert "near it" not in str(caught.value)
 
 
 def test_at_without_revision_and_two_revisions_are_refused() -> None:

@@ -26,10 +26,11 @@ def main() -> None:
         sys.exit(130)
     except OSError as error:
         # Models and looms have errors of their own: what is left is a full disk below stdout.
-        from .failures import FAILURE, forget_stdout
+        from .failures import FAILURE, asked_for_json, forget_stdout, write
 
         forget_stdout()
         if not isinstance(error, BrokenPipeError):
             place = f": {error.filename}" if error.filename is not None else ""
-            Out.of(sys.stderr).line(("weft: ", "bold red"), f"{error.strerror or error}{place}")
+            message, as_json = f"{error.strerror or error}{place}", asked_for_json(sys.argv[1:])
+            write(type(error).__name__, message, "", FAILURE, as_json)
         sys.exit(FAILURE)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import objects, options, screen
+from . import failures, objects, options, screen
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
@@ -28,7 +28,21 @@ from .tree import tree
 
 
 class Verbs(TyperGroup):
-    """The verbs; tells of a wrong option in words of its own, without those of a library."""
+    """The verbs; tells of a wrong option as of any other mistake, in words of its own."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command line; a mistake in it is told, as JSON where that was asked for."""
+        stands_alone = options.pop("standalone_mode", True)
+        options["standalone_mode"] = False
+        if not stands_alone:
+            return super().main(*args, **options)
+        try:
+            code = super().main(*args, **options)
+        except failures.UsageMistake as error:
+            given = args[0] if args else options.get("args")
+            as_json = failures.asked_for_json(sys.argv[1:] if given is None else given)
+            code = failures.tell_usage(error, as_json=as_json)
+        sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""

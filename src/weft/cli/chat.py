@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..results import Delta
 
 _HELP = """\
-  /fork [N]   N other answers to what you said last (4), and choose
+  /fork [N]   N other answers to what you said last (4), and choose; Enter keeps the first
   /undo       back to before what you said last; it stays in the tree
   /clear      a new chat; this one stays among your looms
   /tree       the tree of this chat
@@ -116,13 +116,14 @@ class Chat:
         """Read lines until the end of input; a mistake is told and the next line read."""
         if not self.as_json:
             self.out.line((f"{self.source[0]} · /help lists the commands, Ctrl-D leaves", "dim"))
-        while (line := ask(self.out, "" if self.as_json else "> ")) is not None:
-            if line in ("/quit", "/exit", "/q"):
-                break
+        line = self._ask("> ")
+        while line is not None and line not in ("/quit", "/exit", "/q"):
+            typed = None
             try:
-                self.obey(line)
+                typed = self.obey(line)
             except WeftError as error:
                 tell(error, "chat", as_json=self.as_json)
+            line = self._ask("> ") if typed is None else typed
         if self.as_json:
             return
         stats = self.lm.stats()
@@ -133,14 +134,17 @@ class Chat:
         else:
             advice.suggest(["weft", "chat"], ["weft", "run", samples.story, "-n", "4"])
 
-    def obey(self, line: str) -> None:
-        """Do what one line says."""
+    def _ask(self, prompt: str) -> str | None:
+        return ask(self.out, "" if self.as_json else prompt)
+
+    def obey(self, line: str) -> str | None:
+        """Do what one line says; return the next one where it has been typed already."""
         word, _, rest = line.partition(" ")
         if not line:
-            return
+            return None
         if word == "/fork":
-            self.fork(rest.strip())
-        elif word == "/undo":
+            return self.fork(rest.strip())
+        if word == "/undo":
             self.undo()
         elif word == "/clear":
             self.kept = None
@@ -156,6 +160,7 @@ class Chat:
         else:
             options.check_text(line, "what you say")
             self.answer(line)
+        return None
 
     def answer(self, text: str) -> None:
         """Say a text, and let the model answer once."""
@@ -178,15 +183,21 @@ class Chat:
     def _write(self, kept: Kept, said: str, made: list[Heddle], *, is_kept: bool) -> None:
         objects.write({"said": said, **as_object(self.lm, kept, made, is_kept=is_kept)})
 
-    def fork(self, number: str) -> None:
-        """Grow other answers to what was said last, and go on from the one that is chosen."""
+    def fork(self, number: str) -> str | None:
+        """Grow other answers to what was said last, and go on from the one that is chosen.
+
+        Returns what was typed instead of a choice.
+        """
         kept, node = self.kept, self.said()
         if kept is None or node is None:
             raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
-        n, quiet = int(number or 4), self.as_json
-        made, _ = report.grow(self.out, self.lm, kept, node, n, self._sampling(), quiet=quiet)
+        n, shown = int(number or 4), Silent() if self.as_json else None
+        first = kept.at if kept.at is not node else None
+        sampling = self._sampling(node)
+        made, _ = report.grow(self.out, self.lm, kept, node, n, sampling, shown)
+        kept.at = first or kept.at
         numbers = kept.numbers()
         if self.out.is_live:
             for each in made:
@@ -195,14 +206,28 @@ class Chat:
         is_kept = kept.try_save()
         if self.as_json:
             self._write(kept, said_at(node) or kept.loom.user_prompt, made, is_kept=is_kept)
-        allowed = [str(numbers[each.id]) for each in made]
-        question = "" if self.as_json or not made else f"which one? {allowed[0]}-{allowed[-1]} > "
-        chosen = ask(self.out, question) if made else None
-        if chosen in allowed:
-            kept.at = kept.node(chosen)
+        typed = self._choose(kept, node) if made else None
         self.out.line((f"going on from {kept.number(kept.at)}", "dim"))
         if kept.name:
             kept.try_note()
+        return typed
+
+    def _choose(self, kept: Kept, node: Heddle) -> str | None:
+        """Ask which answer to go on from; return what was typed instead."""
+        numbers = kept.numbers()
+        allowed = sorted(numbers[each.id] for each in node.children)
+        ways = ", ".join(map(str, allowed))
+        while True:
+            line = self._ask(f"which one? {ways}; Enter keeps {kept.number(kept.at)} > ")
+            if not line:
+                return None
+            if not line.isdecimal():
+                return line
+            if line in map(str, allowed):
+                kept.at = kept.node(line)
+                return None
+            what = f"{line} is no answer to what you said last; allowed are {ways}"
+            tell(ConfigError(what, hint=_HINT), "chat", as_json=self.as_json)
 
     def undo(self) -> None:
         """Go back to the answer before what was said last."""
@@ -232,17 +257,21 @@ class Chat:
 
             show_path(self.out, self.kept, self.kept.at)
 
-    def _sampling(self) -> dict[str, Any]:
+    def _sampling(self, node: Heddle) -> dict[str, Any]:
         earlier = settings_of(self.kept.at) if self.kept is not None else {}
         # A chat has no stop strings and lengths of its own.
         kept = {name: value for name, value in earlier.items() if name not in ("stop",)}
-        return {**kept, **self.sampling}
+        sampling = {**kept, **self.sampling}
+        if "seed" in sampling:
+            # The answers that are there came of this seed: the next ones are to differ.
+            sampling["seed"] = (sampling["seed"] + len(node.children)) % 2**64
+        return sampling
 
     def _grow(self, node: Heddle, n: int, watcher: Watcher) -> list[Heddle]:
         from ..loom.walk import by_call
 
         before = {child.id for child in node.children}
-        stream = node.stream(n=n, **self._sampling())
+        stream = node.stream(n=n, **self._sampling(node))
         if not watch(watcher, stream):
             self.out.line(("stopped", "dim"))
         return by_call(child for child in node.children if child.id not in before)
@@ -259,7 +288,7 @@ class Plain(Silent):
     def push(self, delta: Delta) -> None:
         """Take a delta. On a terminal the last word waits until it is whole."""
         if not self.out.is_live:
-            self._write(delta.text)
+            self.out.write(delta.text)
             return
         *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
         for word in whole:
@@ -268,15 +297,11 @@ class Plain(Silent):
     def _put(self, word: str) -> None:
         width = cell_len(word.rstrip())
         if self._column and self._column + width > self.out.width:
-            self._write("\n")
+            self.out.write("\n")
             self._column = 0
-        self._write(word)
+        self.out.write(word)
         self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
-
-    def _write(self, text: str) -> None:
-        self.out.console.file.write(self.out.shown(text))
-        self.out.console.file.flush()
 
     def __exit__(self, *_: object) -> None:
         self._put(self._word)
-        self._write("\n")
+        self.out.write("\n")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import typer
 
 from ..errors import WeftError
+from ..viz.escape import visible
 
 _LABEL = 40
 
@@ -45,7 +46,7 @@ def _looms() -> Iterator[tuple[str, str]]:
         names = shelf.names()
     except WeftError:
         return
-    for name in names:
+    for name in filter(str.isprintable, names):
         try:
             yield name, _line(shelf.summary(name).prompt)
         except WeftError:
@@ -66,5 +67,5 @@ def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _line(text: str) -> str:
-    line = " ".join(text.split())
+    line = visible(" ".join(text.split()))
     return line if len(line) <= _LABEL else f"{line[: _LABEL - 1]}…"

@@ -13,7 +13,7 @@ from . import advice, objects, options, solve
 from .failures import guarded
 from .lanes import Lanes, Silent, Watcher, watch
 from .model import TINY, load_model
-from .out import Out
+from .out import Out, counted
 from .picture import Picture
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def word_problem(out: Out, lm: LM) -> dict[str, Any]:
     votes = vote(out, tried + checked)
     n_tokens = sum(len(node.tokens) for node in tried + checked)
     out.line(
-        (f"{n_tokens:,} tokens".replace(",", " "), "dim"),
+        (counted(n_tokens, "token"), "dim"),
         (f" in {seconds:.1f} s; the problem was read once", "dim"),
     )
     counts = [{"answer": answer, "count": count} for answer, count in votes]

@@ -6,17 +6,18 @@ import os
 import platform
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from .. import __version__, samples
+from .. import DISTRIBUTION, __version__, samples
 from ..cores import usable_cores
 from ..errors import WeftError
 from . import advice, objects, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
-from .out import Out
+from .out import Out, counted
 from .shelf import Shelf, home
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def as_object(out: Out, tried: Tried) -> dict[str, Any]:
     looms, problem = kept_looms()
     return {
         "weft": __version__,
+        "clash": clash() or None,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -102,6 +104,16 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
+def clash() -> str:
+    """Return what is wrong where the other project called weft is installed here, too; else ""."""
+    try:
+        version(DISTRIBUTION)
+        other = version("weft")
+    except PackageNotFoundError:
+        return ""
+    return f"weft {other}, another distribution, has the same package and command"
+
+
 def kept_looms() -> tuple[int, str]:
     """Return how many looms are kept, and why none can be kept; "" for nothing wrong."""
     folder = home()
@@ -116,9 +128,14 @@ def kept_looms() -> tuple[int, str]:
 
 def _system(out: Out) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
+    if found := clash():
+        row(out, "", ("x ", "red"), f"{found}: keep one of the two in an environment")
+        todo = f"pip uninstall weft, then pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        row(out, "", f"  {todo}")
     total, available = memory()
-    usable, there = usable_cores(), os.cpu_count()
-    parts = [f"{there} cores" if usable == there else f"{usable} of {there} cores"]
+    usable, there = usable_cores(), os.cpu_count() or 1
+    of = "" if usable == there else f"{usable} of "
+    parts = [of + counted(there, "core")]
     if total:
         parts.append(f"{as_gb(total)} of memory")
     if available:
@@ -137,7 +154,7 @@ def _engines(out: Out) -> None:
         row(out, "", ("✓ ", "green"), found)
     else:
         row(out, "", ("- ", "yellow"), "no torch with transformers: most models of the Hub need it")
-        row(out, "", '  pip install "weft[torch]"; in the repository: pip install ".[torch]"')
+        row(out, "", f'  pip install "{DISTRIBUTION}[torch]"; in the repository: ".[torch]"')
     row(out, "", ("- " + _PLANNED, "dim"))
 
 
@@ -167,7 +184,11 @@ def _kept(out: Out) -> None:
 
 def _on_disk(out: Out) -> None:
     names, where = screen.cached_models(), _cache()
-    row(out, "cache", f"{where}: {len(names)} models" if names else f"{where}: no models yet")
+    row(
+        out,
+        "cache",
+        f"{where}: {counted(len(names), 'model')}" if names else f"{where}: no models yet",
+    )
     for name in names:
         row(out, "", f"  weft run -m {name} …")
     row(out, "get one", "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")

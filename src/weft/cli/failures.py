@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
-from collections.abc import Callable
-from typing import NamedTuple, ParamSpec
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec
 
 import typer
 
@@ -19,6 +20,8 @@ from .logs import configure
 from .out import Out
 
 Args = ParamSpec("Args")
+# What parsing raises: the library that does it has a module of its own for it in some versions.
+UsageMistake: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class Outcome(NamedTuple):
@@ -42,7 +45,9 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.ConfigError: Outcome(USAGE, "weft {verb} --help lists the options"),
     errors.EngineError: Outcome(UNAVAILABLE, _DOCTOR),
     errors.EngineUnavailable: Outcome(UNAVAILABLE, _DOCTOR),
-    errors.ModelLoadError: Outcome(UNAVAILABLE, "the model that is always there is -m tiny"),
+    errors.ModelLoadError: Outcome(
+        UNAVAILABLE, "weft models lists the models that are here; -m tiny always is"
+    ),
     errors.Unsupported: Outcome(UNAVAILABLE, _DOCTOR),
     errors.ForwardError: Outcome(FAILURE, "weft doctor runs the embedded model as a check"),
     errors.CapacityError: Outcome(MEMORY, _SMALLER, True),
@@ -91,7 +96,7 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
             as_json = kwargs.get("as_json") is True
             raise typer.Exit(tell(error, verb.__name__.rstrip("_"), as_json=as_json)) from None
         except KeyboardInterrupt:
-            Out.of(sys.stderr).line("interrupted")
+            write("Cancelled", "interrupted", "", INTERRUPTED, kwargs.get("as_json") is True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             forget_stdout()
@@ -102,20 +107,45 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
 
 def tell(error: BaseException, verb: str, *, as_json: bool = False) -> int:
     """Write an error of a verb and its hint to stderr, or one JSON object; return the exit code."""
-    out, outcome = Out.of(sys.stderr), outcome_of(error)
+    outcome = outcome_of(error)
     message = str(error) or type(error).__name__
     if outcome.code == MEMORY and isinstance(error, MemoryError):
         message = "out of memory"
     hints = [getattr(error, "hint", ""), outcome.hint.format(verb=verb)]
     hint = next(filter(None, reversed(hints) if outcome.speaks_first else hints), "")
+    write(type(error).__name__, message, hint, outcome.code, as_json)
+    return outcome.code
+
+
+def tell_usage(error: Any, *, as_json: bool = False) -> int:
+    """Write what is wrong with a command line; return the exit code."""
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else ""
+    _, _, verb = path.partition(" ")  # the program may be called otherwise
+    hint = f"weft {verb} --help lists the options" if verb else "weft --help lists the verbs"
+    code = int(getattr(error, "exit_code", USAGE))
+    message = " ".join(str(error.format_message()).split("\n"))
+    write("UsageError", message, hint, code, as_json)
+    return code
+
+
+def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
+    """Write that the command failed to stderr: a message and a hint, or one JSON object."""
     if as_json:
-        told = {"type": type(error).__name__, "message": message, "hint": hint}
-        objects.write({"error": {**told, "exit_code": outcome.code}}, sys.stderr)
-        return outcome.code
+        told = {"type": kind, "message": message, "hint": hint, "exit_code": code}
+        objects.write({"error": told}, sys.stderr)
+        return
+    out = Out.of(sys.stderr)
+    if code == INTERRUPTED:
+        out.line(message)
+        return
     out.line(("weft: ", "bold red"), message)
     if hint and hint not in message:
         out.line(("hint: ", "bold"), hint)
-    return outcome.code
+
+
+def asked_for_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line that could not be read asks for JSON."""
+    return "--json" in itertools.takewhile(lambda each: each != "--", arguments)
 
 
 def forget_stdout() -> None:

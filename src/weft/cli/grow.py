@@ -18,8 +18,10 @@ from .turns import say
 def grow(
     node: options.Node,
     text: Annotated[
-        str | None,
-        typer.Argument(help="Say this to the node first: an answer, or how it goes on."),
+        list[str] | None,
+        typer.Argument(
+            help="Say this to the node first: an answer, or how it goes on.",
+        ),
     ] = None,
     n: options.Branches = 4,
     max_tokens: options.MaxTokens = None,
@@ -48,6 +50,7 @@ def grow(
         bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
     ] = False,
     color: options.Color = None,
+    text_or_tree: options.AsText = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
@@ -57,14 +60,18 @@ def grow(
     What is not given is as the node itself was grown; the seed is a new one.
     """
     sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    wish = Wish(n, sampling, color, as_json=as_json, stays=interactive, force=force)
-    if text is not None:
-        options.check_text(text, "the text")
+    as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
+    wish = Wish(
+        n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
+    )
+    said = options.joined(text, "grow", node)
+    if said is not None:
+        options.check_text(said, "the text")
     elif special:
         raise ConfigError("--special is about the TEXT that is said to the node; give one")
     with with_model(loom, model, engine, kv_budget) as (lm, kept):
         at = kept.node(node)
         wish = wish.with_settings_of(at)
-        if text is not None:
-            at = say(lm, at, text, chat=chat, special=special)
+        if said is not None:
+            at = say(lm, at, said, chat=chat, special=special)
         grow_and_report(lm, kept, at, wish)

@@ -12,6 +12,7 @@ from ..errors import ConfigError, Terminal
 from . import advice, objects, report
 from .failures import INTERRUPTED
 from .heat import Tint
+from .lanes import Printer, Silent
 from .out import Out
 
 if TYPE_CHECKING:
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to grow and how to show it. stays: keys follow, in the same process."""
+    """What to grow and how to show it.
+
+    as_text: the texts alone. stays: keys follow, in the same process.
+    """
 
     n: int
     sampling: dict[str, Any]
     tint: Tint | None = None
     keep: bool = True
     as_json: bool = False
+    as_text: bool = False
     stays: bool = False
     force: bool = False
 
@@ -60,7 +65,10 @@ def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
     if wish.as_json:
         objects.write(as_object(lm, kept, made, is_kept=is_kept))
     else:
-        report.show(out, lm, kept, made, wish.tint, is_kept=is_kept)
+        if wish.as_text:
+            report.show_cost(Out.of(sys.stderr), lm, kept, is_kept=is_kept)
+        else:
+            report.show(out, lm, kept, made, wish.tint, is_kept=is_kept)
         if done:
             advice.warn_if_poor(str(kept.loom.meta.get("model", "")), made)
     if wish.stays:
@@ -79,10 +87,9 @@ def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
 
 def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
     """Grow at a node, watched; a node that has ended is told by its number."""
+    shown = Silent() if wish.as_json else Printer(out, wish.n, first=None) if wish.as_text else None
     try:
-        return report.grow(
-            out, lm, kept, node, wish.n, wish.sampling, force=wish.force, quiet=wish.as_json
-        )
+        return report.grow(out, lm, kept, node, wish.n, wish.sampling, shown, force=wish.force)
     except Terminal:
         number, up = kept.number(node), kept.number(node.parent or node)
         raise Terminal(

@@ -11,13 +11,14 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from .out import Out
+from .out import Out, counted
 
 if TYPE_CHECKING:
     from ..results import Delta
 
 _REDRAWS_PER_S = 10
 _MAX_LINES = 6  # of one lane
+BETWEEN = "---"  # a line between texts that are written alone
 
 
 class Watcher(Protocol):
@@ -49,11 +50,12 @@ class Lane:
         """Return the end of the text in at most `height` lines."""
         mark = "✓" if self.ended == "stop" else "-" if self.ended else " "
         head = f"{self.number:>2}{mark} "
+        cut = "..." if out.is_ascii else "…"
         room = max(out.width - len(head) - 1, 8)
         shown = out.shown(self.text).lstrip("\n")
         if height == 1:
             shown = shown.rstrip("\n").rpartition("\n")[2]
-            rows = [shown if len(shown) <= room else "…" + shown[1 - room :]]
+            rows = [shown if len(shown) <= room else cut + shown[len(cut) - room :]]
         else:
             tail = Text(shown[-room * height :])
             rows = [line.plain for line in tail.wrap(out.console, room)][-height:] or [""]
@@ -106,7 +108,7 @@ class Lanes:
     def _progress(self, began: float) -> Text:
         ended = sum(lane.ended is not None for lane in self.lanes)
         rate = self.n_tokens / max(time.monotonic() - began, 0.1)
-        facts = [f"{self.n_tokens} tokens", f"{rate:.0f} tok/s"]
+        facts = [counted(self.n_tokens, "token"), f"{rate:.0f} tok/s"]
         if len(self.lanes) > 1:
             facts.append(f"{ended} of {len(self.lanes)} ended")
         return self.out.text(("    " + " · ".join(facts) + " · Ctrl-C stops", "dim"))
@@ -119,15 +121,20 @@ class Lanes:
         if n_shown < len(self.lanes):
             rest = self.lanes[n_shown:]
             ended = sum(lane.ended is not None for lane in rest)
-            yield self.out.text((f"   … {len(rest)} more branches, {ended} ended", "dim"))
+            more = counted(len(rest), "more branch", "more branches")
+            yield self.out.text((f"   … {more}, {ended} ended", "dim"))
 
 
 class Printer:
-    """Plain lines: the branches one after the other, each as soon as it is its turn."""
+    """Plain lines: the branches one after the other, each as soon as it is its turn.
 
-    def __init__(self, out: Out, n: int, *, first: int = 1) -> None:
+    first: the number of the first branch; None for the texts alone, with BETWEEN between them.
+    """
+
+    def __init__(self, out: Out, n: int, *, first: int | None = 1) -> None:
         self.out = out
-        self.lanes = [Lane(number) for number in range(first, first + n)]
+        self.lanes = [Lane(number) for number in range(first or 1, (first or 1) + n)]
+        self.is_numbered = first is not None
         self._at = 0
         self._begun = False
 
@@ -136,7 +143,12 @@ class Printer:
 
     def __exit__(self, *_: object) -> None:
         if self._begun:
-            self._write("\n")
+            self._end()
+        # A stream that was cut off: what came of the others.
+        for lane in self.lanes[self._at :]:
+            if not self.is_numbered and lane.text:
+                self._show(lane.text)
+                self._end()
 
     def push(self, delta: Delta) -> None:
         """Take a delta; write it if it belongs to the branch whose turn it is."""
@@ -147,22 +159,24 @@ class Printer:
                 self._next()
 
     def _next(self) -> None:
-        # A text that was stopped at a line's end has ended its line.
-        if not self.lanes[self._at].text.endswith("\n"):
-            self._write("\n")
-        self._at, self._begun = self._at + 1, False
+        if not self._begun:
+            self._show("")
+        self._end()
         if self._at < len(self.lanes) and self.lanes[self._at].text:
             self._show(self.lanes[self._at].text)
 
     def _show(self, text: str) -> None:
         if not self._begun:
             self._begun = True
-            self._write(f"[{self.lanes[self._at].number}] ")
-        self._write(text)
+            head = f"{BETWEEN}\n" if self._at else ""
+            self.out.write(f"[{self.lanes[self._at].number}] " if self.is_numbered else head)
+        self.out.write(text)
 
-    def _write(self, text: str) -> None:
-        self.out.console.file.write(text)
-        self.out.console.file.flush()
+    def _end(self) -> None:
+        # A text that was stopped at a line's end has ended its line.
+        if not self.lanes[self._at].text.endswith("\n"):
+            self.out.write("\n")
+        self._at, self._begun = self._at + 1, False
 
 
 class Silent:

@@ -7,6 +7,7 @@ import os
 import sys
 
 from ..errors import ConfigError
+from ..viz.escape import visible
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -18,7 +19,8 @@ class ToStderr(logging.Handler):
         """Write one line."""
         try:
             name = record.name.removeprefix("weft.")
-            sys.stderr.write(f"{record.levelname.lower()}: {name}: {record.getMessage()}\n")
+            message = visible(record.getMessage(), keep="\n")
+            sys.stderr.write(f"{record.levelname.lower()}: {name}: {message}\n")
         except OSError:
             pass
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len
 
 from .. import samples
-from ..errors import ModelLoadError
+from ..errors import EngineError, ModelLoadError
 from . import advice, objects, options, screen
 from .failures import guarded
 from .model import TINY
@@ -98,4 +98,13 @@ def _described(name: str, folder: Path) -> Found:
         return Found(name, 0, "", "no config.json that can be read")
     if not any(file.suffix == ".safetensors" for file in files):
         return Found(name, n_bytes, kind, "no safetensors weights")
-    return Found(name, n_bytes, kind)
+    return Found(name, n_bytes, kind, "" if _can_run(folder) else "needs torch; see weft doctor")
+
+
+def _can_run(folder: Path) -> bool:
+    from ..loading import choose_engine
+
+    try:
+        return bool(choose_engine(folder, folder))
+    except EngineError:
+        return False

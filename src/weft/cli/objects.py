@@ -7,16 +7,23 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..viz.escape import shows
+
 if TYPE_CHECKING:
     from ..lm import LM
     from ..loom import Heddle, Loom
 
 
 def write(value: dict[str, Any], file: TextIO | None = None) -> None:
-    """Write one object on one line, to standard output if nothing else is said."""
+    """Write one object on one line, to standard output if nothing else is said.
+
+    On a terminal, what it would obey is written as JSON's own escapes: the object is the same.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # A lone surrogate is written as JSON's own escape.
     out = sys.stdout if file is None else file
+    if out.isatty() and not text.isprintable():
+        text = "".join(c if shows(c) else json.dumps(c)[1:-1] for c in text)
+    # A lone surrogate is written as JSON's own escape.
     out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     out.flush()
 

@@ -9,17 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import files, samples
+from .. import files
 from ..errors import ConfigError, GrammarError
 from . import complete
+from .advice import quoted
 from .heat import Tint
+from .out import Out
 
 # Nothing but escapes: "\\neq" is LaTeX.
 _ESCAPES = re.compile(r"(\\[nt])+")
 
 Prompt = Annotated[
-    str | None,
+    list[str] | None,
     typer.Argument(help="What to ask; piped text is appended to it.", show_default=False),
+]
+AsText = Annotated[
+    bool | None,
+    typer.Option(
+        "--text/--tree",
+        help="Write the texts alone, with a line --- between them, or draw the tree, too.",
+        show_default="the tree on a terminal, else the texts",
+    ),
 ]
 Model = Annotated[
     str,
@@ -159,21 +169,48 @@ Verbose = Annotated[
 ]
 
 
-def read_prompt(argument: str | None, *, is_optional: bool = False) -> str:
-    """Return the prompt: the argument, and below it what is piped in."""
-    piped = _piped()
+def read_prompt(
+    words: list[str] | None, verb: str, *, example: str = "", is_optional: bool = False
+) -> str:
+    """Return the prompt: the argument, and below it what is piped in. example: a command to try."""
+    argument, piped = joined(words, verb), _piped()
     if argument is None and not piped:
         if is_optional:
             return ""
         raise ConfigError(
             "there is no prompt: give one as the argument, or pipe one in",
-            hint=f'for example: weft run "{samples.story}" -n 4',
+            hint=f"for example: {example}" if example else "",
         )
     prompt = "\n\n".join(part for part in (argument, piped) if part)
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what to go on from")
     check_text(prompt, "the prompt")
     return prompt
+
+
+def joined(words: list[str] | None, *verb: str) -> str | None:
+    """Return a text that was typed without quotes as one; says how it is typed best."""
+    if not words:
+        return None
+    text = " ".join(words)
+    out = Out.of(sys.stderr)
+    if len(words) > 1:
+        typed = " ".join(map(quoted, ["weft", *verb, text]))
+        out.line(
+            ("hint: ", "bold"), "taken as one text; quotes keep it as it is: ", (typed, "cyan")
+        )
+    return text
+
+
+def is_text(asked: bool | None, **others: Any) -> bool:
+    """Whether to write texts alone: where that is asked for, or where stdout is no terminal.
+
+    others: flags that ask for something else. Raises: ConfigError where both are asked for.
+    """
+    flags = [f"--{name}" for name, value in others.items() if value]
+    if asked and flags:
+        raise ConfigError(f"--text and {flags[0]} exclude each other: texts alone have no figures")
+    return not flags and not sys.stdout.isatty() if asked is None else asked
 
 
 def check_text(text: str, what: str) -> None:

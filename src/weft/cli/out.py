@@ -12,22 +12,29 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from ..viz.escape import visible
+
 # Width where the output is no terminal: as wide as a page is read.
 WIDTH = 100
 _ASCII = str.maketrans(
     {"·": "|", "…": "...", "█": "#", "⏎": "/", "×": "x", "✓": "+", "├": "|", "└": "`", "│": "|"}
-    | {"─": "-", "–": "-", "’": "'", "“": '"', "”": '"'}
+    | {"─": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"'}
 )
 Part = str | tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """One stream. is_live: a terminal that can redraw. is_ascii: it cannot show our pictures."""
+    """One stream. is_live: a terminal that can redraw. is_ascii: it cannot show our pictures.
+
+    What goes to a terminal is made harmless. A text that goes elsewhere is exact (`write`);
+    pictures and messages are lines of ours, harmless everywhere.
+    """
 
     console: Console
     is_live: bool
     is_ascii: bool
+    is_terminal: bool = True
 
     @classmethod
     def of(cls, file: TextIO) -> Out:
@@ -38,7 +45,8 @@ class Out:
             file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True
         )
         can_redraw = is_terminal and not console.is_dumb_terminal
-        return cls(console, can_redraw, not _can_write(file.encoding, "├└│─⏎…×█"))
+        is_ascii = not _can_write(file.encoding, "├└│─⏎…×█")
+        return cls(console, can_redraw, is_ascii, is_terminal)
 
     @property
     def width(self) -> int:
@@ -56,6 +64,11 @@ class Out:
     def line(self, *parts: Part) -> None:
         """Write one line."""
         self.console.print(self.text(*parts))
+
+    def write(self, text: str) -> None:
+        """Write a text, or a part of one, at once: as it is, or for a terminal as it may be."""
+        self.console.file.write(self.shown(text) if self.is_terminal else text)
+        self.console.file.flush()
 
     def facts(self, facts: str, style: str = "dim") -> None:
         """Write a line of facts with dots between them; a narrow terminal breaks it at a dot."""
@@ -84,8 +97,12 @@ class Out:
 
     def shown(self, text: str) -> str:
         """Return text without what a terminal would obey, in characters that the stream has."""
-        text = printable(text)
-        return text.translate(_ASCII) if self.is_ascii else text
+        text = visible(text, keep="\n")
+        if not self.is_ascii:
+            return text
+        # What the stream lacks is written out here, where it can still be measured.
+        encoding = self.console.encoding
+        return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
     def is_as_typed(self, text: str) -> bool:
         """Whether a text can stand on one line of this stream as it is, to be copied from there."""
@@ -93,25 +110,20 @@ class Out:
 
     def fit(self, text: str, room: int) -> str:
         """Return text on one line, cut to `room` columns; of several lines the last one stays."""
-        text = text.strip("\n")
-        if len(text) <= room and cell_len(flat := text.replace("\n", "⏎")) <= room:
+        # Before it is measured: what is written out is wider.
+        text = self.shown(text.strip("\n"))
+        mark, cut = ("/", "...") if self.is_ascii else ("⏎", "…")
+        if len(text) <= room and cell_len(flat := text.replace("\n", mark)) <= room:
             return flat
         head, _, last = text.rpartition("\n")
-        last = f" … {last}" if head and len(last) < room // 2 else "…"
-        flat = (head or text)[: 2 * max(room, 1)].replace("\n", "⏎")
+        last = f" {cut} {last}" if head and len(last) < room // 2 else cut
+        flat = (head or text)[: 2 * max(room, 1)].replace("\n", mark)
         return set_cell_size(flat, max(room - cell_len(last), 0)).rstrip() + last
 
 
-def counted(n: int, one: str) -> str:
-    """Return "1 node", "2 nodes"."""
-    return f"{n} {one}" if n == 1 else f"{n} {one}s"
-
-
-def printable(text: str) -> str:
-    """Return text whose control characters, line ends aside, are written out."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+def counted(n: int, one: str, many: str = "") -> str:
+    """Return "1 node", "2 nodes", "1 200 nodes"."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", " ")
 
 
 def soften(*files: TextIO) -> None:

@@ -45,21 +45,23 @@ class Picture:
 
     def lines(self, root: Heddle) -> Iterator[Text]:
         """Yield the drawing, from `root` down. Cost: O(nodes), however deep."""
-        from ..viz.text import ASCII, UNICODE
+        from ..viz.text import ASCII, UNICODE, rails_shown
 
-        style = ASCII if self.out.is_ascii else UNICODE
-        stack: list[tuple[Shown, str, str]] = [(Shown((root,)), "", "")]
+        style, width = ASCII if self.out.is_ascii else UNICODE, self.out.width
+        stack: list[tuple[Shown, str, str, int]] = [(Shown((root,)), "", "", 0)]
         while stack:
-            shown, rails, joint = stack.pop()
-            yield self._line(shown, rails + joint)
+            shown, rails, joint, depth = stack.pop()
+            yield self._line(shown, rails_shown(rails, depth, width, style) + joint)
             if not shown.nodes:
                 continue
             below = self._below(shown.nodes[0])
             inner = rails + {"": "", style.tee: style.pipe, style.corner: style.blank}[joint]
             joints = [style.tee] * (len(below) - 1) + [style.corner]
-            stack += [(each, inner, joint) for each, joint in zip(below, joints, strict=False)][
-                ::-1
-            ]
+            stack += [
+                # Only the last columns are ever shown.
+                (each, inner[-width:], joint, depth + 1)
+                for each, joint in zip(below, joints, strict=False)
+            ][::-1]
 
     def _below(self, node: Heddle) -> list[Shown]:
         groups: dict[str, list[Heddle]] = {}
@@ -114,7 +116,7 @@ def _facts(nodes: Sequence[Heddle]) -> list[str]:
     node = nodes[0]
     facts = [f"×{len(nodes)}"] if len(nodes) > 1 else []
     if node.score is not None:
-        return [*facts, f"{node.score:.2f}"]
+        return [*facts, f"{node.score:z.2f}"]
     facts.append(f"{len(node.tokens)} tok")
     if node.logprobs:
         facts.append(f"p {node.mean_p:.2f}")

@@ -58,7 +58,10 @@ def show_path(
     """Write the prompt, what follows down to the node, and how it ended."""
     prompt = kept.loom.user_prompt or kept.loom.text
     if kept.loom.chat_template_used:
-        out.lines([out.text((row, "bold")) for row in prompt.split("\n")])
+        if out.is_terminal:
+            out.lines([out.text((row, "bold")) for row in prompt.split("\n")])
+        else:
+            out.write(f"{prompt}\n")
         out.line()
     if text is not None and tint is not None:
         out.lines([legend(out, tint)])
@@ -68,7 +71,10 @@ def show_path(
         _write(out, written(node.path[1:]))
     else:
         _write(out, prompt + written(node.path[1:]))
-    out.line()
+    # Into a file or a pipe goes the text alone.
+    about = out if out.is_terminal or tint is not None else Out.of(sys.stderr)
+    if about is out:
+        out.line()
     sampled = [each for each in node.path if each.logprobs]
     n_tokens = sum(len(each.tokens) for each in sampled)
     facts = [
@@ -76,7 +82,7 @@ def show_path(
         counted(n_tokens, "token"),
     ]
     facts.append(ending(node))
-    out.facts(" · ".join(filter(None, facts)))
+    about.facts(" · ".join(filter(None, facts)))
 
 
 def ending(node: Heddle) -> str:
@@ -131,4 +137,4 @@ def _write(out: Out, text: str) -> None:
     if out.is_live:
         out.block("", text.strip("\n"))
     else:
-        out.console.file.write(out.shown(text).rstrip("\n") + "\n")
+        out.write(text if text.endswith("\n") else f"{text}\n")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from .heat import Tint, legend, tinted
-from .lanes import Lanes, Printer, Silent, Watcher, watch
-from .out import Out
+from .lanes import Lanes, Printer, Watcher, watch
+from .out import Out, counted
 from .picture import Picture
 
 if TYPE_CHECKING:
@@ -27,12 +27,13 @@ def grow(
     node: Heddle,
     n: int,
     sampling: dict[str, Any],
+    watcher: Watcher | None = None,
     *,
     force: bool = False,
-    quiet: bool = False,
 ) -> tuple[list[Heddle], bool]:
     """Grow n branches at a node while they are watched; return them in order, and whether all came.
 
+    watcher: what shows them; None takes lanes on a terminal, plain lines elsewhere.
     On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
     """
     from ..loom.walk import by_call
@@ -41,7 +42,7 @@ def grow(
     kept.numbers()
     before = {child.id for child in node.children}
     deltas = node.stream(n=n, force=force, **sampling)
-    done = watch(_watcher(out, lm, node, n, kept.numbering.next, quiet), deltas)
+    done = watch(watcher or _watcher(out, lm, node, n, kept.numbering.next), deltas)
     made = by_call(child for child in node.children if child.id not in before)
     kept.numbers()
     kept.at = best_of(made) or node
@@ -59,6 +60,11 @@ def show(
         out.line()
     show_tree(out, kept, made)
     out.line()
+    show_cost(out, lm, kept, is_kept=is_kept)
+
+
+def show_cost(out: Out, lm: LM, kept: Kept, *, is_kept: bool) -> None:
+    """Write what was computed and saved, and the name of the loom."""
     told = f" · kept as {kept.name}" if is_kept else ""
     out.facts(str(lm.stats()) + told)
 
@@ -100,9 +106,7 @@ def _stripped(out: Out, lm: LM, node: Heddle, tint: Tint) -> Text:
     return made[start:]
 
 
-def _watcher(out: Out, lm: LM, node: Heddle, n: int, first: int, quiet: bool) -> Watcher:
-    if quiet:
-        return Silent()
+def _watcher(out: Out, lm: LM, node: Heddle, n: int, first: int) -> Watcher:
     if not out.is_live:
         return Printer(out, n, first=first)
     counters = lm.scheduler.counters
@@ -111,6 +115,6 @@ def _watcher(out: Out, lm: LM, node: Heddle, n: int, first: int, quiet: bool) ->
     def waiting() -> str:
         done = min(counters.prefilled - before, length)
         of = f", {100 * done // length} %" if done and length else ""
-        return f"reading {length} tokens{of} …"
+        return f"reading {counted(length, 'token')}{of} …"
 
     return Lanes(out, n, waiting, first=first)

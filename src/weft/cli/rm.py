@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StoreError
 from . import advice, complete, objects, options
 from .failures import guarded
 from .kept import Kept, chosen
@@ -38,7 +39,7 @@ def rm(
     if undo == bool(what):
         raise ConfigError("give what to remove, or --undo alone", hint="weft ls, weft tree")
     if undo:
-        names = shelf.restore()
+        names = bring_back(shelf)
         _told(as_json, "restored", names)
         if not as_json:
             advice.suggest(*(["weft", "tree", name] for name in names[:3]))
@@ -54,6 +55,53 @@ def rm(
     _told(as_json, "removed", told)
     if not as_json:
         advice.suggest(["weft", "rm", "--undo"], ["weft", "tree"] if nodes else ["weft", "ls"])
+
+
+def bring_back(shelf: Shelf) -> list[str]:
+    """Bring back what was removed last, each loom under its own name; return the names.
+
+    Nodes go back into their loom, whatever was grown there since. Where another loom has the name
+    by now, the old one gets another, and it is said.
+    """
+    names = []
+    with shelf.locked():
+        for name, file in shelf.removed():
+            if name in shelf.names() and put_back(shelf, name, file):
+                file.unlink(missing_ok=True)
+                names.append(name)
+                continue
+            names.append(shelf.restore(name))
+            if names[-1] != name:
+                note = f"{name} is another loom by now: what was removed is {names[-1]}"
+                Out.of(sys.stderr).line((note, "yellow"))
+    if not names:
+        raise StoreError("there is nothing to bring back", hint="weft ls")
+    return names
+
+
+def put_back(shelf: Shelf, name: str, file: Path) -> bool:
+    """Put the nodes back that a loom had in `file`; False where it is not that loom any more."""
+    from ..loom import Loom
+    from .spoken import Spoken
+
+    try:
+        kept, before = Kept.open(shelf, name), Loom.open(file, heddle_class=Spoken)
+    except StoreError:
+        return False
+    if kept.loom.id != before.id:
+        return False
+    here = {node.id: node for node in kept.loom.walk()}
+    for above in list(before.walk()):
+        if (now := here.get(above.id)) is None:
+            continue
+        order = {child.id: place for place, child in enumerate(above.children)}
+        for child in list(above.children):
+            if child.id not in here:
+                now.add_child(child)
+        # Where they stood; what has come since stands last.
+        now.children.sort(key=lambda child: order.get(child.id, len(order)))
+    kept.save()
+    return True
 
 
 def remove_looms(shelf: Shelf, names: list[str]) -> list[str]:

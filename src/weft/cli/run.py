@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import samples
 from ..errors import ConfigError
 from . import options
 from .failures import guarded
@@ -56,6 +57,7 @@ def run(
     stop: options.Stop = None,
     json_schema: options.JsonSchema = None,
     color: options.Color = None,
+    text_or_tree: options.AsText = None,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
     ] = True,
@@ -66,9 +68,14 @@ def run(
     """Grow branches from a prompt and draw them as a tree."""
     sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
     sampling |= options.constraint(json_schema)
-    wish = Wish(n, sampling, color, keep=keep, as_json=as_json, stays=interactive)
+    as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
+    wish = Wish(n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive)
     # Where one stays, what comes in are the keys.
-    text = (prompt or "") if interactive else options.read_prompt(prompt, is_optional=go_on)
+    if interactive:
+        text = options.joined(prompt, "run") or ""
+    else:
+        example = f'weft run "{samples.story}" -n 4'
+        text = options.read_prompt(prompt, "run", example=example, is_optional=go_on)
     if loom is not None and not go_on:
         raise ConfigError("--loom says which loom -c continues; without -c a new one is made")
     if go_on:

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import __version__, samples
+from .. import DISTRIBUTION, __version__, samples
 from .out import Out
 
 _WIDTH = 46  # with the longest explanation 80 columns
@@ -36,7 +36,7 @@ def engines() -> list[str]:
     here = [f"numpy {installed('numpy')}"]
     if has_torch():
         return [*here, f"torch {installed('torch')}"]
-    return [*here, 'no torch (pip install "weft[torch]")']
+    return [*here, f'no torch (pip install "{DISTRIBUTION}[torch]")']
 
 
 def has_torch() -> bool:

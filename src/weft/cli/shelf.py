@@ -135,11 +135,12 @@ class Shelf:
         """Return the name of a loom that is here. A file's path keeps a copy of it first."""
         if name in self.names():
             return name
-        if name.endswith(SUFFIX) and Path(name).is_file():
+        file = Path(name)
+        if _is_file(file):
             from ..loom import Loom
 
-            Loom.open(name)  # what is no loom is not kept
-            return self._adopted(Path(name))
+            Loom.open(file)  # what is no loom is not kept
+            return self._adopted(file)
         raise self.unknown(name)
 
     def unknown(self, name: str) -> ConfigError:
@@ -254,18 +255,20 @@ class Shelf:
             for file in _listed(self.folder / "removed"):
                 file.unlink(missing_ok=True)
 
-    def restore(self) -> list[str]:
-        """Bring back what was removed last, under another name where its own is taken."""
-        names = []
+    def removed(self) -> list[tuple[str, Path]]:
+        """Return what was removed last: names and files."""
+        with _plainly(self.folder, "read"):
+            files = sorted(_listed(self.folder / "removed"))
+        return [
+            (file.name.removesuffix(SUFFIX), file) for file in files if file.name.endswith(SUFFIX)
+        ]
+
+    def restore(self, name: str) -> str:
+        """Bring back a loom that was removed; return its name, another where its own is taken."""
         with self.locked(), _plainly(self.folder, "write"):
-            for file in sorted(_listed(self.folder / "removed")):
-                if file.name.endswith(SUFFIX):
-                    name = self.fresh_name(file.name.removesuffix(SUFFIX))
-                    file.replace(self.path(name))
-                    names.append(name)
-        if not names:
-            raise StoreError("there is nothing to bring back", hint="weft ls")
-        return names
+            new = name if name not in self.names() else self.fresh_name(name)
+            (self.folder / "removed" / f"{name}{SUFFIX}").replace(self.path(new))
+        return new
 
     def _removed(self) -> Path:
         folder = self.folder / "removed"
@@ -276,7 +279,7 @@ class Shelf:
     def _adopted(self, file: Path) -> str:
         data = files.read(file)
         with self.locked(), _plainly(self.folder, "write"):
-            name = self.fresh_name(file.name.removesuffix(SUFFIX))
+            name = self.fresh_name(file.name.removesuffix(SUFFIX).removesuffix(".json"))
             files.write(self.path(name), data)
         return name
 
@@ -348,6 +351,13 @@ def _acquire(lock: BaseFileLock) -> bool:
         _log.warning("commands at the same time may undo each other's work: %s", error)
         return False
     return True
+
+
+def _is_file(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _status(file: Path) -> os.stat_result | None:

@@ -19,7 +19,7 @@ from . import advice, objects, options
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import Out
+from .out import Out, counted
 from .picture import Picture
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def solve(
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
     begun = _begun(resume)
-    text = options.read_prompt(begun.get("prompt") if prompt is None else prompt)
+    words = prompt or ([begun["prompt"]] if begun else None)
+    text = options.read_prompt(words, "solve", example=f'weft solve "{samples.game24}"')
     chosen = options.given(
         breadth=breadth,
         n=n,
@@ -236,7 +237,7 @@ def vote_lines(out: Out, result: SearchResult) -> None:
         style = "green" if place == 0 else "dim"
         out.line(f"  {vote.answer!s:>{width}}  ", (bar, style), f" {vote.count}")
     if (rest := len(result.votes) - _VOTES) > 0:
-        out.line((f"  … {rest} more answers", "dim"))
+        out.line((f"  … {counted(rest, 'more answer')}", "dim"))
 
 
 def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:

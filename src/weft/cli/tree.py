@@ -62,7 +62,7 @@ def facts_of(kept: Kept) -> str:
     n_leaves = kept.loom.count_leaves()
     return (
         f"{kept.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
-        f"{held} tokens ({unshared} unshared) · {model}"
+        f"{counted(held, 'token')} ({unshared} unshared) · {model}"
     )
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
+from .. import DISTRIBUTION
 from ..errors import ConfigError, EngineUnavailable
 from .base import Engine
 
@@ -43,11 +44,16 @@ def engine_class(name: str) -> type[Engine]:
         missing = error.name or "a package"
         if missing.partition(".")[0] == "weft":
             raise
-        hint = f'pip install "weft[{name}]"' if name in _BUILT_IN else f"pip install {missing}"
+        hint = install_hint(name) if name in _BUILT_IN else f"pip install {missing}"
         raise EngineUnavailable(
             f"engine {name!r} needs the package {missing!r}, which is not installed; run: {hint}",
             hint=hint,
         ) from error
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs what an extra of Weft's brings."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def _third_party() -> dict[str, str]:

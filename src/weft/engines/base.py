@@ -24,6 +24,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..errors import Unsupported
@@ -256,6 +257,13 @@ class Engine(ABC):
 
     info: EngineInfo
     fragments: Fragments | None
+
+    @classmethod  # noqa: B027  (an engine may also find out as it loads)
+    def refuse(cls, folder: Path) -> None:
+        """Raise Unsupported for a model that this engine cannot run, as far as config.json shows.
+
+        Asked before the weights are fetched: the folder may hold nothing else. Changes nothing.
+        """
 
     @abstractmethod
     def forward(self, rows: Sequence[Row]) -> Output:

@@ -8,6 +8,7 @@ import importlib.resources
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ ADAPTER = Kind(
 )
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_NEAR = 3  # names that are offered for one that is not known
 _log = logging.getLogger("weft.engines")
 
 
@@ -76,6 +78,7 @@ def resolve(
     local_files_only: bool = False,
     remote_code: bool = False,
     bare_ids: bool = False,
+    suits: Callable[[Path], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Return the folder with the model's files, downloading them into the Hub's cache if need be.
@@ -87,6 +90,8 @@ def resolve(
         model: "tiny" (the embedded model), a folder, `org/name` or `org/name@revision`.
         remote_code: also fetch the repository's Python files (nothing is run here).
         bare_ids: also take a Hub id without an owner, such as gpt2.
+        suits: called before weights are fetched, with a folder that holds config.json alone; what
+            it raises stops the download.
         progress: told size and destination before the first byte is fetched, then how far it is;
             without it the Hub's client shows its own bars.
 
@@ -109,7 +114,7 @@ def resolve(
     is_bare = bare_ids and re.fullmatch(r"\w[\w.-]*", name)
     wanted = HubModel(name, revision) if is_bare else _hub_model(name, revision)
     patterns = [*WANTED, *(("*.py",) if remote_code else ())]
-    return _from_hub(wanted, MODEL, patterns, token, local_files_only, progress)
+    return _from_hub(wanted, MODEL, patterns, token, local_files_only, progress, suits)
 
 
 def resolve_adapter(adapter: str | os.PathLike[str]) -> Path:
@@ -182,6 +187,7 @@ def _from_hub(
     token: str | None,
     local_files_only: bool,
     progress: Progress | None,
+    suits: Callable[[Path], object] | None = None,
 ) -> Path:
     from huggingface_hub import constants, snapshot_download
 
@@ -201,6 +207,8 @@ def _from_hub(
         raise
     except Exception as error:  # the client's errors, and those of the HTTP library below it
         return _from_cache(wanted, options, error)
+    if missing and suits is not None:
+        _ask_before(wanted, token, suits)
     if missing:
         note = f"{wanted}: {_size(missing)} to {constants.HF_HUB_CACHE}"
         _log.info("downloading %s", note)
@@ -214,6 +222,25 @@ def _from_hub(
     if missing and progress is not None:
         progress("download", missing, missing, f"{wanted}: in {path}")
     return path
+
+
+def _ask_before(wanted: HubModel, token: str | None, suits: Callable[[Path], object]) -> None:
+    """Show `suits` the model's config.json, in a folder of its own: a cache holds whole models."""
+    from huggingface_hub import hf_hub_download
+
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        try:
+            hf_hub_download(
+                wanted.id, "config.json", revision=wanted.revision, token=token, local_dir=folder
+            )
+        except Exception as error:
+            raise _readable(wanted, error) from error
+        try:
+            suits(Path(folder))
+        except ModelLoadError as error:
+            raise ModelLoadError(
+                str(error).replace(folder, str(wanted)), hint=error.hint
+            ) from error
 
 
 def _missing_bytes(wanted: HubModel, kind: Kind, options: dict[str, Any]) -> int:
@@ -278,14 +305,29 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
 
 
 def _nearest(name: str) -> str:
-    """Return '; near it: …' with known names that look alike, or ''."""
-    known = {full.lower(): full for full in [EMBEDDED, *cached_models()]}
+    """Return '; near it: …' with models that are here and look alike, or ''."""
+    folders = _folders_beside(name)
+    known = {full.lower(): full for full in [EMBEDDED, *cached_models(), *folders]}
     short = {full.rpartition("/")[2]: full for full in known}
-    asked = name.partition("@")[0].lower()
-    hits = difflib.get_close_matches(asked, known, 3, 0.6)
-    hits += [short[hit] for hit in difflib.get_close_matches(asked, short, 3, 0.75)]
-    names = list(dict.fromkeys(known[hit] for hit in hits))
+    asked = name.partition("@")[0].lower().rstrip("/")
+    last = asked.rpartition("/")[2]
+    hits = difflib.get_close_matches(asked, known, _NEAR, 0.6)
+    hits += [short[hit] for hit in difflib.get_close_matches(last, short, _NEAR, 0.75)]
+    if len(last) > 2:  # the beginning of a name, or a part of it
+        hits += [full for each, full in short.items() if last in each]
+    names = list(dict.fromkeys(known[hit] for hit in hits))[:_NEAR]
     return f"; near it: {', '.join(names)}" if names else ""
+
+
+def _folders_beside(name: str) -> list[str]:
+    """Return the model folders where `name` would be one, as one would type them."""
+    above, is_path, _ = name.rstrip("/").rpartition("/")
+    head = f"{above}/" if is_path else "./"
+    try:
+        found = sorted(Path(head).expanduser().glob("*/config.json"))
+    except (OSError, ValueError, RuntimeError):
+        return []
+    return [f"{head}{file.parent.name}" for file in found if file.parent.name.isprintable()]
 
 
 def _first_line(error: Exception) -> str:

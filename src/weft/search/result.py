@@ -28,9 +28,9 @@ class Cost:
     stopped: Limit | None = None
 
     def __str__(self) -> str:
-        parts = [f"{self.tokens:,} tokens", f"{self.seconds:.2f} s"]
+        parts = [f"{self.tokens:,} token{'s' * (self.tokens != 1)}", f"{self.seconds:.2f} s"]
         if self.candidates:
-            parts.append(f"{self.candidates:,} candidates")
+            parts.append(f"{self.candidates:,} candidate{'s' * (self.candidates != 1)}")
         if self.stopped is not None:
             parts.append(f"stopped by the budget of {self.stopped}")
         return " · ".join(parts).replace(",", " ")
@@ -60,7 +60,7 @@ class Vote:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"Vote({self.answer!r}: {self.count}, mean_logprob {self.mean_logprob:.3f})"
+        return f"Vote({self.answer!r}: {self.count}, mean_logprob {self.mean_logprob:z.3f})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def distribution(result: Distribution) -> str:
 
 def token_prob(result: TokenProb) -> str:
     """Return one token and its figures."""
-    said = f"p {percent(result.p)} · logprob {result.logprob:.3f} · rank {result.rank + 1}"
+    said = f"p {percent(result.p)} · logprob {result.logprob:z.3f} · rank {result.rank + 1}"
     return f'{_code(result.text)} <span style="{SOFT}">{as_html(said)} · id {result.id}</span>'
 
 
@@ -52,7 +52,7 @@ def text_score(result: TextScore) -> str:
     ]
     text = "".join(token(piece, piece.text) for piece in made)
     said = (
-        f"{counted(len(made), 'token')} · logprob {result.total:.3f} · mean {result.mean:.3f}"
+        f"{counted(len(made), 'token')} · logprob {result.total:z.3f} · mean {result.mean:z.3f}"
         f" · perplexity {result.perplexity:.3f}"
     )
     rows = ([_code(piece.text), *map(as_html, tips.figures(piece)[:2])] for piece in made[:SCREEN])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .escape import cut, one_line, visible
-from .facts import facts, headline
+from .facts import counted, facts, headline
 from .outline import nearest
 from .tints import PROBABILITY
 
@@ -49,7 +49,8 @@ def to_dot(
     names = {id(each): f"n{number}" for number, each in enumerate(shown)}
     lines = [*_boxes(shown, names, node), *_lines(shown, names, edge)]
     if rest := root.count_children() - len(shown):
-        lines.append(f'more [label="… {rest} more nodes", shape=plaintext, style=""]')
+        more = f"… {counted(rest, 'more node')}"
+        lines.append(f'more [label="{more}", shape=plaintext, style=""]')
     return _HEAD + "".join(f"  {line}\n" for line in lines) + "}\n"
 
 

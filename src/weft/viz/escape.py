@@ -16,7 +16,7 @@ def visible(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if _shows(c) or c in keep else _written(c) for c in text)
+    return "".join(c if shows(c) or c in keep else _written(c) for c in text)
 
 
 def one_line(text: str, *, mark: str = "⏎") -> str:
@@ -34,7 +34,8 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: max(length - 1, 0)].rstrip() + "…"
 
 
-def _shows(c: str) -> bool:
+def shows(c: str) -> bool:
+    """Whether a character only shows itself: nothing that a terminal or a page would obey."""
     return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
 

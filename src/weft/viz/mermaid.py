@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .escape import cut, one_line
-from .facts import NOTHING, facts, headline
+from .facts import NOTHING, counted, facts, headline
 from .outline import nearest
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def to_mermaid(
             break
         lines += [f"  {line}" for line in made]
     if rest := root.count_children() - len(numbers):
-        lines.append(f'  more["{_escaped(f"… {rest} more nodes")}"]:::more')
+        more = f"… {counted(rest, 'more node')}"
+        lines.append(f'  more["{_escaped(more)}"]:::more')
         lines.append("  classDef more fill:none,stroke:none")
     return "\n".join(lines) + "\n"
 

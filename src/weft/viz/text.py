@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..loom import Heddle
+from .escape import one_line
 from .facts import facts, headline
 
 Label = Callable[[Heddle], str]
@@ -74,7 +75,9 @@ def lines(
     while stack:
         equal, rails, depth, is_last = stack.pop()
         joint = "" if depth == 0 else style.corner if is_last else style.tee
-        yield _line(equal, _shown(rails, depth, width, style) + joint, node, edge, width, style)
+        yield _line(
+            equal, rails_shown(rails, depth, width, style) + joint, node, edge, width, style
+        )
         if depth:
             # Only the last columns are ever shown: keeping more would make deep trees quadratic.
             rails = (rails + (style.blank if is_last else style.pipe))[-width:]
@@ -143,7 +146,7 @@ def show(
         console.print(_more(rest, style), style="dim")
 
 
-def _shown(rails: str, depth: int, width: int, style: Style) -> str:
+def rails_shown(rails: str, depth: int, width: int, style: Style) -> str:
     """Return the rails, or how deep we are and the last of them when they would fill the width."""
     columns = 4 * max(depth - 1, 0)
     room = width // 2
@@ -174,10 +177,7 @@ def _line(
 
 def _clean(text: str, style: Style) -> str:
     """Return the text on one line, with what a terminal would obey written out."""
-    text = text.strip("\n").replace("\n", "\\n" if style is ASCII else "⏎")
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return one_line(text, mark="\\n" if style is ASCII else "⏎")
 
 
 def _fit(text: str, room: int, style: Style) -> str:

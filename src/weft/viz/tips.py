@@ -31,7 +31,7 @@ def figures(piece: Piece) -> list[str]:
 
 
 def _signed(value: float) -> str:
-    return f"{value:.3f}".replace("-0.000", "0.000").replace("-", "−")
+    return f"{value:z.3f}".replace("-", "−")
 
 
 def alternative(each: TokenProb) -> str:

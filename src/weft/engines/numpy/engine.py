@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import ForwardError, Unsupported
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, Row, Score, ScoreSpan
-from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint import Checkpoint, open_checkpoint, read_config
 from ..host import HostOutput
 from ..source import Progress
 from .config import LlamaConfig, parse_config
@@ -54,6 +54,11 @@ class NumpyEngine(Engine):
             fingerprint=checkpoint.fingerprint(),
             n_embd=weights.embed.shape[1],
         )
+
+    @classmethod
+    def refuse(cls, folder: Path) -> None:
+        """Refuse what is not of the Llama family; see `Engine.refuse`."""
+        parse_config(read_config(folder))
 
     @classmethod
     def load(

@@ -22,7 +22,7 @@ from ...sampling import metrics
 from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
-from .loading import context_of, fingerprint_of, load_model, resolve_device
+from .loading import config_of, context_of, fingerprint_of, load_model, resolve_device
 from .lora import Adapters
 from .output import TorchOutput
 from .plan import Plan, plan_step
@@ -67,6 +67,11 @@ class TorchEngine(Engine):
         if self._device.type == "cuda":
             extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
         self._start(n_positions, fingerprint, extra)
+
+    @classmethod
+    def refuse(cls, folder: Path) -> None:
+        """Refuse what Transformers does not know and what has no KV; see `Engine.refuse`."""
+        config_of(folder, trust_remote_code=False)
 
     @classmethod
     def load(

@@ -57,18 +57,7 @@ def load_model(
     """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
-    checkpoint.read_config(folder)
-    try:
-        config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-        refuse_config(config)
-    except EngineError:
-        raise
-    except Exception as error:  # values of a wrong kind raise all kinds of errors there
-        raise ModelLoadError(
-            f"Transformers does not know the model in {folder}: {error}"
-        ) from error
+    config = config_of(folder, trust_remote_code=trust_remote_code)
     stored = checkpoint.open_checkpoint(folder)
     if progress is not None:
         progress("load", 0, 1, str(folder))
@@ -79,6 +68,23 @@ def load_model(
         return model, stored.fingerprint()
     except Unsupported:  # tensors in a quantised format
         return model, fingerprint_of(model)
+
+
+def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Return a folder's configuration, if this engine can run such a model; reads config.json."""
+    checkpoint.read_config(folder)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        refuse_config(config)
+    except EngineError:
+        raise
+    except Exception as error:  # values of a wrong kind raise all kinds of errors there
+        raise ModelLoadError(
+            f"Transformers does not know the model in {folder}: {error}"
+        ) from error
+    return config
 
 
 def context_of(config: PretrainedConfig, n_ctx: int | None) -> int:

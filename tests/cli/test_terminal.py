@@ -1,0 +1,173 @@
+"""What goes to a terminal is harmless, what goes to a file or a pipe is exact."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+import weft as package
+from weft import Loom
+from weft.viz.escape import shows
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+
+# What rich writes: colours, the cursor up, a line cleared, the cursor hidden.
+OURS = re.compile(r"\x1b\[(?:\d+(?:;\d+)*)?[mAKG]|\x1b\[2K|\x1b\[\?25[lh]")
+# A colour by C1, text that runs backwards, a window's title, a line that breaks elsewhere, a bell.
+NASTY = "\x9b31mred\u202edrawkcab\u2066 \x1b]0;title\x07 \u2028\x85\x9d0;other\x9c end"
+NAME = "bad-\x9bname\u202e"
+
+
+@pytest.fixture
+def shelf(home: Path) -> Path:
+    """One loom with nasty texts in its prompt, in what was said and in a node, and a nasty name."""
+    folder = home / "looms"
+    folder.mkdir(parents=True)
+    with package.load("tiny") as lm, Loom(lm, f"Say {NASTY}") as loom:
+        loom.meta["model"] = "tiny"
+        (grown,) = loom.grow(1, max_tokens=3, seed=1)
+        said = grown.add(f"Well {NASTY}")
+        said.meta["said"] = f"Well {NASTY}"
+        said.add(f"No {NASTY}\n{NASTY}")
+        loom.save(folder / "nasty.loom.json")
+        loom.save(folder / f"{NAME}.loom.json")
+    return folder
+
+
+def harmful(output: str) -> set[str]:
+    """Return what is in a terminal's input and neither text nor a sequence of ours."""
+    return {c for c in OURS.sub("", output) if not shows(c) and c not in "\r\n"}
+
+
+VERBS = [
+    ("tree", "nasty"),
+    ("tree", "nasty", "--json"),
+    ("tree", "nasty", "--top", "1"),
+    ("read", "--loom", "nasty", "--json"),
+    ("read", "--loom", "nasty"),
+    ("ls",),
+    ("ls", "--json"),
+    ("next", "--loom", "nasty"),
+    ("run", f"Say {NASTY}", "-n", "2", "--max-tokens", "4", "--json"),
+    ("run", f"Say {NASTY}", "-n", "2", "--max-tokens", "4", "--color", "prob"),
+    ("solve", f"Say {NASTY}", "--strategy", "greedy"),
+    ("rm", NAME),
+]
+
+
+@pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
+def test_no_verb_lets_a_text_steer_the_terminal(shelf, weft, in_terminals, terminal: str) -> None:
+    weft("tree", "nasty")
+    at_the_end = [("read", "3"), ("read", "3", "--color", "prob"), ("next", "3"), ("tree",)]
+    for verb, output in in_terminals([*at_the_end, *VERBS], TERM=terminal).items():
+        assert harmful(output) == set(), verb
+        assert "x9b" in output or "u009b" in output, output
+
+
+def test_a_chat_that_goes_on_is_shown_harmlessly(shelf, weft, in_terminal) -> None:
+    weft("read", "3", "--loom", "nasty")
+    weft("tree", "nasty")
+    typed = "/tree\nHello\n/fork 2\n\n/undo\n/quit\n"
+    output = in_terminal("chat", "-c", "--max-tokens", "4", typed=typed)
+    assert harmful(output) == set()
+    assert "going on from" in output
+
+
+MISTAKES = [
+    ("tree", NAME + "x"),
+    ("tree", NAME + "x", "--json"),
+    ("run", "hi", "-m", f"./{NASTY}"),
+    ("run", "hi", "-m", f"./{NASTY}", "--json"),
+    ("run", "hi", "--engine", NASTY),
+    ("run", "hi", f"--{NASTY}"),
+    ("run", "hi", f"--{NASTY}", "--json"),
+    ("run", "hi", "--color", NASTY),
+    (NASTY,),
+    ("grow", NASTY, "--loom", "nasty"),
+    ("export", f"{NASTY}.xyz"),
+    ("run", "hi", "--json-schema", f"{NASTY}.json"),
+]
+
+
+def test_no_mistake_lets_an_argument_steer_the_terminal(shelf, in_terminals) -> None:
+    for verb, output in in_terminals(MISTAKES).items():
+        assert harmful(output) == set(), verb
+        assert "202e" in output, output
+
+
+def test_json_on_a_terminal_is_the_object_that_a_file_gets(shelf, in_terminals, weft) -> None:
+    weft("tree", "nasty")
+    verbs = [("read", "3", "--json"), ("tree", "--json")]
+    for verb, output in in_terminals(verbs).items():
+        there = json.loads(output)
+        assert there == json.loads(weft(*verb).stdout)
+        assert any(NASTY in each["text"] for each in there.get("nodes", there.get("path")))
+
+
+def test_a_pipe_gets_the_texts_as_they_are(shelf, weft, command) -> None:
+    weft_tree = weft("tree", "nasty", "--json").stdout
+    for raw in ("\x9b", "\u202e", "\u2028", "\x85"):
+        assert raw in weft_tree
+    read = command("read", "3", "--loom", "nasty").stdout
+    assert f"No {NASTY}\n{NASTY}\n" in read
+
+
+def test_logs_are_harmless(tmp_path: Path, in_terminal) -> None:
+    model = tmp_path / "model\x9b\u202e"
+    model.symlink_to(Path(package.__file__).parent / "data" / "tiny")
+    few = ("-n", "1", "--max-tokens", "1", "--no-keep", "--engine", "numpy")
+    output = in_terminal("run", "hi", "-m", str(model), "-v", *few)
+    assert "info: cli.model: loaded " in output
+    assert harmful(output) == set()
+
+
+def test_what_the_shell_is_offered_is_harmless(shelf, weft, command) -> None:
+    weft("tree", "nasty")
+    for typed, shell in (("weft tree ", "zsh"), ("weft read ", "fish"), ("weft rm ", "bash")):
+        done = command(
+            _WEFT_COMPLETE=f"complete_{shell}",
+            COMP_WORDS=typed,
+            COMP_CWORD="2",
+            _TYPER_COMPLETE_ARGS=typed,
+            _TYPER_COMPLETE_FISH_ACTION="get-args",
+        )
+        assert harmful(done.stdout.replace("\t", "")) == set(), (typed, shell)
+
+
+LONG = "An “owl”… " + "said — ‘no’… × · " * 30
+WIDE = [
+    ("run", LONG, "-n", "3", "--max-tokens", "40", "--seed", "1"),
+    ("tree",),
+    ("ls",),
+    ("next", "1"),
+    ("next", "0"),
+    ("tree", "--top", "1"),
+]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_nothing_is_wider_than_the_terminal(in_terminals, encoding: str) -> None:
+    """Signs that become three, or are written out, are measured as what they become."""
+    for verb, output in in_terminals(WIDE, PYTHONIOENCODING=encoding).items():
+        assert output.isascii() or encoding != "ascii"
+        told = OURS.sub("", output).replace("\r", "\n").partition("next: ")[0].split("\n")
+        assert max(map(cell_len, told)) <= 80, (verb, max(told, key=cell_len))
+
+
+def test_a_deep_tree_keeps_to_the_width(home: Path, in_terminals) -> None:
+    (home / "looms").mkdir(parents=True)
+    with package.load("tiny") as lm, Loom(lm, "Deep") as loom:
+        node = loom
+        for turn in range(40):
+            node = node.add(f" turn {turn} of a talk that goes on … and on")
+        loom.save(home / "looms" / "deep.loom.json")
+    for encoding in ("ascii", "utf-8"):
+        (output,) = in_terminals([("tree", "deep")], PYTHONIOENCODING=encoding).values()
+        lines = OURS.sub("", output).replace("\r", "").split("\n")
+        assert max(map(cell_len, lines)) <= 80
+        assert any("turn 39" in line for line in lines)
