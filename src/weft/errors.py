@@ -32,6 +32,12 @@ apart.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
 
 class WeftError(Exception):
     """Base of all errors that Weft raises on purpose; `hint` says what to do next."""
@@ -119,7 +125,28 @@ class GrammarError(ConstraintError, ValueError):
 
 
 class DeadEnd(ConstraintError):
-    """No token is legal here; carries the path."""
+    """No token is legal here.
+
+    token_ids: the path that it came after. branches: those of a call of many that have no token;
+    `branch` is the first of them, None where none was there.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        token_ids: Sequence[int] = (),
+        branches: Sequence[Any] = (),
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.token_ids = tuple(token_ids)
+        self.branches = tuple(branches)
+
+    @property
+    def branch(self) -> Any:
+        """The first of `branches`, or None."""
+        return self.branches[0] if self.branches else None
 
 
 class StoreError(WeftError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -147,7 +148,11 @@ class LM:
             )
 
     def sampler(self, params: SamplingParams, stream: int) -> Sampler:
-        """Return a sampler at its beginning. Raises: GrammarError for a constraint that is none."""
+        """Return a sampler at its beginning.
+
+        Raises: ConfigError for biases of no token, GrammarError for a constraint that is none.
+        """
+        self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
@@ -342,6 +347,14 @@ class LM:
         """Load a LoRA adapter in PEFT's format under a name; see `adapters.Adapters.add`."""
         self.adapters.add(self, name, folder)
 
+    def fingerprint(self, adapter: str | None = None) -> str:
+        """Return what files of this model, with this adapter, are marked with.
+
+        Raises: ConfigError for an unknown adapter.
+        """
+        mark, own = self.info.fingerprint, self.adapters.fingerprint(adapter)
+        return mark if adapter is None else f"{mark}+{own}"
+
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; see `adapters.Adapters.remove`."""
         self.adapters.remove(self, name)
@@ -352,13 +365,25 @@ class LM:
         return gather_stats(self.scheduler)
 
     def clear_cache(self) -> None:
-        """Forget all KV and logits that no running work needs; tokens and handles stay."""
-        self.driver.exclusive(self._clear)
+        """Forget all KV and logits that no running work needs; tokens and handles stay.
 
-    def _clear(self) -> None:
-        self.scheduler.settle()
-        self.tree.clear()
-        self.scheduler.rows.clear()
+        Weights changed in place are noticed where PyTorch counts changes (an optimizer's step,
+        `add_`, `load_state_dict`); call this after other changes, such as through `.data`.
+        """
+        self.driver.exclusive(self.scheduler.clear)
+
+    def see_weights(self) -> None:
+        """Forget what was computed with weights that somebody has changed since.
+
+        Every call that runs the model does so first; for what is kept beside the tree.
+        """
+        if self.scheduler.has_other_weights():
+            self.driver.exclusive(self.scheduler.see_weights)
+
+    async def asee_weights(self) -> None:
+        """As `see_weights`, without blocking the loop."""
+        if self.scheduler.has_other_weights():
+            await asyncio.to_thread(self.see_weights)
 
     def close(self) -> None:
         """End what runs, free the KV and the model; idempotent. Its handles are stale then."""

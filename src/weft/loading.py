@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -125,9 +126,18 @@ def _load_object(
     limits: Mapping[str, Any],
     options: dict[str, Any],
 ) -> LM:
-    if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
+    kind = type(model)
+    if kind.__module__.partition(".")[0] in ("mlx", "mlx_lm"):
         raise ConfigError(
-            f"model is {model!r}; allowed are a name, a folder, or an already loaded model"
+            f"a {kind.__name__} of {kind.__module__} is a model in MLX, which no engine here runs;"
+            " give its folder or Hub id instead, or the model loaded with Transformers"
+        )
+    if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
+        shown = (
+            reprlib.repr(model) if kind in (int, float, type(None)) else f"of type {kind.__name__}"
+        )
+        raise ConfigError(
+            f"model is {shown}; allowed are a name, a folder, or an already loaded model"
         )
     lm, is_new = adopted(model, lambda: _adopt(model, tokenizer, budget, limits, options))
     asked = {**limits, "kv_budget": budget, "engine_options": options or None}

@@ -74,7 +74,7 @@ class PathKV:
         place = self._place(path)
         arrays = self.export(place)
         name = name_of(place.namespace)
-        mark = self._fingerprint(name)
+        mark = self._lm.fingerprint(name)
         return pack(SavedPath(mark, self._lm.info.model, place.ids(), name, arrays))
 
     def save(self, path: Path, file: str | os.PathLike[str]) -> None:
@@ -109,7 +109,7 @@ class PathKV:
                 f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
                 " with the model that made it, or prefill the tokens again"
             )
-        if saved.fingerprint != self._fingerprint(saved.namespace):
+        if saved.fingerprint != self._lm.fingerprint(saved.namespace):
             raise ModelMismatch(
                 f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
                 " that made it, or prefill the tokens again"
@@ -130,13 +130,17 @@ class PathKV:
         """
         return self._with_resident(self._place(path), self._export)
 
-    def insert(self, ids: Sequence[int], arrays: Mapping[str, Any]) -> Place:
+    def insert(
+        self, ids: Sequence[int], arrays: Mapping[str, Any], *, adapter: str | None = None
+    ) -> Place:
         """Put KV from `export` of the same model into the tree as that of `ids`; hold the place.
+
+        adapter: the LoRA adapter that it was made with.
 
         While running work has the room, it queues for it like any prompt, and is then computed.
         Raises: KVFull when it cannot fit even alone; ConfigError when the lengths differ.
         """
-        return self._put(self._lm.place(ids), arrays)
+        return self._put(self._lm.place(ids, namespace=adapter), arrays)
 
     def engine_cache(self, path: Path) -> Any:
         """Return the engine library's own cache object for a path, which its own model accepts.
@@ -240,11 +244,6 @@ class PathKV:
             return True
         finally:
             tree.unpin(cursor)
-
-    def _fingerprint(self, adapter: str | None) -> str:
-        """Return what a file of this model, with this adapter, is marked with."""
-        mark, own = self._lm.info.fingerprint, self._lm.adapters.fingerprint(adapter)
-        return mark if adapter is None else f"{mark}+{own}"
 
     def _refuse_hidden(self) -> None:
         if self._lm.tree.fragments is None:

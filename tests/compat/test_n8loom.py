@@ -12,7 +12,7 @@ import pytest
 import weft
 from weft import samples
 from weft.compat import n8loom
-from weft.errors import ConfigError
+from weft.errors import ConfigError, Unsupported
 from weft.sched.work import Extend, Logits
 
 
@@ -182,6 +182,63 @@ def test_a_bfloat16_model_has_fragments() -> None:
     before = lm.stats().prefilled
     assert np.abs(logits(lm, fused.place(lm)) - want).max() < 0.1
     assert lm.stats().prefilled - before <= 1
+
+
+def test_a_tokenizer_config_is_that_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    plain, _ = n8loom.load_for_loom("tiny")
+    template = "{% for m in messages %}<<{{ m.content }}>>{% endfor %}"
+    model, tokenizer = n8loom.load_for_loom("tiny", tokenizer_config={"chat_template": template})
+    assert type(tokenizer).__module__.startswith("transformers")
+    root = n8loom.Loom(model, tokenizer, samples.sum)
+    assert root.text == f"<<{samples.sum}>>"
+    assert model.tokenize(samples.sum) == plain.tokenize(samples.sum)
+    assert root.ramify(n=2, max_tokens=2)
+    for options in ({"model_config": {"rope_theta": 1.0}}, {"adapter_path": "x"}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            n8loom.load_for_loom("tiny", **options)
+
+
+def test_a_model_of_another_library_is_refused_in_short_words() -> None:
+    kind = type("Model", (dict,), {"__repr__": lambda self: "x" * 7000})
+    kind.__module__ = "mlx_lm.models.llama"
+    for call in (
+        lambda: n8loom.Loom(kind(), "tokenizer", "Hi"),
+        lambda: weft.load(kind(), "tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match="MLX, which no engine here runs") as caught:
+            call()
+        assert len(str(caught.value)) < 250
+    with pytest.raises(ConfigError, match="name is of type Model; allowed are a name"):
+        weft.load_model_by_name(kind())
+    for wrong in ([1] * 9999, {"a": "x" * 9999}, b"x" * 9999):
+        with pytest.raises(ConfigError, match="model is") as caught:
+            weft.load(wrong)
+        assert len(str(caught.value)) < 250
+
+
+def test_a_fused_cache_is_taken_by_the_engines_own_model() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=2048, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokenizer = weft.load("tiny").tokenizer
+    root = n8loom.Loom(model, tokenizer, "Some words to begin with.")
+    child = root.add_text_child(" And more of them.")
+    frags = [list(layer) for layer in zip(root.frag, child.frag, strict=True)]
+    cache = n8loom.fuse_cache_frags(frags).for_model(model, tokenizer)
+    ids = [*root.tokens, *child.tokens]
+    with torch.no_grad():
+        whole = model(torch.tensor([[*ids, 7]])).logits[0, -1]
+        ahead = model(torch.tensor([[7]]), past_key_values=cache).logits[0, -1]
+    assert float((whole - ahead).abs().max()) < 1e-4
+    lm = weft.load("tiny")
+    fused = n8loom.fuse_cache_frags([[frag] for frag in n8loom.Loom(lm, "Hi").frag])
+    with pytest.raises(Unsupported, match="no cache object"):
+        fused.for_model(lm)
 
 
 CHAT = "<|bos|><|user|>Hello<|end|><|assistant|>"

@@ -296,8 +296,17 @@ def test_steering_bans_replaces_and_is_not_forked(make) -> None:
     assert branch.produce().token == branch.fork().produce().token == second
     branch.clear_logit_bias()
     assert branch.produce().token == first
-    with pytest.raises(ConfigError, match="allowed are numbers"):
-        branch.steer({1: math.nan})
+    branch.steer({43: math.inf})  # leaves nothing else
+    assert branch.produce().token == 43
+    branch.clear_steer()
+    branch.set_logit_bias({43: math.inf, 44: -math.inf})
+    assert branch.fork().produce().token == 43
+    branch.steer({43: -math.inf})  # a ban is stronger
+    assert branch.produce().token == first
+    for wrong in ({1: math.nan}, {"a": 1}, {5: "x"}, 5, {10**6: 1.0}):
+        for call in (branch.steer, branch.set_logit_bias):
+            with pytest.raises(ConfigError, match="allowed"):
+                call(wrong)
 
 
 def test_logits_are_copies_can_be_set_and_merged(make) -> None:
@@ -590,3 +599,138 @@ def random_calls(lm, rng: random.Random, seed: int) -> dict[Branch, list[int]]:
             twin = {branch: twin[branch]}
         assert {b: b.tokens for b in twin} == twin
     return twin
+
+
+@pytest.mark.parametrize("run", ["together", "in two prefills", "two commits", "commit, prefill"])
+def test_tokens_accepted_ahead_are_each_scored_by_the_row_before_them(make, kind, run) -> None:
+    """However they are run afterwards, the figures are those of plain commits."""
+    lm = make(kind)
+    plain, ahead = root(lm), root(lm)
+    tokens = [70, 81, 92]
+    for token in tokens:
+        plain.commit(token)
+        ahead.accept(token)
+    assert ahead.metrics.n_accepted == 3
+    if run == "together":
+        ahead.prefill([*tokens, 7])
+        plain.prefill([7])
+    elif run == "in two prefills":
+        ahead.prefill(tokens[:1])
+        ahead.prefill(tokens[1:])
+    elif run == "two commits":
+        ahead.commit(tokens[0])
+        lm.clear_cache()
+        ahead.commit(tokens[1])
+        ahead.commit(tokens[2])
+    else:
+        ahead.commit(tokens[0])
+        ahead.prefill(tokens[1:])
+    assert ahead.perplexity == pytest.approx(plain.perplexity, rel=1e-4)
+    assert ahead.metrics.n_accepted == plain.metrics.n_accepted == 3
+    assert ahead.tokens == plain.tokens
+    same(ahead.logits, plain.logits)
+
+
+def test_tokens_accepted_before_any_row_have_no_figure_for_the_first(make) -> None:
+    lm = make("numpy")
+    ahead, plain = Branch.create(lm, seed=1), Branch.create(lm, seed=1)
+    for token in (40, 50):
+        ahead.accept(token)
+    ahead.prefill([40, 50])
+    plain.commit(40)
+    plain.commit(50)
+    assert ahead.perplexity == pytest.approx(plain.perplexity, rel=1e-4)
+
+
+def test_a_dead_end_names_its_branches_and_the_others_have_drawn(make) -> None:
+    lm = make("numpy")
+    store, parent = BranchStore(lm), root(lm)
+    branches = [parent.fork() for _ in range(4)]
+    ban = dict.fromkeys(range(lm.info.n_vocab), -math.inf)
+    for dead in branches[1::2]:
+        dead.steer(ban)
+    with pytest.raises(DeadEnd, match=f"{branches[1]!r}, {branches[3]!r}") as caught:
+        store.produce(branches)
+    error = caught.value
+    assert error.branches == (branches[1], branches[3])
+    assert error.branch is branches[1]
+    assert list(error.token_ids) == branches[1].tokens
+    assert len(store.produce([branches[0], branches[2]])) == 2
+    with pytest.raises(DeadEnd) as caught:
+        Loom(lm, PROMPT).grow(n=1, max_tokens=3, logit_bias=ban)
+    assert caught.value.branch is None
+    assert list(caught.value.token_ids) == Loom(lm, PROMPT).tokens
+
+
+def test_parameters_are_taken_as_a_mapping_too(make) -> None:
+    lm = make("numpy")
+    said = {"temperature": 0.3, "seed": 5}
+    one = Branch.create(lm, 0, said)
+    two = Branch.create(lm, 0, **said)
+    assert one.params == two.params
+    assert one.params.top_k == 40  # what is not said stays
+    assert Branch.create(lm, 0, said, temperature=0.5).params.temperature == 0.5
+    one.set_sampler_params({"top_k": 3})
+    assert (one.params.top_k, one.params.temperature) == (3, 0.3)
+    for wrong in ({"topK": 3}, {"n": 2}, "x", {"logit_bias": {10**6: 1}}):
+        with pytest.raises(ConfigError):
+            Branch.create(lm, 0, wrong)
+    with pytest.raises(ConfigError, match="set_grammar"):
+        one.set_sampler_params({"constraint": {"type": "null"}})
+
+
+@pytest.mark.parametrize("last_n", [1, 3, None])
+def test_penalties_look_back_as_far_as_they_are_told(make, last_n) -> None:
+    """After forks, rewinds, changed settings and a file, as after plain commits."""
+    lm = make("numpy")
+    options = {"presence_penalty": 50.0, "temperature": 0.0, "penalty_last_n": last_n}
+    branch = root(lm, **options)
+    tokens = [60, 61, 62, 63]
+    for token in tokens:
+        branch.commit(token)
+    rows = branch.logits.copy()
+    rows[tokens[-last_n:] if last_n else tokens] -= 50.0
+    wanted = int(rows.argmax())
+    back = branch.fork()
+    back.commit(77)
+    back.rewind(1)
+    anew = root(lm)
+    for token in tokens:
+        anew.commit(token)
+    anew.set_sampler_params(**options)
+    loaded = Branch.load(lm, branch.save())
+    at = back.fork(at=back.position)
+    back.commit(5)
+    middle = back.fork(at=back.position - 1)
+    for same_state in (branch, branch.fork(), anew, loaded, at, middle):
+        assert same_state.produce().token == wanted
+
+
+def test_a_saved_branch_keeps_its_steering(make, tmp_path) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=0.0)
+    first = branch.produce().token
+    branch.steer({first: -math.inf, 42: 100.0})
+    branch.save(tmp_path / "branch.json")
+    again = Branch.load(lm, tmp_path / "branch.json")
+    assert again.produce().token == branch.produce().token == 42
+    again.clear_steer()
+    assert again.produce().token == first
+    older = {
+        key: value for key, value in branch.save().items() if key not in ("steering", "adapter")
+    }
+    assert Branch.load(lm, older).produce().token == first
+
+
+def test_children_are_those_that_live_in_the_order_of_their_forks(make) -> None:
+    lm = make("numpy")
+    parent = root(lm)
+    forks = [parent.fork() for _ in range(6)]
+    assert parent.children == forks
+    forks[1].prune()
+    del forks[3]
+    gc.collect()
+    assert parent.children == [forks[0], *forks[2:]]
+    assert len(parent._children) == 4  # what is gone leaves nothing behind
+    BranchStore(lm).retain_only(forks[0])
+    assert forks[0].parent is None

@@ -177,7 +177,7 @@ class _Tail:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bring_front_keeps_every_tail_s_slots(seed: int) -> None:
+def test_bring_together_keeps_every_tail_s_slots(seed: int) -> None:
     rng = np.random.default_rng(seed)
     bank = TailBank(1, 1, 2)
     tails = [_Tail(int(n)) for n in rng.integers(1, 6, 8)]
@@ -185,8 +185,10 @@ def test_bring_front_keeps_every_tail_s_slots(seed: int) -> None:
     for value, tail in enumerate(tails):
         bank.row(tail.row)[...] = value
     front = [tails[i] for i in rng.permutation(8)[: int(rng.integers(1, 9))]]
-    bank.bring_front(front)
-    assert {tail.row for tail in front} == set(range(len(front)))
+    bank.bring_together(front)
+    first = min(tail.row for tail in front)
+    assert {tail.row for tail in front} == set(range(first, first + len(front)))
+    assert not bank.bring_together(front)
     for value, tail in enumerate(tails):
         assert bank.rows[tail.row] is tail
         assert (bank.row(tail.row)[:, :, :, : tail.tail] == value).all()

@@ -24,7 +24,7 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 
 from families import build  # noqa: E402
 from loopback_hub import Repo, point_at, serve  # noqa: E402
-from weft import AsyncLM, load  # noqa: E402
+from weft import AsyncLM, Branch, BranchStore, Loom, load  # noqa: E402
 from weft.aio.asynclm import read_of  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
@@ -270,3 +270,49 @@ def test_what_is_no_plain_adapter_of_this_model_is_refused(tmp_path, text) -> No
     tiny = load("tiny")
     with pytest.raises(Unsupported, match="numpy engine runs no LoRA"):
         tiny.add_adapter("x", tmp_path)
+
+
+def test_branches_and_looms_run_with_an_adapter_beside_the_model_alone(tmp_path, text) -> None:
+    wanted = {name: adapter(tmp_path / name, "llama", n) for n, name in enumerate(("law", "med"))}
+    lm = lm_of("llama", text)
+    for name in wanted:
+        lm.add_adapter(name, tmp_path / name)
+    names = [None, "law", "med", None, "law"]
+    store, made = BranchStore(lm), [Branch.create(lm, seed=1, adapter=name) for name in names]
+    store.prefill([(branch, IDS[:-2]) for branch in made])
+    for token in IDS[-2:]:
+        store.commit([(branch, token) for branch in made])  # lines of all three in one call
+    for name, branch in zip(names, made, strict=True):
+        assert branch.adapter == branch.fork().adapter == name
+        if name is not None:
+            row = torch.tensor(branch.logits).log_softmax(-1).numpy()
+            np.testing.assert_allclose(row, wanted[name], atol=1e-4)
+    np.testing.assert_allclose(made[0].logits, made[3].logits, atol=1e-4)
+    assert np.abs(made[0].logits - made[1].logits).max() > 0.01
+    np.testing.assert_allclose(made[1].perplexity, made[4].perplexity, rtol=1e-4)
+    data = made[1].save()
+    assert Branch.load(lm, data).adapter == "law"
+    np.testing.assert_allclose(Branch.load(lm, data).logits, made[1].logits, atol=1e-4)
+    for name in wanted:
+        loom = Loom(lm, IDS, adapter=name)
+        assert loom.adapter == name
+        (best,) = loom.grow(n=1, max_tokens=4, temperature=0.0)
+        assert best.tokens[0] == int(wanted[name].argmax())
+        by_hand = Branch.create(lm, temperature=0.0, adapter=name)
+        by_hand.prefill(IDS)
+        assert best.tokens == [piece.token for piece, _ in zip(by_hand, range(4), strict=False)]
+        loom.save(tmp_path / "kept.loom.json")
+        again = Loom.open(tmp_path / "kept.loom.json", lm)
+        assert again.adapter == name
+        assert again.children[0].grow(n=1, max_tokens=2, temperature=0.0)[0].tokens
+        assert Loom.open(tmp_path / "kept.loom.json").adapter == name
+    lm.remove_adapter("law")
+    with pytest.raises(StaleHandle, match="'law' was removed"):
+        made[1].commit(5)
+    made[0].commit(5)
+    with pytest.raises(ConfigError, match="unknown LoRA adapter"):
+        Branch.create(lm, adapter="law")
+    with pytest.raises(ConfigError, match="unknown LoRA adapter"):
+        Loom(lm, IDS, adapter="law")
+    with pytest.raises(ConfigError, match="unknown LoRA adapter"):
+        Branch.load(lm, data)

@@ -211,10 +211,10 @@ REFLECTION = "\n...Wait. I need to look at the problem again. I could've"
 def reflect(root: Loom) -> list[str]:
     """The README program of the existing library, with small numbers."""
     assistant_start = root.add_text_child("I will solve this problem step by step.")
-    assistant_start.ramify(n=4, temp=0.6, max_tokens=12, min_p=0.05)
+    assistant_start.ramify(n=4, temp=0.6, max_tokens=12, min_p=0.01)
     return assistant_start.apply_at_leaves(
         lambda x: x.ramify(REFLECTION) if x.terminal else None,
-        lambda x: x.ramify(n=2, temp=0.6, max_tokens=12, min_p=0.05),
+        lambda x: x.ramify(n=2, temp=0.6, max_tokens=12, min_p=0.01),
         lambda x: x.crown(),
     )
 
@@ -276,3 +276,25 @@ def test_the_models_own_library_goes_on_from_the_prefix_cache(loaded: tuple[Any,
 def test_an_engine_without_a_library_has_no_cache_object(loom: Loom) -> None:
     with pytest.raises(Unsupported, match="numpy"):
         loom.get_prefix_cache()
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda leaf: leaf.ramify(n=2, max_tokens=12, seed=5, temp=3.0),
+        lambda leaf: leaf.grow(n=2, max_tokens=12, seed=5, temperature=3.0, min_p=0.01),
+        lambda leaf: list(leaf.ramify(n=2, max_tokens=12, seed=5, temp=3.0, stream=True)) and None,
+    ],
+)
+def test_equal_leaves_get_different_children_from_one_seed_and_the_same_each_time(
+    lm: weft.LM, grow
+) -> None:
+    def grown() -> list[list[int]]:
+        loom = Loom(lm, "Use 4 9 10 13 to make 24.")
+        leaves = [loom.add("So: ") for _ in range(3)]
+        loom.apply_at_leaves(grow)
+        return [child.tokens for leaf in leaves for child in leaf.children]
+
+    first = grown()
+    assert len({tuple(tokens) for tokens in first}) == 6
+    assert grown() == first

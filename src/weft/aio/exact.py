@@ -64,7 +64,8 @@ class ExactRows:
             self._rows.clear()
 
     def _row(self, place: Place) -> Floats:
-        key = (place.namespace, *place.ids())
+        self._lm.see_weights()
+        key = (self._lm.scheduler.rows.n_clears, place.namespace, *place.ids())
         with self._lock:
             row = self._rows.get(key)
             if row is not None:

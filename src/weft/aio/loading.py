@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -42,6 +43,11 @@ def load_model_by_name(
     """
     from ..engines import engine_names
 
+    if not isinstance(name, str | os.PathLike):
+        raise ConfigError(
+            f"name is of type {type(name).__name__}; allowed are a name and a folder. For a loaded"
+            " model: AsyncLM(weft.load(model, tokenizer))"
+        )
     options, engines = dict(llm_opts or {}), engine_names()
     chosen = backend if backend is not None else _best(name, engines, options)
     if chosen in KNOWN:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from .branch import Branch
 from .metrics import Metrics, Produced
+from .rerank import Ranked, Rerank
+from .session import Session
 from .store import BranchStore
 from .tenancy import Pressure
 
-__all__ = ["Branch", "BranchStore", "Metrics", "Pressure", "Produced"]
+__all__ = [
+    "Branch",
+    "BranchStore",
+    "Metrics",
+    "Pressure",
+    "Produced",
+    "Ranked",
+    "Rerank",
+    "Session",
+]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from ..errors import ConfigError, HasChildren
 from ..sampling.params import SamplingParams
@@ -15,7 +15,7 @@ from ..sched.rows import LogitsRow
 from .calls import Commit, Prefill, Read, arun, checked_pairs, run
 from .draw import draw
 from .metrics import Produced, tokens_of
-from .tuning import DEFAULTS, NOT_HERE, Tunable, constraint_of, replace_params
+from .tuning import DEFAULTS, NOT_HERE, Tunable, constraint_of, replace_params, with_params
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -47,7 +47,7 @@ class Branch(Tunable):
         """Use `Branch.create`."""
         super().__init__(lm, place, params, sampler)
         self._parent: Branch | None = None
-        self._children: list[weakref.ref[Branch]] = []
+        self._children: WeakValueDictionary[int, Branch] | None = None  # by number, as forked
         self._fork_head = 0
         self._forks_at: dict[int, int] = {}
         self.tenancy.branches.add(self)
@@ -57,29 +57,32 @@ class Branch(Tunable):
         cls,
         lm: LM,
         position: int = 0,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         grammar: Any = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Branch:
         """Return an empty branch.
 
         position: 0; a position without tokens has no meaning here. params, sampling: how to draw;
-        temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 unless told. grammar: GBNF text, or
-        anything that `constraint=` takes. Raises: ConfigError, GrammarError.
+        temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 unless told; a SamplingParams says all.
+        grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
+        see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError.
         """
         if position != 0:
             raise ConfigError(f"position is {position!r}; allowed is 0: prefill the tokens before")
+        defaults, sampling = with_params(params, sampling, DEFAULTS)
         for name in set(sampling) & set(NOT_HERE):
             raise ConfigError(f"{name} has no meaning for a branch: {NOT_HERE[name]}")
         if grammar is not None:
             sampling["constraint"] = constraint_of(grammar)
-        resolved = SamplingParams.resolve(sampling, params or DEFAULTS)
+        resolved = SamplingParams.resolve(sampling, defaults)
         if resolved.seed is None:
             resolved = replace_params(resolved, seed=fresh_seed())
         assert resolved.seed is not None
         sampler = lm.sampler(resolved, stream_of(resolved.seed, (0,)))
-        return cls(lm, lm.place(()), resolved, sampler)
+        return cls(lm, lm.place((), namespace=adapter), resolved, sampler)
 
     # Running ----------------------------------------------------------------------------------
 
@@ -110,6 +113,7 @@ class Branch(Tunable):
     def produce(self) -> Produced:
         """Draw the next token; changes nothing, and runs the model only if the logits are gone."""
         self.alive()
+        self.lm.see_weights()
         if self.drawn is None:
             self.raw()
         return draw([self])[0]
@@ -117,6 +121,7 @@ class Branch(Tunable):
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
         row = self.needed_row()
+        await self.lm.asee_weights()
         while self.drawn is None and self.lm.scheduler.rows.read(row) is None:
             await arun(self.lm, [self], Read, [self])
         return draw([self])[0]
@@ -127,6 +132,7 @@ class Branch(Tunable):
         A commit or prefill of the same token after it does not count it again.
         """
         self.alive()
+        self.lm.see_weights()
         self.accept_now(self.checked_token(token))
 
     def __iter__(self) -> Iterator[Produced]:
@@ -170,7 +176,9 @@ class Branch(Tunable):
         else:
             child.reseed(SamplingParams(seed=seed).seed or 0, (0,))
         child._parent, child._fork_head = self, position
-        self._children.append(weakref.ref(child))
+        if self._children is None:
+            self._children = WeakValueDictionary()
+        self._children[child.number] = child
         return child
 
     def rewind(self, n: int) -> None:
@@ -221,18 +229,22 @@ class Branch(Tunable):
 
     def end(self, call: str) -> None:
         """Let go of everything; `call` is named to whoever uses the branch later."""
-        parent = self._parent
-        if parent is not None:
-            parent._children = [ref for ref in parent._children if ref() not in (None, self)]
+        self.detach()
         self.ended_by = call
-        self._parent = None
         self.row = self.last = self.drawn = None
         self.place = self.lm.place(()) if not self.lm.closed else self.place.at(0)
         self.tenancy.branches.discard(self)
 
+    def detach(self) -> None:
+        """Have no parent any more: what ends that one's subtree leaves this one alone."""
+        parent = self._parent
+        if parent is not None and parent._children is not None:
+            parent._children.pop(self.number, None)
+        self._parent, self._fork_head = None, 0
+
     def become_root(self) -> None:
         """Stand alone: no parent, no children."""
-        self._parent, self._children, self._fork_head = None, [], 0
+        self._parent, self._children, self._fork_head = None, None, 0
 
     # Topology ---------------------------------------------------------------------------------
 
@@ -262,10 +274,9 @@ class Branch(Tunable):
 
     @property
     def children(self) -> list[Branch]:
-        """The branches forked from it that still live."""
+        """The branches forked from it that still live, in the order of their forks."""
         self.alive()
-        found = [ref() for ref in self._children]
-        return [child for child in found if child is not None]
+        return [] if self._children is None else list(self._children.values())
 
     @property
     def is_leaf(self) -> bool:

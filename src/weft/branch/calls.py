@@ -7,19 +7,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError
-from ..kv.cursor import Place
 from ..sched import work
 from ..sched.driver import deferred_interrupt
-from ..sched.work import Extend, Item, Logits
+from ..sched.work import Extend, Item, Logits, Scores
 from .metrics import Accepted
 from .tenancy import Tenancy
 from .turns import aturn, turn
 
 if TYPE_CHECKING:
+    from ..engines.base import Score
     from ..lm import LM
     from ..sampling.chain import Sampler
     from ..sched.jobs import Committed
     from ..sched.lines import Line
+    from ..sched.work import Want
     from .branch import Branch
 
 Pairs = Sequence[tuple["Branch", Any]]
@@ -39,6 +40,9 @@ class Commit:
 
     def __init__(self, pairs: Pairs) -> None:
         self.parts = [_CommitPart(branch, token) for branch, token in pairs]
+        # A step runs lines of one adapter: those of each come together.
+        if len({part.branch.base.namespace for part in self.parts}) > 1:
+            self.parts.sort(key=lambda part: part.branch.adapter or "")
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
         """Read the rows that figures need and nobody kept, then run the tokens."""
@@ -60,7 +64,7 @@ class Commit:
 class _CommitPart:
     """One branch's share of a commit."""
 
-    __slots__ = ("accepted_before", "branch", "sampler", "steering", "token", "used")
+    __slots__ = ("accepted_before", "branch", "sampler", "steering", "token", "unscored", "used")
 
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
@@ -68,6 +72,7 @@ class _CommitPart:
         if branch.position >= branch.lm.n_ctx:
             branch.lm.place((self.token,), after=branch.place)  # which says what is wrong
         self.accepted_before = branch.accepted_ahead(self.token)
+        self.unscored = not self.accepted_before or branch.is_unscored()
         self.used = self.sampler = branch.sampler
         self.steering = branch.steering
         if not self.accepted_before and self.used.needs_host:
@@ -77,7 +82,7 @@ class _CommitPart:
     def is_unknown(self) -> bool:
         """Whether its figures need a row of logits that must be read again."""
         branch = self.branch
-        if self.accepted_before or branch.row is None:
+        if not self.unscored or branch.row is None:
             return False
         drawn = branch.drawn
         known = drawn is not None and drawn.token == self.token
@@ -89,10 +94,10 @@ class _CommitPart:
 
     def finish(self, line: Line, answer: Committed) -> None:
         branch, token = self.branch, self.token
+        raw, kept = branch.surprisals(token) or (None, None) if self.unscored else (None, None)
         if self.accepted_before:
-            branch.take_accepted(1)
+            branch.take_accepted([raw])
         else:
-            raw, kept = branch.surprisals(token) or (None, None)
             branch.last = Accepted(branch.last, branch.position, token, raw, kept)
             if branch.sampler is self.used:
                 branch.sampler = self.sampler
@@ -110,25 +115,50 @@ class Prefill:
     """Tokens run on each of some branches, not accepted: penalties, grammar, metrics stay."""
 
     def __init__(self, pairs: Pairs) -> None:
-        self.parts: list[tuple[Branch, list[int], Place]] = []
+        self.parts: list[_PrefillPart] = []
         for branch, tokens in pairs:
             ids = [branch.checked_token(token) for token in tokens]
             if ids:
-                place = branch.lm.place(ids, after=branch.place)
-                branch.check_ahead(ids)
-                self.parts.append((branch, ids, place))
+                self.parts.append(_PrefillPart(branch, ids))
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
         """Run them all."""
-        places = [place for _, _, place in self.parts]
-        if places:
-            yield [Extend(place, (), (Logits(place.depth),)) for place in places], self._finish
+        if self.parts:
+            yield [Extend(part.place, (), part.wants()) for part in self.parts], self._finish
 
     def _finish(self, answers: list[list[Any]]) -> None:
-        for (branch, ids, place), answer in zip(self.parts, answers, strict=True):
-            branch.take_accepted(len(ids))
-            branch.moved(place, answer[0])
-            branch.stream.flush()
+        for part, answer in zip(self.parts, answers, strict=True):
+            part.finish(*answer)
+
+
+class _PrefillPart:
+    """One branch's share of a prefill; its first `n_ahead` tokens were accepted before.
+
+    first: the first of these whose surprisal the run gives.
+    """
+
+    __slots__ = ("branch", "first", "n_ahead", "place")
+
+    def __init__(self, branch: Branch, ids: list[int]) -> None:
+        self.branch = branch
+        self.place = branch.lm.place(ids, after=branch.place)
+        self.n_ahead = branch.check_ahead(ids)
+        scored = (n for n in range(self.n_ahead) if branch.position + n and branch.is_unscored(n))
+        self.first = next(scored, self.n_ahead)
+
+    def wants(self) -> tuple[Want, ...]:
+        start, row = self.branch.position, Logits(self.place.depth)
+        if self.first == self.n_ahead:
+            return (row,)
+        return row, Scores(start + self.first, start + self.n_ahead)
+
+    def finish(self, row: Any, scores: Score | None = None) -> None:
+        found: list[float | None] = [None] * self.n_ahead
+        if scores is not None:
+            found[self.first :] = (-scores.logprobs).tolist()
+        self.branch.take_accepted(found)
+        self.branch.moved(self.place, row)
+        self.branch.stream.flush()
 
 
 class Read:
@@ -150,6 +180,7 @@ class Read:
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """Check, run and finish a call; the branches' other calls wait meanwhile."""
     with turn(Tenancy.of(lm), branches), placed(branches):
+        lm.see_weights()
         call: Call = make(of)
         for items, finish in call.stages():
             tickets = lm.submit(items, atomic=isinstance(items[0], Extend))
@@ -174,6 +205,7 @@ async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """The awaitable form of `run`; cancelled, it leaves the branches as they were."""
     async with aturn(Tenancy.of(lm), branches):
         with placed(branches):
+            await lm.asee_weights()
             call: Call = make(of)
             for items, finish in call.stages():
                 tickets = await lm.asubmit(items, atomic=isinstance(items[0], Extend))

@@ -36,13 +36,18 @@ def _draw(branches: Sequence[State]) -> None:
         else:
             branch.drawn = branch.produced(token, logprob, kept)
     if dead:  # the others have drawn: asked again, they give the same
-        raise _error_of(*dead[0])
+        raise _error_of(*dead[0], [branch for branch, _ in dead])
 
 
-def _error_of(branch: State, token: int) -> WeftError:
+def _error_of(branch: State, token: int, dead: Sequence[State]) -> WeftError:
     if token == BROKEN:
         return ForwardError(f"the model gave logits with NaN or +inf for {branch!r}")
     matcher = branch.sampler.matcher
     if matcher is not None and matcher.failure is not None:
         return ConstraintError(f"{branch!r}: {matcher.failure}")
-    return DeadEnd(f"grammar, bias and steering leave {branch!r} no token")
+    named = ", ".join(map(repr, dead[:8])) + (f" and {len(dead) - 8} more" if len(dead) > 8 else "")
+    return DeadEnd(
+        f"grammar, bias and steering leave {named} no token",
+        token_ids=branch.ids(),
+        branches=dead,
+    )

@@ -80,6 +80,16 @@ class Accepted:
         self.kept: float = kept
         self.n_kept: int = n_kept
 
+    def own(self) -> tuple[float | None, float | None]:
+        """Return the surprisals of this token alone, None where unknown."""
+        before = self.before
+        raw, n_raw = (before.raw, before.n_raw) if before is not None else (0.0, 0)
+        kept, n_kept = (before.kept, before.n_kept) if before is not None else (0.0, 0)
+        return (
+            self.raw - raw if self.n_raw > n_raw else None,
+            self.kept - kept if self.n_kept > n_kept else None,
+        )
+
 
 def chain(last: Accepted | None) -> Iterator[Accepted]:
     """Yield accepted tokens, the last one first."""

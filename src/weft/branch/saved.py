@@ -35,33 +35,24 @@ WHAT = "the saved branch"  # in messages
 
 def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
     """Return a branch as data; see `Branch.save`."""
+    adapter = branch.adapter
     data = {
         "format": FORMAT,
         "version": VERSION,
-        "fingerprint": branch.lm.info.fingerprint,
+        "fingerprint": branch.lm.fingerprint(adapter),
         "tokens": branch.tokens,
         "params": branch.params.to_dict(),
         "seed": branch._seed,
         "lineage": list(branch._lineage),
         "grammar_from": branch.grammar_from,
-        "accepted": [_record(each) for each in chain(branch.last)][::-1],
+        "accepted": [[each.position, each.token, *each.own()] for each in chain(branch.last)][::-1],
         "ahead": list(branch._ahead),
+        "steering": SamplingParams(logit_bias=branch.steering).to_dict()["logit_bias"],
+        "adapter": adapter,
     }
     if path is not None:
         files.write(path, json.dumps(data))
     return data
-
-
-def _record(each: Accepted) -> list[Any]:
-    before = each.before
-    raw, n_raw = (before.raw, before.n_raw) if before is not None else (0.0, 0)
-    kept, n_kept = (before.kept, before.n_kept) if before is not None else (0.0, 0)
-    return [
-        each.position,
-        each.token,
-        each.raw - raw if each.n_raw > n_raw else None,
-        each.kept - kept if each.n_kept > n_kept else None,
-    ]
 
 
 def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
@@ -79,8 +70,12 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
     version = data.get("version")
     if version != VERSION:
         raise FormatError(f"this is a saved branch of version {shown(version)}, not {VERSION}")
-    if field(data, "fingerprint", str, WHAT) != lm.info.fingerprint:
-        raise ModelMismatch("the branch was saved with another model; load it with that one")
+    adapter = data.get("adapter")  # absent in files of earlier versions, as the steering is
+    if adapter is not None and not isinstance(adapter, str):
+        raise FormatError(f"adapter of {WHAT} is {shown(adapter)}; a name or null belongs there")
+    if field(data, "fingerprint", str, WHAT) != lm.fingerprint(adapter):
+        which = "model" if adapter is None else f"model, or another LoRA adapter named {adapter!r}"
+        raise ModelMismatch(f"the branch was saved with another {which}; load it with that one")
     try:
         return _made(kind, lm, data)
     except ContextOverflow:  # nothing is wrong with the file
@@ -99,7 +94,8 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     tokens = _wholes(data, "tokens", lm.info.n_vocab)
     ahead = _wholes(data, "ahead", lm.info.n_vocab)
     stream = stream_of(seed, lineage)
-    branch = kind(lm, lm.place(tokens), params, lm.sampler(params, stream))
+    place = lm.place(tokens, namespace=data.get("adapter"))
+    branch = kind(lm, place, params, lm.sampler(params, stream))
     branch._seed, branch._lineage = seed, lineage
     for index, each in enumerate(field(data, "accepted", list, WHAT)):
         where = f"accepted token {index} of {WHAT}"
@@ -113,7 +109,11 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     branch.grammar_from = whole(
         data.get("grammar_from"), f"grammar_from of {WHAT}", 0, n_accepted + 1
     )
+    if len(ahead) > n_accepted:
+        raise FormatError(f"{WHAT} has more tokens ahead than accepted ones")
     branch._ahead = ahead
+    steering = {"logit_bias": data.get("steering") or {}}
+    branch.steering = branch.biases(SamplingParams.from_dict(steering).logit_bias)
     branch.sampler = branch.sampler_at(branch.last, stream)
     branch.row = LogitsRow() if tokens else None
     return branch

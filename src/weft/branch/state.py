@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..adapters import name_of
 from ..errors import ConfigError, StaleHandle
 from ..kv.cursor import Place
 from ..sampling.chain import Sampler
@@ -45,7 +47,9 @@ class State:
         self.sampler = sampler
         self.row: LogitsRow | None = None
         self.last: Accepted | None = None
-        self.drawn: Produced | None = None
+        self._rows = lm.scheduler.rows
+        self._drawn: Produced | None = None
+        self._drawn_when = 0
         self.steering: dict[int, float] = {}
         self.grammar_from = 0  # tokens accepted before the grammar began
         self.stream = lm.text.stream()
@@ -60,6 +64,20 @@ class State:
         """Tokens of the path: the position that the next token will have."""
         self.alive()
         return self._depth
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of the LoRA adapter that it runs with; None: the model alone."""
+        return name_of(self._place.namespace)
+
+    @property
+    def drawn(self) -> Produced | None:
+        """What was drawn at this tip; None once the rows were cleared that it came from."""
+        return self._drawn if self._drawn_when == self._rows.n_clears else None
+
+    @drawn.setter
+    def drawn(self, drawn: Produced | None) -> None:
+        self._drawn, self._drawn_when = drawn, self._rows.n_clears
 
     @property
     def place(self) -> Place:
@@ -131,8 +149,8 @@ class State:
 
     def accept_now(self, token: int) -> None:
         """Go on by a token without running it."""
-        known = self.surprisals(token)
-        if known is None and self.position:
+        known = None if self._ahead else self.surprisals(token)
+        if known is None and self.position and not self._ahead:
             known = (surprisal(self.raw(), token), None)
         sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
         sampler.accept(token)
@@ -149,27 +167,46 @@ class State:
         self.check_ahead([token])
         return True
 
-    def check_ahead(self, ids: Sequence[int]) -> None:
-        """Refuse tokens that contradict those accepted ahead."""
+    def check_ahead(self, ids: Sequence[int]) -> int:
+        """Return how many of these were accepted ahead; refuse what contradicts that."""
         n = min(len(ids), len(self._ahead))
         if list(ids[:n]) != self._ahead[:n]:
             raise ConfigError(
                 f"{self!r} has accepted {self._ahead[:n]}; what is run next must be that,"
                 f" not {list(ids[:n])}"
             )
+        return n
 
-    def take_accepted(self, n: int) -> None:
-        """n tokens were run: they are no longer ahead."""
-        del self._ahead[:n]
+    def is_unscored(self, number: int = 0) -> bool:
+        """Whether a token accepted ahead, the first or a later one, still has no surprisal.
+
+        The row that it is scored by comes with the tokens before it.
+        """
+        behind = len(self._ahead) - number - 1
+        record = next(islice(chain(self.last), behind, None))
+        return record.own()[0] is None
+
+    def take_accepted(self, found: Sequence[float | None]) -> None:
+        """As many tokens were run: they are no longer ahead. found: surprisals, where missing."""
+        n, found = len(self._ahead), list(found)
+        if any(value is not None for value in found):
+            records = list(islice(chain(self.last), n))[::-1]
+            last = records[0].before
+            for record, value in zip_longest(records, found):
+                raw, kept = record.own()
+                own = (value if raw is None else raw, kept)
+                last = Accepted(last, record.position, record.token, *own)
+            self.last = last
+        del self._ahead[: len(found)]
 
     def surprisals(self, token: int) -> tuple[float | None, float | None] | None:
         """Return the token's raw and kept surprisal in nats, as far as known; None: not at all."""
         drawn = self.drawn
         if drawn is not None and drawn.token == token:
             return -drawn.logprob, -drawn.kept_logprob
-        if self._ahead or self.row is None:
+        if self.row is None:
             return None
-        logits = self.lm.scheduler.rows.read(self.row)
+        logits = self._rows.read(self.row)
         return None if logits is None else (surprisal(logits, token), None)
 
     # Logits -----------------------------------------------------------------------------------
@@ -180,17 +217,17 @@ class State:
         self.drawn = None
         self.row = LogitsRow() if place.depth else None
         if logits is not None and self.row is not None:
-            self.lm.scheduler.rows.fill(self.row, logits)
+            self._rows.fill(self.row, logits)
 
     def raw(self) -> Floats:
         """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
         from .calls import Read, run
 
         row = self.needed_row()
-        logits: Floats | None = self.lm.scheduler.rows.read(row)
+        logits: Floats | None = self._rows.read(row)
         while logits is None:
             run(self.lm, [self], Read, [self])  # type: ignore[list-item]
-            logits = self.lm.scheduler.rows.read(row)
+            logits = self._rows.read(row)
         return logits
 
     def needed_row(self) -> LogitsRow:
@@ -205,12 +242,9 @@ class State:
         return self.sampler.steered(self.steering) if self.steering else self.sampler
 
     def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
-        """Return token biases, checked."""
-        biases = {self.checked_token(token): float(bias) for token, bias in dict(given).items()}
-        for token, bias in biases.items():
-            if math.isnan(bias) or bias == math.inf:
-                raise ConfigError(f"the bias of token {token} is {bias}; allowed are numbers, -inf")
-        return biases
+        """Return token biases, checked as `logit_bias` is."""
+        biases = SamplingParams(logit_bias=given).logit_bias
+        return {self.checked_token(token): bias for token, bias in biases}
 
     # Sampler ----------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class BranchStore:
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
         """Draw the next token of each branch, all at once; changes nothing."""
+        self.lm.see_weights()
         missing = self._without_rows(branches)
         if missing:
             run(self.lm, missing, Read, missing)
@@ -63,6 +64,7 @@ class BranchStore:
 
     async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
         """The awaitable form of `produce`."""
+        await self.lm.asee_weights()
         missing = self._without_rows(branches)
         if missing:
             await arun(self.lm, missing, Read, missing)

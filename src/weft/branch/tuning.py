@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ..constraints.base import n_words
 from ..errors import ConfigError
 from ..sampling.params import SamplingParams
-from ..sched.rows import LogitsRow
 from .metrics import Base, Metrics, in_base, perplexity
 from .state import Floats, State, entropy, surprisal
 
@@ -33,6 +32,7 @@ class Tunable(State):
     @property
     def logits(self) -> Floats:
         """Raw logits at the tip: float32 [V], the caller's own. Runs the model if they are gone."""
+        self.lm.see_weights()
         return self.raw().copy()
 
     def set_logits(self, logits: Any) -> None:
@@ -47,12 +47,13 @@ class Tunable(State):
             raise ConfigError(
                 "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
             )
-        row = LogitsRow()
-        self.lm.scheduler.rows.fill(row, array)
-        self.row, self.drawn = row, None
+        self.row, self.drawn = self.lm.scheduler.rows.own(array), None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
-        """Add to the logits of these tokens; -inf bans. Replaces earlier steering; not forked."""
+        """Add to the logits of these tokens: -inf bans, inf leaves nothing else.
+
+        Replaces earlier steering. Forks do not have it.
+        """
         self.alive()
         self.steering, self.drawn = self.biases(biases), None
 
@@ -69,16 +70,19 @@ class Tunable(State):
         """Have no logit bias."""
         self.set_logit_bias({})
 
-    def set_sampler_params(self, params: SamplingParams | None = None, **sampling: Any) -> None:
+    def set_sampler_params(
+        self, params: SamplingParams | Mapping[str, Any] | None = None, **sampling: Any
+    ) -> None:
         """Draw by other parameters from now on; random stream and penalty counts go on.
 
         Raises: ConfigError.
         """
         self.alive()
+        defaults, sampling = with_params(params, sampling, self.params)
         for name in set(sampling) & {*NOT_HERE, "constraint", "seed"}:
             use = {"constraint": "set_grammar", "seed": "reseed_sampler"}.get(name, "nothing")
             raise ConfigError(f"{name} is not set here; use {NOT_HERE.get(name, use)}")
-        resolved = SamplingParams.resolve(sampling, params or self.params)
+        resolved = SamplingParams.resolve(sampling, defaults)
         own = {"constraint": self.params.constraint, "seed": self.params.seed}
         resolved = replace_params(resolved, **own)
         if resolved != self.params:
@@ -129,10 +133,12 @@ class Tunable(State):
 
     def model_entropy(self, base: Base = "nats") -> float:
         """Return the entropy of the raw distribution at the tip."""
+        self.lm.see_weights()
         return in_base(entropy(self.raw()), base)
 
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
         """Return -log p of a token at the tip, by the raw distribution."""
+        self.lm.see_weights()
         return in_base(surprisal(self.raw(), self.checked_token(token)), base)
 
     @property
@@ -160,6 +166,19 @@ class Tunable(State):
             kv_tokens=kv_tokens,
             kv_bytes=kv_tokens * self.lm.info.kv_bytes_per_token,
         )
+
+
+def with_params(
+    params: SamplingParams | Mapping[str, Any] | None, sampling: dict[str, Any], own: SamplingParams
+) -> tuple[SamplingParams, dict[str, Any]]:
+    """Return what holds where nothing is said, and what is said: `params` may be either."""
+    if params is None or isinstance(params, SamplingParams):
+        return params or own, sampling
+    if not isinstance(params, Mapping):
+        raise ConfigError(
+            f"params is {params!r}; allowed are SamplingParams, or a mapping of their keywords"
+        )
+    return own, {**params, **sampling}
 
 
 def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, EngineUnavailable
 from ..lm import LM
 from ..loom import Heddle as _Heddle
 from ..loom import KVFrag, StreamItem, kvfrag
@@ -107,6 +107,16 @@ class PromptCache(list[KVCache]):
         layers = [(layer.keys[0], layer.values[0]) for layer in self]
         return kvfrag.load(lm, self.token_ids, layers, self.marks)
 
+    def for_model(self, model: Any, tokenizer: Any = None) -> Any:
+        """Return it as the cache object of the engine's own library, which its model accepts.
+
+        model, tokenizer: as `Loom` takes them. The torch engine gives a `DynamicCache`, for
+        `past_key_values=`. Raises: Unsupported where the library has none; ConfigError for a cache
+        that is not one whole prefix.
+        """
+        lm = LM.of(model, tokenizer)
+        return lm.kv.engine_cache(self.place(lm))
+
 
 def load_for_loom(
     path_or_hf_repo: str,
@@ -117,17 +127,48 @@ def load_for_loom(
 ) -> tuple[LM, Any]:
     """Load a model: return the LM and its tokenizer, for `Loom(model, tokenizer, prompt)`.
 
-    The configs must be empty and there are no adapters yet; `lazy` has no effect.
+    Args:
+        tokenizer_config: keywords of Transformers' `AutoTokenizer.from_pretrained`, which then
+            makes the tokenizer.
+        model_config: must be empty.
+        adapter_path: must be None; see `LM.add_adapter` and `Loom(…, adapter=)`.
+        lazy: has no effect.
     """
     from ..loading import load
 
-    if tokenizer_config or model_config or adapter_path is not None:
+    if model_config:
         raise ConfigError(
-            "tokenizer_config, model_config and adapter_path are not supported; leave them out, or "
-            "load the model with Transformers and use Loom(model, tokenizer, prompt)"
+            f"model_config={dict(model_config)} is not supported: the model's files say what it is;"
+            " change its config.json, or load it with Transformers and use"
+            " Loom(model, tokenizer, prompt)"
         )
-    lm = load(path_or_hf_repo)
+    if adapter_path is not None:
+        raise ConfigError(
+            "adapter_path is not supported; a loom names its adapter: lm.add_adapter(name, folder),"
+            " then Loom(lm, prompt, adapter=name)"
+        )
+    made = _tokenizer(path_or_hf_repo, tokenizer_config) if tokenizer_config else None
+    lm = load(path_or_hf_repo, made)
     return lm, lm.tokenizer
+
+
+def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
+    """Let Transformers make the tokenizer of a model, with settings of the caller's."""
+    from ..engines import install_hint
+    from ..engines.source import resolve
+
+    remote_code = bool(config.get("trust_remote_code"))
+    folder = resolve(model, remote_code=remote_code)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        hint = install_hint("torch")
+        raise EngineUnavailable(
+            "tokenizer_config needs Transformers, which is not installed; leave it out, or run:"
+            f" {hint}",
+            hint=hint,
+        ) from error
+    return AutoTokenizer.from_pretrained(str(folder), **config)
 
 
 # Caches and fragments

@@ -296,6 +296,13 @@ class Engine(ABC):
         """Give an adapter's memory back; no row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
 
+    def weights_mark(self) -> object:
+        """Return what is another value once somebody has changed the weights in place.
+
+        Asked before each burst of steps: cheap. Engines with weights of their own say None.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Give the memory back; idempotent."""

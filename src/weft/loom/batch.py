@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserList
+from collections import Counter, UserList
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,29 +17,41 @@ class Batch:
     """Growing calls that `apply_at_leaves` puts off.
 
     All of them run when children of any are looked at, at the latest after the last leaf's turn.
+    A leaf gets the children that it would get alone; equal ones get different ones from one seed,
+    as their branches are numbered through.
     """
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Heddle, SamplingParams, Promised]] = []
+        self._calls: list[tuple[Heddle, SamplingParams, int, Promised]] = []
+        self._numbers: Counter[tuple[tuple[int, ...], int | None]] = Counter()
 
     def put_off(self, node: Heddle, params: SamplingParams) -> Promised:
         """Take a growing call over; return the list that its children will be in."""
         promised = Promised(self)
-        self._calls.append((node, params, promised))
+        self._calls.append((node, params, self.number(node, params), promised))
         node._deferred = self
         return promised
+
+    def number(self, node: Heddle, params: SamplingParams) -> int:
+        """Return the number of a call's first branch, among those of equal leaves and one seed."""
+        key = (tuple(node.get_prefix_tokens()), params.seed)
+        first = self._numbers[key]
+        self._numbers[key] += params.n
+        return first
 
     def flush(self) -> None:
         """Grow everything put off so far, in one batch. On an error nothing of it is there."""
         calls, self._calls = self._calls, []
-        for node, _, promised in calls:
+        for node, _, _, promised in calls:
             node._deferred, promised.batch = None, None
         if not calls:
             return
         growth = Growth(calls[0][0]._home.live_lm())
-        planned: list[list[Shoot]] = [growth.add(node, params) for node, params, _ in calls]
+        planned: list[list[Shoot]] = [
+            growth.add(node, params, first=first) for node, params, first, _ in calls
+        ]
         growth.run()
-        for (_, _, promised), shoots in zip(calls, planned, strict=True):
+        for (*_, promised), shoots in zip(calls, planned, strict=True):
             promised.made = [shoot.child for shoot in shoots if shoot.attached]
 
 

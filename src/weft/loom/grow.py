@@ -429,15 +429,20 @@ def _end(shoot: Shoot) -> None:
         shoot.finish()
 
 
-def plan(nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool) -> Growth:
-    """Plan one call over `nodes`: terminal ones are skipped and reported, unless forced."""
+def plan(
+    nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool, first: int = 0
+) -> Growth:
+    """Plan one call over `nodes`: terminal ones are skipped and reported, unless forced.
+
+    first: the number of its first branch.
+    """
     params = seeded(params)
     growth = Growth(nodes[0]._home.live_lm(), streamed=streamed)
     for place, node in enumerate(nodes):
         if node.terminal and not force:
             growth.skipped.append(node)
         else:
-            growth.add(node, params, first=place * params.n)
+            growth.add(node, params, first=first + place * params.n)
     if growth.skipped:
         _log.warning("%d terminal nodes were not grown; force=True grows them", len(growth.skipped))
     return growth

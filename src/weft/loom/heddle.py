@@ -111,8 +111,10 @@ class Heddle(Shown):
     ) -> Growth | None:
         lm = self._home.live_lm()
         params = SamplingParams.resolve({**sampling, "n": n}, lm.defaults)
+        first = 0
         if at is None or isinstance(at, Heddle):
             nodes = [self if at is None else at]
+            first = nodes[0]._first_number(params)
             if not force:
                 refuse_terminal(nodes[0])
         elif isinstance(at, Iterable):
@@ -121,7 +123,9 @@ class Heddle(Shown):
             nodes = [at]
         if not all(isinstance(node, Heddle) for node in nodes):
             raise ConfigError("at takes heddles; allowed is one, or any iterable of them")
-        return plan(nodes, params, force=force, streamed=streamed) if nodes else None
+        if not nodes:
+            return None
+        return plan(nodes, params, force=force, streamed=streamed, first=first)
 
     def add(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
         """Add a child with this text (or these token ids) and return it. Runs no model.
@@ -229,7 +233,8 @@ class Heddle(Shown):
     ) -> Generator[known.StreamItem, None, Branches]:
         """As `make_children`, yielding the known items; `deltas` in each holds what is new."""
         params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
-        return known.items(plan([self], params, force=False, streamed=True))
+        first = self._first_number(params)
+        return known.items(plan([self], params, force=False, streamed=True, first=first))
 
     def ramify(self, arg: str | list[str] | None = None, **kwargs: Any) -> Any:
         """Add a text child (a text), text children (a list of texts), or generate (nothing).
@@ -265,6 +270,10 @@ class Heddle(Shown):
         return results
 
     # Making
+
+    def _first_number(self, params: SamplingParams) -> int:
+        """Return the number of a call's first branch: more than 0 for equal leaves in a batch."""
+        return 0 if self._batch is None else self._batch.number(self, params)
 
     def _child(self, token_ids: Sequence[int]) -> Heddle:
         """Make a child that is in no list yet."""

@@ -14,9 +14,10 @@ class Home:
     """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 
     is_text: the loom was made without a model; its nodes are texts without token ids.
+    adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
     """
 
-    __slots__ = ("closed", "is_text", "lm", "model", "tokenizer")
+    __slots__ = ("adapter", "closed", "is_text", "lm", "model", "tokenizer")
 
     def __init__(
         self, lm: LM | None, model: Any = None, tokenizer: Any = None, *, is_text: bool = False
@@ -26,6 +27,7 @@ class Home:
         self.model = model
         self.tokenizer = tokenizer
         self.closed = False
+        self.adapter: str | None = None
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> Home:

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..adapters import name_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..kv.cursor import Place
     from ..lm import LM
     from .node import Node
+
+
+ADAPTER = "adapter"  # among the marks: which one made the KV
 
 
 class KVFrag(tuple[Any, Any]):
@@ -69,6 +74,8 @@ def export(lm: LM, place: Place) -> Exported:
         names.append((f"k.{len(names)}", f"v.{len(names)}"))
     own = {name for pair in names for name in pair}
     marks = {name: value for name, value in arrays.items() if name not in own}
+    if place.namespace is not None:
+        marks[ADAPTER] = name_of(place.namespace)
     layers = [
         (_widened(arrays[key], marks, key), _widened(arrays[value], marks, value))
         for key, value in names
@@ -87,7 +94,7 @@ def load(
     for i, (keys, values) in enumerate(layers):
         arrays[f"k.{i}"] = _narrowed(keys, marks, f"k.{i}")
         arrays[f"v.{i}"] = _narrowed(values, marks, f"v.{i}")
-    return lm.kv.insert(ids, arrays)
+    return lm.kv.insert(ids, arrays, adapter=arrays.pop(ADAPTER, None))
 
 
 def fragments(node: Node) -> list[KVFrag]:

@@ -37,6 +37,7 @@ class Loom(Heddle):
         template: bool = True,
         special: bool | None = None,
         system: str | None = None,
+        adapter: str | None = None,
         heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
@@ -50,6 +51,7 @@ class Loom(Heddle):
         template: bool = True,
         special: bool | None = None,
         system: str | None = None,
+        adapter: str | None = None,
         heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
@@ -62,6 +64,7 @@ class Loom(Heddle):
         template: bool = True,
         special: bool | None = None,
         system: str | None = None,
+        adapter: str | None = None,
         heddle_class: type[Heddle] | None = None,
     ) -> None:
         """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
@@ -76,6 +79,7 @@ class Loom(Heddle):
                 False as plain text; None as the class does (`reads_special`, False here). What goes
                 through a chat template is never read so.
             system: a system message before the prompt; needs a chat template.
+            adapter: a LoRA adapter's name, see `LM.add_adapter`; all nodes run with it.
             heddle_class: the class of the nodes below; the loom class's own where it is left out.
         """
         if prompt is None:
@@ -96,7 +100,8 @@ class Loom(Heddle):
             system=system,
         )
         self._begin(home, made, heddle_class)
-        self._place = lm.place(made.ids)
+        home.adapter = adapter
+        self._place = lm.place(made.ids, namespace=adapter)
 
     def _begin(self, home: Home, made: prompts.Prompt, heddle_class: type[Heddle] | None) -> None:
         super().__init__(home, None, made.ids)
@@ -130,6 +135,11 @@ class Loom(Heddle):
     def _encode_own(self, text: str) -> list[int]:
         # A root is a whole text, in which special tokens are rendered: they are read back as such.
         return self._home.text_lm().text.encode(text, special=True, add_bos=False)
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of the LoRA adapter that its nodes run with; None: the model alone."""
+        return self._home.adapter
 
     def display_text(self) -> str:
         """Return the prompt to show: what the user asked when a chat template was used."""

@@ -233,7 +233,8 @@ class Node:
                 parts.append(at._tokens)
                 at = at.parent
             ids = [token for part in reversed(parts) for token in part]
-            self._place = lm.place(ids, after=None if at is None else at._place)
+            after = None if at is None else at._place
+            self._place = lm.place(ids, after=after, namespace=self._home.adapter)
         return self._place
 
     # What stands before it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypedDict
@@ -87,7 +87,8 @@ class SamplingParams:
     temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
     repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
     generated ones only; penalty_last_n: looking back that many tokens, None for all.
-    logit_bias: added to raw logits, by token id; kept as sorted pairs.
+    logit_bias: added to raw logits, by token id: -inf forbids, inf leaves nothing else; kept as
+    sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
     seed: makes a call reproducible; None takes a fresh one.
     constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
@@ -129,7 +130,7 @@ class SamplingParams:
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         penalty_last_n: int | None = None,
-        logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None,
+        logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = None,
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         constraint: Any = None,
@@ -292,7 +293,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _biases(
-    given: Mapping[int, float] | Sequence[tuple[int, float]] | None,
+    given: Mapping[int, float] | Iterable[tuple[int, float]] | None,
 ) -> tuple[tuple[int, float], ...]:
     try:
         pairs = dict(given or ())
@@ -308,7 +309,7 @@ def _bias(token_id: object, value: object) -> tuple[int, float]:
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
         raise ConfigError(
             f"logit_bias of token {whole} is {value!r}; allowed is any number, "
-            "-inf to forbid the token included"
+            "-inf to forbid the token, inf to leave nothing else"
         )
     return whole, float(value)
 

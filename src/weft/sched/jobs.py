@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engines.base import LateTokens, Row, ScoreSpan
@@ -342,7 +343,8 @@ class RunJob(Job):
             return ConstraintError(f"after {self.n_drawn} new tokens, {matcher.failure}")
         return DeadEnd(
             f"the constraint and the logit bias leave no token after {self.n_drawn} new ones:"
-            f" the last token ids are {self.line.tokens[-8:]}"
+            f" the last token ids are {self.line.tokens[-8:]}",
+            token_ids=self.line.end().ids(),
         )
 
     # Its end
@@ -490,6 +492,7 @@ class CommitJob(Job):
         super().__init__(age, tickets)
         (self.ticket,) = tickets
         self.item: Commit = self.ticket.item
+        self._is_mixed = len(self.namespaces()) > 1
         self.found: list[Committed] = []
         self.n_waiting = 0
         self.next = 0
@@ -523,6 +526,15 @@ class CommitJob(Job):
     def ready(self, claim: Claim, desk: Desk) -> None:
         self.n_waiting -= 1
 
+    def share(self, most: int) -> int:
+        """Return the line before which a step stops: `most` lines on, all of one adapter."""
+        if not self._is_mixed:
+            return min(self.next + most, len(self.item.lines))
+        lines = self.item.lines[self.next : self.next + most]
+        name = lines[0].base.namespace
+        same = takewhile(lambda line: line.base.namespace == name, lines)
+        return self.next + sum(1 for _ in same)
+
     def finish(self, desk: Desk) -> None:
         """All has run: the lines go on by their tokens."""
         for line, token in zip(self.item.lines, self.item.tokens, strict=True):
@@ -553,7 +565,7 @@ class CommitPart(Part):
 
     def __init__(self, job: CommitJob, first: int, last: int, desk: Desk) -> None:
         item = job.item
-        super().__init__(item.lines[0].base.namespace)
+        super().__init__(item.lines[first].base.namespace)
         self.job = job
         self.last = last
         pairs = zip(item.lines[first:last], item.tokens[first:last], strict=True)

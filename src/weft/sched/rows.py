@@ -59,6 +59,7 @@ class RowStore:
         """forget: told of nodes that lost their last row. lasting: an output may be asked later."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
+        self.n_clears = 0  # what was drawn from rows before is forgotten with them
         self._row_bytes = 4 * n_vocab
         self._forget = forget
         self._lock = lock
@@ -94,6 +95,12 @@ class RowStore:
             self._enter(row, self._row_bytes)
             self._shrink()
 
+    def own(self, logits: Any) -> LogitsRow:
+        """Return a row of its holder's own numbers: never forgotten, nor counted."""
+        row = LogitsRow()
+        row._array = _frozen(logits)
+        return row
+
     def read(self, row: LogitsRow) -> Any | None:
         """Return a row's numbers, float32 [V], read-only; None once the room was needed."""
         with self._lock:
@@ -125,10 +132,11 @@ class RowStore:
         return None if row is None else self.read(row)
 
     def clear(self) -> None:
-        """Forget the rows of the tree."""
+        """Forget all rows."""
+        self.n_clears += 1
         for entry in list(self._order.values()):
             row = entry()
-            if row is not None and row.node is not None:
+            if row is not None:
                 self.drop(row)
 
     def _enter(self, row: LogitsRow, n_bytes: int) -> None:

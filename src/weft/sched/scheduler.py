@@ -48,6 +48,7 @@ class Scheduler:
         self.admission = Admission(self.desk)
         self.flight: Step | None = None
         self.retired: dict[str, str] = {}  # namespaces that are gone, and what to say of them
+        self._weights = engine.weights_mark()
         self._inbox: deque[list[Job] | Ticket] = deque()
         self._ages = itertools.count(1)
         self._forward_s = 0.0
@@ -99,6 +100,7 @@ class Scheduler:
     def _step(self) -> None:
         began = time.perf_counter()
         with self.lock:
+            self.see_weights()
             before_moves = self.desk.n_moves
             moved = self.take_in() + self.admission.admit(may_evict=self.flight is None)
             step = self._plan()
@@ -148,6 +150,26 @@ class Scheduler:
         """Take in, and close every idle line: what is held then is what work needs."""
         self.take_in()
         self.lines.relieve()
+
+    def see_weights(self) -> None:
+        """Forget what was computed with weights that are no longer the same.
+
+        Under the lock. What runs now is not cut short: what is left of it goes when it has ended.
+        """
+        if self.flight is None and not self.desk.admitted and self.has_other_weights():
+            _log.info("the model's weights were changed: KV and logits are forgotten")
+            self._weights = self.engine.weights_mark()
+            self.clear()
+
+    def has_other_weights(self) -> bool:
+        """Whether somebody has changed the model's weights in place since the last look."""
+        return self.engine.weights_mark() != self._weights
+
+    def clear(self) -> None:
+        """Forget all KV and logits that no running work needs; between steps, under the lock."""
+        self.settle()
+        self.tree.clear()
+        self.rows.clear()
 
     # Plan -------------------------------------------------------------------------------------
 
@@ -206,7 +228,7 @@ class Scheduler:
                 cursors = (claim.cursor for claim in job.claims if claim.cursor is not None)
                 if any(self.desk.reader.is_written(cursor) for cursor in cursors):
                     continue
-            last = min(job.next + most, len(job.item.lines))
+            last = job.share(most)
             for line in job.item.lines[job.next : last]:
                 self.desk.guard(job, self.lines.open, line)
             if not job.done:

@@ -5,7 +5,7 @@ depth costs neither writer nor reader anything. Tokens are the truth; text is th
 without a model. Numbers that JSON has no word for are the strings "inf", "-inf" and "nan".
 
     format "weft.loom" · version · created · model {name, fingerprint, n_vocab}
-    prompt {user_prompt, chat_template_used}
+    prompt {user_prompt, chat_template_used} · adapter, where a loom has one
     nodes [{id, parent, text, tokens, logprobs, entropies, params, lineage, finish_reason,
             stop_string, terminal, score, meta}]
 """

@@ -61,6 +61,7 @@ def _made(
     home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
     loom = loom_class._restored(home, made, heddle_class)
     loom.created = field(data, "created", str, "the file")
+    home.adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
     _grow_back(loom, records)
     return loom
 

@@ -30,6 +30,7 @@ def _chunks(loom: Loom) -> Iterator[str]:
             "user_prompt": loom.user_prompt,
             "chat_template_used": loom.chat_template_used,
         },
+        **({} if loom.adapter is None else {"adapter": loom.adapter}),
     }
     yield json.dumps(head, ensure_ascii=False, indent=1)[:-2] + ',\n "nodes": [\n'
     stack: list[tuple[Heddle, int | None]] = [(loom, None)]

@@ -1,11 +1,13 @@
 """The padded bank: the growing tails of all live leaves in one array, one batched product.
 
-        slots →  0 1 2 3 4 5 …            width (a multiple of 32)
+        slots →  0 1 2 3 4 5 …            width
     row 0        ■ ■ ■ ■ ■ · · · · ·
     row 1        ■ ■ · · · · · · · ·      ■ holds a token, · zero or stale, masked
     row 2        ■ ■ ■ ■ ■ ■ ■ · · ·
 
 Rows are dense (0 … n-1) and change hands: `Tail.row` is right until the bank's next change of rows.
+A few rows have room for 32 slots at a time, so that they are seldom copied; thousands of them have
+a quarter more than they need, as all are as wide as the widest.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 GROWTH = 32
+# A bank that would be larger than this with `GROWTH` slots a row is crowded.
+CROWDED_BYTES = 128 << 20
 
 
 class Tail(Protocol):
@@ -35,6 +39,12 @@ class TailBank:
         self._shape = (n_layers, 2, 0, n_kv_heads, 0, head_dim)
         self.data: NDArray[np.float32] = np.zeros(self._shape, np.float32)
         self.rows: list[Tail] = []
+        self._slot_bytes = 4 * n_layers * 2 * n_kv_heads * head_dim
+
+    @property
+    def is_crowded(self) -> bool:
+        """There are so many rows that none may be wider than it must."""
+        return self._step(len(self.rows), 1) < GROWTH
 
     @property
     def width(self) -> int:
@@ -49,7 +59,8 @@ class TailBank:
         needed = len(self.rows) + len(tails)
         capacity = self.data.shape[2]
         if needed > capacity:
-            self._resize(max(needed, capacity + capacity // 2), max(self.width, GROWTH))
+            rows = max(needed, capacity + capacity // 4)
+            self._resize(rows, self._rounded(rows, self._longest()))
         for tail in tails:
             tail.row = len(self.rows)
             self.rows.append(tail)
@@ -65,25 +76,29 @@ class TailBank:
         if not self.rows:
             self.data = np.zeros(self._shape, np.float32)
         elif len(self.rows) <= self.data.shape[2] // 2:
-            self._resize(len(self.rows), _rounded(1 + max(row.tail for row in self.rows)))
+            self._resize(len(self.rows), self._rounded(len(self.rows), self._longest()))
 
     def widen(self, width: int) -> None:
         """Make room for `width` slots in every row."""
         if width > self.width:
-            self._resize(self.data.shape[2], _rounded(width))
+            self._resize(self.data.shape[2], self._rounded(len(self.rows), width))
 
-    def bring_front(self, tails: Collection[Tail]) -> bool:
-        """Give `tails` the rows 0 … len(tails)-1, in any order; whether rows changed hands.
+    def bring_together(self, tails: Collection[Tail]) -> bool:
+        """Give `tails` rows side by side, in any order; whether rows changed hands.
 
-        Cost: one copy of two tails for each that was behind a stranger.
+        Those that step together stay where they are. Cost: one copy of two tails for each that
+        stood apart.
         """
+        if not tails:
+            return False
         n = len(tails)
-        behind = [tail for tail in tails if tail.row >= n]
-        if not behind:
+        first = min(min(tail.row for tail in tails), len(self.rows) - n)
+        apart = [tail for tail in tails if not first <= tail.row < first + n]
+        if not apart:
             return False
         wanted = set(map(id, tails))
-        strangers = [tail for tail in self.rows[:n] if id(tail) not in wanted]
-        for tail, stranger in zip(behind, strangers, strict=True):
+        strangers = [tail for tail in self.rows[first : first + n] if id(tail) not in wanted]
+        for tail, stranger in zip(apart, strangers, strict=True):
             self._swap(tail, stranger)
         return True
 
@@ -94,6 +109,19 @@ class TailBank:
         one.row, other.row = other.row, one.row
         self.rows[one.row], self.rows[other.row] = one, other
 
+    def _longest(self) -> int:
+        return max((row.tail for row in self.rows), default=1) or 1
+
+    def _step(self, n_rows: int, width: int) -> int:
+        """Return how many slots a row grows by."""
+        if n_rows * GROWTH * self._slot_bytes <= CROWDED_BYTES:
+            return GROWTH
+        return max(1, min(GROWTH, width // 4))
+
+    def _rounded(self, n_rows: int, width: int) -> int:
+        step = self._step(n_rows, width)
+        return -(-width // step) * step
+
     def _resize(self, capacity: int, width: int) -> None:
         n_layers, _, _, n_kv_heads, _, head_dim = self._shape
         # NOTE: zeros, not empty: a masked slot is multiplied by weight 0, and 0 * NaN is NaN.
@@ -101,7 +129,3 @@ class TailBank:
         n_rows, n_slots = len(self.rows), min(width, self.width)
         data[:, :, :n_rows, :, :n_slots] = self.data[:, :, :n_rows, :, :n_slots]
         self.data = data
-
-
-def _rounded(width: int) -> int:
-    return -(-width // GROWTH) * GROWTH

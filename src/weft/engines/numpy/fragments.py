@@ -173,15 +173,14 @@ class NumpyFragments(Fragments):
         return views
 
     def reserve_tails(self, fragments: list[NumpyFragment]) -> None:
-        """Make room for one more slot in the bank for each, and bring them to the bank's front."""
+        """Make room for one more slot in the bank for each, and give them rows side by side."""
         newcomers = [fragment for fragment in fragments if fragment.row < 0]
         if newcomers:
             self.bank.add(newcomers)
-            for fragment in newcomers:
-                self._thaw(fragment)
+            self._thaw(newcomers)
             self.version += 1
         self._widen(fragments)
-        if self.bank.bring_front(fragments):
+        if self.bank.bring_together(fragments):
             self.version += 1
 
     def reserve_body(self, fragment: NumpyFragment, n_tokens: int) -> NDArray[np.float32]:
@@ -270,15 +269,25 @@ class NumpyFragments(Fragments):
         self.bank.remove(fragment)
         self.version += 1
 
-    def _thaw(self, fragment: NumpyFragment) -> None:
-        """Move a small body into the new bank row: left outside it costs a product a layer."""
-        n_body = fragment.body
-        if not 0 < n_body < max(_SMALL, self.bank.width):
-            return
-        self.bank.widen(n_body)
-        self.bank.row(fragment.row)[:, :, :, :n_body] = self._body(fragment)
-        fragment.body = 0
-        self._detach(fragment)
+    def _thaw(self, newcomers: list[NumpyFragment]) -> None:
+        """Move small bodies into the new bank rows: left outside each costs a product a layer."""
+        largest = max(_SMALL, self.bank.width)
+        small = [fragment for fragment in newcomers if 0 < fragment.body < largest]
+        widest = max((fragment.body for fragment in small), default=0)
+        if widest > self.bank.width and not self._may_widen(widest, sum(f.body for f in small)):
+            small = [fragment for fragment in small if fragment.body <= self.bank.width]
+            widest = 0
+        self.bank.widen(widest)
+        for fragment in small:
+            n_body = fragment.body
+            self.bank.row(fragment.row)[:, :, :, :n_body] = self._body(fragment)
+            fragment.body = 0
+            self._detach(fragment)
+
+    def _may_widen(self, width: int, n_more: int) -> bool:
+        """Whether a bank as wide as that would be half full at least, or is small anyway."""
+        n_slots = sum(row.tail for row in self.bank.rows) + n_more
+        return not self.bank.is_crowded or width * len(self.bank.rows) <= 2 * n_slots
 
     def _widen(self, fragments: list[NumpyFragment]) -> None:
         """Give every row one more slot; when only a few outgrow a wide bank, fold those instead."""
@@ -287,7 +296,12 @@ class NumpyFragments(Fragments):
         if not full:
             return
         self.version += 1
-        if width >= _WIDE and 4 * len(full) < len(self.bank.rows):
+        needed = 1 + max(fragment.tail for fragment in full)
+        if self.bank.is_crowded:
+            few = not self._may_widen(needed, len(full))
+        else:
+            few = width >= _WIDE and 4 * len(full) < len(self.bank.rows)
+        if few:
             for fragment in full:
                 self._fold(fragment)
             self.bank.add(full)

@@ -12,13 +12,14 @@ from .fragments import NumpyFragment
 
 
 class Tails:
-    """The rows that add one token each to a tail: rows 0 … n-1 of the bank, in that order."""
+    """The rows that add one token each to a tail: n rows of the bank side by side, in its order."""
 
-    __slots__ = ("_bank", "_lengths", "_mask", "_scatter", "_slots", "_width", "n")
+    __slots__ = ("_bank", "_first", "_lengths", "_mask", "_scatter", "_slots", "_width", "n")
 
     def __init__(self, dests: list[NumpyFragment], bank: TailBank) -> None:
         self.n = len(dests)
         self._bank = bank
+        self._first = dests[0].row if dests else 0
         self._lengths = np.array([dest.tail for dest in dests], np.int64)
         self._width = int(self._lengths.max(initial=-1)) + 1
 
@@ -32,16 +33,19 @@ class Tails:
         seen = np.arange(width) <= lengths[:, None]
         if bool(seen.all()):
             self._mask = None
-            self._slots = list(self._bank.data[:, :, : self.n, :, width - 1].swapaxes(2, 3))
+            rows = slice(self._first, self._first + self.n)
+            self._slots = list(self._bank.data[:, :, rows, :, width - 1].swapaxes(2, 3))
         else:
             self._mask = np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
             self._slots = list(self._bank.data)
-        self._scatter = (slice(None), np.arange(self.n), slice(None), lengths)
+        rows_at = self._first + np.arange(self.n)
+        self._scatter = (slice(None), rows_at, slice(None), lengths)
 
     def part(self, lo: int, hi: int) -> TailPart:
         """What tails lo … hi-1 see of their own, the new slot included."""
         mask = None if self._mask is None else self._mask[lo:hi]
-        tails = self._bank.data[:, :, lo:hi, :, : self._width]
+        rows = slice(self._first + lo, self._first + hi)
+        tails = self._bank.data[:, :, rows, :, : self._width]
         return TailPart(tails, slice(0, hi - lo), mask)
 
     def write(self, layer: int, kv: Floats) -> None:

@@ -23,9 +23,10 @@ from .store import KV, Store
 
 
 class BankLane(NamedTuple):
-    """Rows of one token each, packed at start..stop in the order of the bank's first rows."""
+    """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
 
     bank: Bank
+    first: int
     tails: list[KV]
     start: int
     stop: int
@@ -53,7 +54,7 @@ class Plan:
     chunks: list[ChunkLane] = field(default_factory=list)
     spans: list[Part | Bundle] = field(default_factory=list)
 
-    def fits(self, rows: Sequence[Row]) -> bool:
+    def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
         """Would planning these rows give this plan again?"""
         if self.chunks or len(rows) != len(self.rows):
             return False
@@ -61,7 +62,7 @@ class Plan:
             if row.path is not path or row.dest is not dest or row.n_tokens != 1:
                 return False
         return all(
-            width_for(max(t.length for t in lane.tails) + 1) == lane.bank.width
+            width_for(max(t.length for t in lane.tails) + 1, crowd=crowd) == lane.bank.width
             for lane in self.banks
         )
 
@@ -69,7 +70,7 @@ class Plan:
 def plan_step(rows: Sequence[Row], store: Store) -> Plan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
-    if cached is not None and cached.fits(rows):
+    if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
         for lane in cached.banks:
             lane.bank.reserve(max(t.length for t in lane.tails) + 1)
         return cached
@@ -91,7 +92,7 @@ def _build(rows: Sequence[Row], store: Store) -> Plan:
         plan.order += members
         if kind[0] == "bank":
             tails = [d for i in members if (d := dests[i]) is not None]
-            plan.banks.append(BankLane(store.bank_for(tails), tails, start, stop))
+            plan.banks.append(BankLane(*store.bank_for(tails, kind[1]), tails, start, stop))
         else:
             plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
     plan.spans = arrange(_stretches(plan, rows, dests), store)
@@ -123,11 +124,13 @@ def _lanes(
     """Rows by lane: ("bank", width class of the tail) or ("chunk", tokens up to a power of two)."""
     pairs = list(zip(rows, dests, strict=True))
     n_long = sum(r.n_tokens == 1 and d is not None and not store.is_banked(d, 0) for r, d in pairs)
+    banked = (d for r, d in pairs if r.n_tokens == 1 and d is not None)
+    crowd = store.is_crowd(sum(not isinstance(d.home, Bank) for d in banked))
     lanes: dict[tuple[str, int], list[int]] = {}
     for i, (row, dest) in enumerate(pairs):
         n = row.n_tokens
         if n == 1 and dest is not None and store.is_banked(dest, n_long):
-            kind = ("bank", width_for(dest.length + 1))
+            kind = ("bank", width_for(dest.length + 1, crowd=crowd))
         else:
             kind = ("chunk", 1 << (n - 1).bit_length())
         lanes.setdefault(kind, []).append(i)

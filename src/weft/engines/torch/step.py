@@ -23,7 +23,10 @@ class StepAttention:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._lengths = [[t.length for t in lane.tails] for lane in plan.banks]
-        self._writes = [self._write_index(n) for n in self._lengths]
+        self._writes = [
+            self._write_index(lane.first, n)
+            for lane, n in zip(plan.banks, self._lengths, strict=True)
+        ]
         self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
         self._bands: dict[tuple[int, int | None], list[Band]] = {}
         self._seen: dict[tuple[int | None, int], list[PartView | BundleView]] = {}
@@ -79,6 +82,7 @@ class StepAttention:
     ) -> tuple[Tensor, Tensor]:
         """Write one new slot a row, then let each row meet its tail; one product for the bank."""
         n_rows = lane.stop - lane.start
+        own = slice(lane.first, lane.first + n_rows)
         keys, values = lane.bank.keys[layer], lane.bank.values[layer]
         self._write(keys, self._writes[number], k[:, lane.start : lane.stop])
         self._write(values, self._writes[number], v[:, lane.start : lane.stop])
@@ -88,28 +92,28 @@ class StepAttention:
         queries = folded[:, lane.start * group : lane.stop * group].unflatten(1, (n_rows, group))
         out, lse = attend(
             queries.transpose(0, 1),
-            keys[:n_rows, low:high].transpose(1, 2),
-            values[:n_rows, low:high].transpose(1, 2),
+            keys[own, low:high].transpose(1, 2),
+            values[own, low:high].transpose(1, 2),
             spec,
             None if bias is None else Mask(bias),
         )
         return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
-    def _write_index(self, lengths: list[int]) -> int | tuple[Tensor, Tensor]:
+    def _write_index(
+        self, first: int, lengths: list[int]
+    ) -> tuple[slice, int] | tuple[Tensor, Tensor]:
         """Where a bank lane's new slots go: one column if rows are of one length, else indices."""
         if min(lengths) == max(lengths):
-            return lengths[0]
+            return slice(first, first + len(lengths)), lengths[0]
         return (
-            torch.arange(len(lengths), device=self.device),
+            torch.arange(first, first + len(lengths), device=self.device),
             torch.tensor(lengths, device=self.device),
         )
 
-    def _write(self, bank: Tensor, at: int | tuple[Tensor, Tensor], fresh: Tensor) -> None:
-        rows = fresh.transpose(0, 1)
-        if isinstance(at, int):
-            bank[: rows.shape[0], at] = rows
-        else:
-            bank[at] = rows
+    def _write(
+        self, bank: Tensor, at: tuple[slice, int] | tuple[Tensor, Tensor], fresh: Tensor
+    ) -> None:
+        bank[at] = fresh.transpose(0, 1)
 
     def _bank_mask(
         self, number: int, window: int | None, like: Tensor

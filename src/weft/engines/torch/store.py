@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, ModelMismatch
 from ..base import Fragment, Fragments, Usage
-from .bank import GROW_BY, Bank, width_for
+from .bank import CROWD_BYTES, GROW_BY, Bank
 from .layout import Layout, Slots
 
 if TYPE_CHECKING:
@@ -191,19 +191,28 @@ class Store(Fragments):
             return True
         return n_long > 3  # a few keep a product of their own; many are worth one copy
 
-    def bank_for(self, tails: list[KV]) -> Bank:
-        """The bank with `tails`, of one width class, as first rows and room for one slot more."""
+    def is_crowd(self, n_more: int = 0) -> bool:
+        """Are the tails in banks, and `n_more`, so many that none may have room to spare?"""
+        n = n_more + sum(bank.n_members for bank in self._banks.values())
+        return n * GROW_BY * self.layout.slot_bytes > CROWD_BYTES
+
+    def bank_for(self, tails: list[KV], width: int) -> tuple[Bank, int]:
+        """The bank of a width class with `tails` side by side, and the row of the first.
+
+        There is room for one slot more.
+        """
         longest = max(t.length for t in tails) + 1
-        width = width_for(longest)
         bank = self._banks.get(width)
         if bank is None:
             bank = self._banks[width] = Bank(self.layout, width)
-        if not bank.leads_with(tails):
+        bank.compact()
+        first = bank.find(tails)
+        if first is None:
             arriving = [t for t in tails if t.home is not bank]
-            bank.lead_with(tails, longest)
-            self._arrive(bank, arriving, {id(t): row for row, t in enumerate(tails)})
+            first = bank.take(tails, longest)
+            self._arrive(bank, arriving, {id(t): first + at for at, t in enumerate(tails)})
         bank.reserve(longest)
-        return bank
+        return bank, first
 
     @torch.inference_mode()
     def append(
@@ -283,7 +292,8 @@ class Store(Fragments):
                 self._block_bytes -= home.slots.n_bytes
         elif isinstance(home, Bank):
             home.members[kv.start] = None
-            if not any(home.members):
+            home.n_members -= 1
+            if not home.n_members:
                 self._banks.pop(home.width, None)
         kv.start = 0
 

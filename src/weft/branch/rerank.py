@@ -1,0 +1,125 @@
+"""`Rerank`: how well documents answer a query, by the model's own yes or no."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os.path import commonprefix
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..sched.work import Extend, Logits, Ticket
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+QUESTION = (
+    "Query: {query}\n\nDocument: {document}\n\n"
+    "Does the document answer the query? Say yes or no, nothing else."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document with its place among those that were given, and its score."""
+
+    index: int
+    score: float
+    document: str
+
+    @property
+    def p(self) -> float:
+        """The probability of the first word against the second."""
+        return 0.5 * (1.0 + math.tanh(self.score / 2))
+
+
+class Rerank:
+    """Scores documents for a query: the log-odds of one word over another after a question.
+
+    Nothing is generated. What the prompts have in common, the question's beginning and the query,
+    is run once; the documents are run side by side. A score is unbounded; higher is better.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        question: str = QUESTION,
+        words: tuple[str, str] = ("yes", "no"),
+        system: str | None = None,
+        n_at_once: int = 64,
+    ) -> None:
+        """question: with {query} before {document}. system: a system message before it.
+
+        words: good and bad, compared at the token where they part. n_at_once: documents run
+        together, whose logits are then on the host. Raises: ConfigError.
+        """
+        if "{query}" not in question or "{document}" not in question:
+            raise ConfigError(f"question is {question!r}; it needs {{query}} and {{document}}")
+        if isinstance(n_at_once, bool) or not isinstance(n_at_once, int) or n_at_once < 1:
+            raise ConfigError(f"n_at_once is {n_at_once!r}; allowed is a whole number from 1 on")
+        good, bad = (lm.text.continuation(word) for word in words)
+        self._shared = commonprefix([good, bad])
+        n = len(self._shared)
+        if n in (len(good), len(bad)):
+            raise ConfigError(f"one of the words {words!r} begins with the other; take others")
+        self.lm = lm
+        self.question = question
+        self.n_at_once = n_at_once
+        self._good, self._bad = good[n], bad[n]
+        self._first = [] if system is None else [{"role": "system", "content": system}]
+
+    def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Return each document's score. Raises: ContextOverflow for one that is too long."""
+        scores: list[float] = []
+        for items in self._groups(query, documents):
+            tickets = self.lm.submit(items)
+            self.lm.drive(tickets)
+            scores += map(self._odds, tickets)
+        return scores
+
+    async def ascore(self, query: str, documents: Sequence[str]) -> list[float]:
+        """The awaitable form of `score`."""
+        scores: list[float] = []
+        for items in self._groups(query, documents):
+            tickets = await self.lm.asubmit(items)
+            await self.lm.adrive(tickets)
+            scores += map(self._odds, tickets)
+        return scores
+
+    def rank(self, query: str, documents: Sequence[str], top: int | None = None) -> list[Ranked]:
+        """Return the `top` best documents, all if None; the best first, equal ones in order."""
+        return _ranked(documents, self.score(query, documents), top)
+
+    async def arank(
+        self, query: str, documents: Sequence[str], top: int | None = None
+    ) -> list[Ranked]:
+        """The awaitable form of `rank`."""
+        return _ranked(documents, await self.ascore(query, documents), top)
+
+    def _groups(self, query: str, documents: Sequence[str]) -> Iterator[list[Extend]]:
+        if isinstance(documents, str):
+            raise ConfigError("documents is one text; give a list of texts")
+        for first in range(0, len(documents), self.n_at_once):
+            group = documents[first : first + self.n_at_once]
+            places = [self.lm.place(self._prompt(query, document)) for document in group]
+            yield [Extend(place, (), (Logits(place.depth),)) for place in places]
+
+    def _prompt(self, query: str, document: str) -> list[int]:
+        text = self.lm.text
+        before, _, after = self.question.partition("{document}")
+        asked = before.replace("{query}", query) + document + after.replace("{query}", query)
+        if text.chat_template is None:
+            return [*text.encode(asked), *self._shared]
+        messages = [*self._first, {"role": "user", "content": asked}]
+        return [*text.encode_chat(messages), *self._shared]
+
+    def _odds(self, ticket: Ticket) -> float:
+        logits = ticket.result()[0]
+        return float(logits[self._good]) - float(logits[self._bad])
+
+
+def _ranked(documents: Sequence[str], scores: list[float], top: int | None) -> list[Ranked]:
+    found = [Ranked(i, score, documents[i]) for i, score in enumerate(scores)]
+    return sorted(found, key=lambda each: -each.score)[:top]

@@ -1,0 +1,195 @@
+"""`Session`: a chat over one branch, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ..errors import ConfigError
+from ..tokens.chat import check_variables
+from .branch import Branch
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+Message = Mapping[str, Any]
+
+
+class _Turn(NamedTuple):
+    """messages: all before the answer that begins at `start`. before: the turn before it."""
+
+    before: _Turn | None
+    start: int
+    messages: tuple[Message, ...]
+
+
+class Session:
+    """A chat whose words so far are one branch, the trunk.
+
+    Each call runs only what its turn adds, the template's marks included. The answer is yours to
+    draw: from `trunk`, or from forks of it, the best of which is promoted.
+
+        session = Session(lm, system="Be brief.", seed=1)
+        session.prefill_user("Tell me a story about a fox.")
+        text = "".join(piece.text for piece in session.trunk)
+        session.prefill_user("And then?")
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        system: str | None = None,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """system: what the chat begins with. tools, template_kwargs: as `LM.format_chat` takes.
+
+        options: of the trunk, as `Branch.create` takes them. Raises: ConfigError.
+        """
+        self.lm = lm
+        self.tools = None if tools is None else list(tools)
+        self.template_kwargs = dict(template_kwargs or {})
+        if lm.text.chat_template is None:
+            raise ConfigError("this model has no chat template, so a session cannot write turns")
+        check_variables(lm.text.chat_template, self._variables())
+        self._first = () if system is None else ({"role": "system", "content": system},)
+        self._turns: WeakKeyDictionary[Branch, _Turn] = WeakKeyDictionary()
+        self._trunk = Branch.create(lm, **options)
+
+    @property
+    def trunk(self) -> Branch:
+        """The branch that the next turn goes on from."""
+        return self._trunk
+
+    @property
+    def messages(self) -> list[Message]:
+        """The chat so far, the trunk's answer as far as it has come."""
+        turn = self._turn_of(self._trunk)
+        return list(self._first) if turn is None else self._answered(turn)
+
+    # Turns ------------------------------------------------------------------------------------
+
+    def prefill_user(self, content: str) -> None:
+        """Run what the user says now, up to where the answer begins.
+
+        Raises: ConfigError when the template refuses the messages; ContextOverflow.
+        """
+        self._run({"role": "user", "content": content})
+
+    async def aprefill_user(self, content: str) -> None:
+        """The awaitable form of `prefill_user`."""
+        await self._arun({"role": "user", "content": content})
+
+    def prefill_tool_result(self, content: str, call_id: str | None = None) -> None:
+        """Run what a tool that the answer called gave back."""
+        self._run(_tool_result(content, call_id))
+
+    async def aprefill_tool_result(self, content: str, call_id: str | None = None) -> None:
+        """The awaitable form of `prefill_tool_result`."""
+        await self._arun(_tool_result(content, call_id))
+
+    def prefill_assistant(self, content: str) -> None:
+        """Run words as the answer's own; nobody drew them."""
+        self._trunk.prefill(self._said(content))
+
+    async def aprefill_assistant(self, content: str) -> None:
+        """The awaitable form of `prefill_assistant`."""
+        await self._trunk.aprefill(self._said(content))
+
+    def commit_turn(self, query: str, response: str) -> None:
+        """Run a question and its whole answer, both from elsewhere."""
+        self._run({"role": "user", "content": query}, response)
+
+    async def acommit_turn(self, query: str, response: str) -> None:
+        """The awaitable form of `commit_turn`."""
+        await self._arun({"role": "user", "content": query}, response)
+
+    # The trunk --------------------------------------------------------------------------------
+
+    def swap(self, branch: Branch) -> Branch:
+        """Go on from another branch, a fork of the trunk say; return the one before, which lives.
+
+        Raises: StaleHandle, ConfigError for a branch of another LM.
+        """
+        branch.alive()
+        if branch.lm is not self.lm:
+            raise ConfigError(f"{branch!r} belongs to another LM; a session's branches are of one")
+        before, self._trunk = self._trunk, branch
+        turn = self._turn_of(branch)
+        if turn is not None:
+            self._turns[branch] = turn
+        return before
+
+    def promote(self, branch: Branch) -> None:
+        """Go on from a branch alone: the old trunk and all its other forks end."""
+        before = self.swap(branch)
+        if before is not branch and not before.disposed:
+            branch.detach()
+            before.prune_subtree()
+
+    def close(self) -> None:
+        """End the trunk and its forks; idempotent."""
+        self._trunk.prune_subtree()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session of {len(self.messages)} messages, {self._trunk!r}>"
+
+    def _run(self, message: Message, answer: str = "") -> None:
+        trunk, (ids, turn) = self._trunk, self._next(message)
+        trunk.prefill([*ids, *self._said(answer)])
+        self._turns[trunk] = turn
+
+    async def _arun(self, message: Message, answer: str = "") -> None:
+        trunk, (ids, turn) = self._trunk, self._next(message)
+        await trunk.aprefill([*ids, *self._said(answer)])
+        self._turns[trunk] = turn
+
+    def _next(self, message: Message) -> tuple[list[int], _Turn]:
+        """Return the tokens that a message adds to the trunk, and the turn that begins with it."""
+        trunk = self._trunk
+        turn = self._turn_of(trunk)
+        if turn is None and not trunk.position:
+            messages: list[Message] = [*self._first, message]
+            ids = self.lm.text.encode_chat(messages, **self._variables())
+        else:
+            history = None if turn is None else self._answered(turn)
+            messages = [*(self._first if history is None else history), message]
+            ids = self.lm.turn_delta(
+                [message], history=history, tools=self.tools, template_kwargs=self.template_kwargs
+            )
+        return ids, _Turn(turn, trunk.position + len(ids), tuple(messages))
+
+    def _turn_of(self, branch: Branch) -> _Turn | None:
+        """Return the turn that a branch is in: its own, or the one that it was forked in."""
+        at, limit = branch, branch.position
+        while (turn := self._turns.get(at)) is None and at.parent is not None:
+            limit = min(limit, at.fork_head)
+            at = at.parent
+        while turn is not None and turn.start > limit:  # rewound, or forked before it
+            turn = turn.before
+        return turn
+
+    def _answered(self, turn: _Turn) -> list[Message]:
+        said = self.lm.text.decode(self._trunk.tokens[turn.start :])
+        return [*turn.messages, {"role": "assistant", "content": said}]
+
+    def _said(self, content: str) -> list[int]:
+        return self.lm.text.continuation(content) if content else []
+
+    def _variables(self) -> dict[str, Any]:
+        given = {} if self.tools is None else {"tools": self.tools}
+        return {**self.template_kwargs, **given}
+
+
+def _tool_result(content: str, call_id: str | None) -> Message:
+    message = {"role": "tool", "content": content}
+    return message if call_id is None else {**message, "tool_call_id": call_id}
