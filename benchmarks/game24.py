@@ -2,7 +2,11 @@
 
     python benchmarks/game24.py                  all puzzles
     python benchmarks/game24.py --puzzles 20     every fifth
+    python benchmarks/game24.py --only adaptive --seed 1
+    python benchmarks/game24.py --tuning         60 others, to choose numbers on
 
+The tuning puzzles have targets from 10 to 60 but 24. None is a held-out one; others of 24 are of no
+use, for the model was trained on them and writes 40 of 40 down at once.
 Each puzzle is one call, alone, from an empty cache. `solved` counts answers whose last line uses
 exactly the given numbers and makes 24, by the checker of the training recipe, which shares no code
 with the one the search uses. Best of n gets 40 samples: about the tokens that the tree takes.
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 from statistics import fmean
 
 from common import median, reach_recipe, report
@@ -33,12 +38,12 @@ from weft.search import (
 )
 
 reach_recipe()
-from recipe.corpus.game24 import held_out24, solves  # noqa: E402
+from recipe.corpus.game24 import can_reach, count_ways, held_out24, solves  # noqa: E402
 
-Numbers = tuple[int, ...]
 Strategy = Callable[[weft.LM, str, int], SearchResult]
 N_SAMPLES = 40
 N_HARD = 30
+N_TUNING = 60
 STRATEGIES: dict[str, Strategy] = {
     "greedy": lambda lm, prompt, seed: greedy(lm, prompt),
     f"best of {N_SAMPLES}, majority": lambda lm, prompt, seed: best_of_n(
@@ -59,11 +64,11 @@ STRATEGIES: dict[str, Strategy] = {
 
 def main() -> None:
     options = arguments()
-    puzzles = some(held_out24(), options.puzzles)
+    puzzles = tuning() if options.tuning else some(held_out(), options.puzzles)
     rows = []
     with weft.load(options.model, engine=options.engine) as lm:
-        for name, strategy in STRATEGIES.items():
-            rows.append(measure(lm, name, strategy, puzzles, options.seed))
+        for name in options.only or STRATEGIES:
+            rows.append(measure(lm, name, STRATEGIES[name], puzzles, options.seed))
         engine = lm.info.name
     report(
         "game24",
@@ -76,19 +81,19 @@ def main() -> None:
 
 
 def measure(
-    lm: weft.LM, name: str, strategy: Strategy, puzzles: Sequence[Numbers], seed: int
+    lm: weft.LM, name: str, strategy: Strategy, puzzles: Sequence[Game24], seed: int
 ) -> dict[str, object]:
     """Run one strategy over the puzzles; return its row."""
-    solved, tokens, seconds = set[Numbers](), [], []
-    hard = set(held_out24()[-N_HARD:]) & set(puzzles)
-    for numbers in puzzles:
+    solved, tokens, seconds = set[Game24](), [], []
+    hard = set(held_out()[-N_HARD:]) & set(puzzles)
+    for puzzle in puzzles:
         lm.clear_cache()
         start = time.perf_counter()
-        result = strategy(lm, Game24(numbers).prompt, seed)
+        result = strategy(lm, puzzle.prompt, seed)
         seconds.append(time.perf_counter() - start)
         tokens.append(result.cost.tokens)
-        if solves(result.text, numbers):
-            solved.add(numbers)
+        if solves(result.text, puzzle.numbers, puzzle.target):
+            solved.add(puzzle)
         result.loom.close()
     return {
         "strategy": name,
@@ -107,7 +112,24 @@ def last_line(text: str) -> str:
     return text.rsplit("\n", 1)[-1]
 
 
-def some(puzzles: Sequence[Numbers], n: int) -> Sequence[Numbers]:
+def held_out() -> list[Game24]:
+    """Return the puzzles kept from training; nothing is ever chosen by them."""
+    return [Game24(numbers) for numbers in held_out24()]
+
+
+def tuning() -> list[Game24]:
+    """Return 60 puzzles of other targets: every fourth of 240 drawn, from many ways to few."""
+    rng, drawn = Random("tuning"), list[Game24]()
+    while len(drawn) < 4 * N_TUNING:
+        numbers = tuple(sorted(rng.randint(1, 13) for _ in range(4)))
+        target = rng.randint(10, 60)
+        if target != 24 and can_reach(numbers, target):
+            drawn.append(Game24(numbers, target))
+    drawn.sort(key=lambda p: (-count_ways(p.numbers, p.target), p.numbers, p.target))
+    return drawn[2::4]
+
+
+def some(puzzles: Sequence[Game24], n: int) -> Sequence[Game24]:
     """Return `n` of the puzzles, evenly spaced: they are in order of difficulty."""
     return [puzzles[i * len(puzzles) // n] for i in range(n)]
 
@@ -115,6 +137,8 @@ def some(puzzles: Sequence[Numbers], n: int) -> Sequence[Numbers]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Game of 24 on held-out puzzles")
     parser.add_argument("--puzzles", type=int, default=100, choices=range(1, 101), metavar="N")
+    parser.add_argument("--tuning", action="store_true")
+    parser.add_argument("--only", action="append", choices=STRATEGIES, metavar="STRATEGY")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--engine", default="auto")

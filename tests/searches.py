@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import weft
-from weft import Heddle, search
+from weft import Heddle, samples, search
 from weft.search import SearchResult
 
 FEW: dict[str, Any] = {"n_continue": (4, 3, 2), "n_suggest": (6, 4, 2)}
@@ -18,6 +18,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "smc": {"n": 6},
     "best_of_n": {"n": 5},
 }
+
+
+def puzzle(name: str) -> str:
+    """Return a puzzle that takes the search several rounds; the sample is the model's first try."""
+    return "Use 1 3 5 8 to make 44." if name == "adaptive" else samples.game24
 
 
 def small(name: str, lm: weft.LM, prompt: Any, **options: Any) -> SearchResult:

@@ -3,63 +3,76 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 
 import weft
 from weft import Branch, BranchStore, samples
 
-N, SCHEMA = 12, {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"},
-        "animal": {"enum": ["fox", "otter", "owl", "bear"]},
-        "age": {"type": "integer", "minimum": 1, "maximum": 12},
-    },
-    "required": ["name", "animal", "age"],
-    "additionalProperties": False,
-}  # fmt: skip
+N = 12
+FIELDS = {
+    "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"},
+    "animal": {"enum": ["fox", "otter", "owl", "bear"]},
+    "age": {"type": "integer", "minimum": 1, "maximum": 12},
+}
+CLOSED = {"required": list(FIELDS), "additionalProperties": False}
+SCHEMA = {"type": "object", "properties": FIELDS, **CLOSED}
+
+
+@dataclass
+class Particle:
+    """A branch, the log of its weight, and whether it drew an end token: then it only weighs."""
+
+    branch: Branch
+    log_weight: float = 0.0
+    has_ended: bool = False
 
 
 def legal_mass(branch: Branch) -> float:
     """log of the probability that the model itself gives to what the grammar allows next."""
     raw = branch.logits.astype(np.float64)
-    weights = np.exp(raw - raw.max())
-    return float(np.log(weights[branch.legal()].sum() / weights.sum()))
+    return float(np.logaddexp.reduce(raw[branch.legal()]) - np.logaddexp.reduce(raw))
 
 
-def resample(branches: list[Branch], logw: np.ndarray, rng: np.random.Generator) -> list[Branch]:
-    """Systematic resampling: heavy particles are forked, light ones are let go."""
-    shares = np.exp(logw - logw.max())
-    edges = np.cumsum(shares / shares.sum())
-    chosen = np.searchsorted(edges, (rng.random() + np.arange(len(branches))) / len(branches))
-    return [branches[min(at, len(branches) - 1)].fork() for at in chosen]
+def log_mean(particles: list[Particle]) -> float:
+    """log of the mean weight; at the end the evidence, how likely the model is to write JSON."""
+    return float(np.logaddexp.reduce([p.log_weight for p in particles]) - np.log(len(particles)))
+
+
+def resample(particles: list[Particle], rng: np.random.Generator) -> list[Particle]:
+    """Heavy particles are forked, light ones let go; a copy of one that has ended has ended too."""
+    mean, n = log_mean(particles), len(particles)
+    edges = np.cumsum([np.exp(p.log_weight - mean) / n for p in particles])
+    at = np.searchsorted(edges, (rng.random() + np.arange(n)) / n).clip(max=n - 1)
+    return [Particle(p.branch.fork(), mean, p.has_ended) for p in map(particles.__getitem__, at)]
+
+
+def smc(root: Branch, n: int, rng: np.random.Generator, ess: float = 0.5) -> list[Particle]:
+    """Grow n particles to their ends, one batch a token, resampling where weights are uneven."""
+    store, particles = BranchStore(root.lm), [Particle(root.fork()) for _ in range(n)]
+    while going := [p for p in particles if not p.has_ended]:
+        for p in going:
+            p.log_weight += legal_mass(p.branch)
+        pieces = store.produce([p.branch for p in going])
+        for p, piece in zip(going, pieces, strict=True):
+            p.has_ended = piece.is_stop
+        drawn = zip(going, pieces, strict=True)
+        store.commit([(p.branch, piece.token) for p, piece in drawn if not p.has_ended])
+        weights = np.exp([p.log_weight - log_mean(particles) for p in particles])
+        if weights.sum() ** 2 / (weights**2).sum() < ess * n:
+            particles = resample(particles, rng)
+    return particles
 
 
 def main() -> None:
-    lm, rng = weft.load("tiny"), np.random.default_rng(0)
-    store = BranchStore(lm)
+    lm = weft.load("tiny")
     root = Branch.create(lm, grammar=SCHEMA, temperature=1.0, top_k=0, top_p=1.0, min_p=0, seed=2)
-    prompt = weft.Loom(lm, samples.record).tokens
-    root.prefill(prompt)
-    particles, logw, n_resampled = [root.fork() for _ in range(N)], np.zeros(N), 0
-    going = list(range(N))
-    while going:
-        logw[going] += [legal_mass(particles[at]) for at in going]
-        pieces = store.produce([particles[at] for at in going])
-        drawn = [(at, p) for at, p in zip(going, pieces, strict=True) if not p.is_stop]
-        store.commit([(particles[at], piece.token) for at, piece in drawn])
-        going = [at for at, _ in drawn]
-        shares = np.exp(logw - logw.max())
-        if going and shares.sum() ** 2 / (shares**2).sum() < N / 2:
-            particles, n_resampled = resample(particles, logw, rng), n_resampled + 1
-            logw[:] = np.log(np.exp(logw - logw.max()).mean()) + logw.max()
-            going = list(range(N)) if len(going) == N else going
-    best = particles[int(logw.argmax())]
-    found = json.loads(best.text)
-    print(f"{N} particles, resampled {n_resampled} times, {len({p.text for p in particles})} texts")
-    print(f"log evidence {np.log(np.exp(logw - logw.max()).mean()) + logw.max():.3f}")
-    print("best:", found)
+    root.prefill(weft.Loom(lm, samples.record).tokens)
+    particles = smc(root, N, np.random.default_rng(0))
+    print(f"{N} particles, log evidence {log_mean(particles):.3f}")
+    best = max(particles, key=lambda p: p.log_weight)
+    print("best:", json.loads(best.branch.text))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import weft as weft_package
+from searches import puzzle
 from weft import samples
+from weft.search import STRATEGIES
 
 
 def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
@@ -182,7 +184,7 @@ def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
 @pytest.mark.parametrize("strategy", ["tot-dfs", "beam", "mcts", "adaptive", "smc"])
 def test_solve_offers_every_search(weft, strategy: str) -> None:
     chosen = ("--strategy", strategy, "-n", "4", "--seed", "1", "--budget-tokens", "700")
-    made = json.loads(weft("solve", samples.game24, *chosen, "--json").stdout)
+    made = json.loads(weft("solve", puzzle(strategy), *chosen, "--json").stdout)
     assert made["strategy"] == strategy
     assert made["cost"]["tokens"] <= 700
     assert made["nodes"] > 3
@@ -193,6 +195,37 @@ def test_solve_keeps_to_its_budget(weft) -> None:
     cost = json.loads(result.stdout)["cost"]
     assert cost["tokens"] <= 300
     assert cost["stopped"] == "tokens"
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_solve_goes_on_from_a_file_with_every_strategy(weft, strategy: str, tmp_path) -> None:
+    """Begun and broken off by a budget; then told nothing but the file; then read, not searched."""
+    file = str(tmp_path / "search.json")
+    asked = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
+    first = json.loads(weft("solve", *asked, "--budget-tokens", "120", "--json").stdout)
+    rest = ("--resume", file, "--budget-tokens", "3000", "--json")
+    second = json.loads(weft("solve", *rest).stdout)
+    assert second["strategy"] == strategy
+    assert second["prompt"] == samples.game24
+    assert first["cost"]["tokens"] <= 120
+    third = json.loads(weft("solve", *rest).stdout)
+    assert third["text"] == second["text"]
+    if second["cost"]["stopped"] is None:
+        assert third["stats"]["decoded"] == 0
+
+
+def test_solve_names_what_is_wrong_with_a_file_to_go_on_from(weft, tmp_path) -> None:
+    file = tmp_path / "search.json"
+    weft("solve", samples.sum, "--strategy", "greedy", "--resume", str(file))
+    other = weft("solve", samples.story, "--resume", str(file))
+    assert other.exit_code == 2
+    assert "holds another search, of 'What is 37 + 58?'" in other.stderr
+    strategy = weft("solve", "--resume", str(file), "--strategy", "tot")
+    assert strategy.exit_code == 2
+    assert "the strategy was greedy" in strategy.stderr
+    file.write_text("{}")
+    assert weft("solve", "--resume", str(file)).exit_code == 1
+    assert weft("solve", "--resume", str(tmp_path / "none.json")).exit_code == 2
 
 
 def test_solve_out_of_time_says_that_there_is_no_answer(weft) -> None:

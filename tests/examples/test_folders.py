@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from weft import Branch, load, samples
+from weft.constraints import Choice
 
 ROOT = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py").is_file())
@@ -22,12 +23,15 @@ SAYS = {
     "embeddings": "4 of 4 right",
     "entropy": "by entropy",
     "game24": "tree, breadth first  right",
+    "json_record": "best: {'name': 'Lena', 'animal': 'owl'",
     "grammar": "valid: {'name': 'Lena'",
     "reflection": "answer: 5 (",
     "rerank": "4 4 10\n",
+    "sentence": "a wise duck named Vera lived near the meadow",
     "smc_json": "best: {'name': 'Lena'",
     "speculative": "accepted ",
     "three_faces": "tokens prefilled after the loom: 1",
+    "word_problem": "The answer is 1216.\n(solved",
     "streaming": "400 tokens in 5 windows of 160",
 }
 
@@ -37,6 +41,7 @@ def module(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded  # dataclasses look there
     sys.path.insert(0, str(ROOT / name))  # as Python does for a script
     try:
         spec.loader.exec_module(loaded)
@@ -77,6 +82,36 @@ def test_speculative_tokens_are_distributed_as_the_targets_own(tmp_path: Path) -
         counts[example.step(target, draft, rng)[0][0]] += 1
     assert chi_square(counts, truth * n) < CRITICAL
     assert chi_square(counts, belief * n) > 10 * CRITICAL
+
+
+def test_particles_estimate_the_mass_that_the_grammar_leaves() -> None:
+    """Against enumeration, with ends at different lengths, resampled after every token.
+
+    600 particles: the standard error is about 7 %; off by 35 % once in a million runs.
+    """
+    example, lm = module("smc_json"), load("tiny")
+    grammar = Choice(["fox", "fox lived", "otter"])
+    root = Branch.create(lm, grammar=grammar, temperature=1.0, top_k=0, top_p=1.0, min_p=0, seed=4)
+    root.prefill(lm.tokenize("Once upon a time there was an"))
+    found = example.smc(root, 600, np.random.default_rng(1), ess=1.01)
+    assert len({particle.branch.text for particle in found}) > 1
+    assert all(particle.has_ended for particle in found)
+    assert np.exp(example.log_mean(found)) == pytest.approx(mass(root), rel=0.35)
+
+
+def mass(branch: Branch) -> float:
+    """The probability that the model writes on to a legal end, by going every legal way."""
+    raw = branch.logits.astype(np.float64)
+    p = np.exp(raw - raw.max()) / np.exp(raw - raw.max()).sum()
+    total = 0.0
+    for token in np.flatnonzero(branch.legal()).tolist():
+        if branch.lm.is_stop_token(token):
+            total += p[token]
+            continue
+        with branch.fork() as child:
+            child.commit(token)
+            total += p[token] * mass(child)
+    return float(total)
 
 
 # Of 12 degrees of freedom at 1 in 10,000.

@@ -8,18 +8,19 @@ from statistics import fmean
 import pytest
 
 import weft
-from weft import Loom, samples
-from weft.search.adaptive import Thompson, beta, descent
+from weft import Loom, samples, search
+from weft.search.core import Settings
 from weft.search.driver import Search
-from weft.search.frontier import Frontier
 from weft.search.judge import Judge
-from weft.search.options import Settings
+from weft.search.propose import Proposer
+from weft.search.ranking import Frontier
+from weft.search.thompson import TRUST, Thompson, beta, descent
 
 
 def test_posterior_mean_is_that_of_the_beta() -> None:
-    """20,000 draws: the mean within 0.01 is seven standard errors."""
-    rng = Random(1)
-    assert fmean(beta(8, 6.0, rng) for _ in range(20_000)) == pytest.approx(0.7, abs=0.01)
+    """20,000 draws: the mean within 0.01 is more than seven standard errors."""
+    rng, mean = Random(1), (1 + TRUST * 6) / (2 + TRUST * 8)
+    assert fmean(beta(8, 6.0, rng) for _ in range(20_000)) == pytest.approx(mean, abs=0.01)
 
 
 @pytest.mark.parametrize(("score", "goes_deeper"), [(0.98, True), (0.02, False)])
@@ -38,11 +39,71 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
         step.add(line).score = score
     loom.add("4 + 9 = 13 (left: 10 13 13)\n").score = 0.02
     found = Search(lm, loom, Settings.read({"seed": 1}, max_tokens=8), "adaptive")
-    judge = Judge(lm, found.task, found.meter, None, as_share=True)
+    judge = Judge(found, as_share=True)
     frontier = Frontier(found, judge, 3)
     open_ids, rng = frontier.open(widens=True), Random(2)
     ends = [descent(loom, frontier, open_ids, rng) for _ in range(200)]
     deeper = sum(step in node.path for node in ends)
     assert deeper > 110 if goes_deeper else deeper < 60
-    wanted = Thompson(judge, 3, 4, 10, 2).ask(found)
+    for node in list(loom.walk()):  # all of them have been completed
+        ended = node.add("no")
+        ended.terminal, ended.meta["answer"] = True, "likeliest"
+    proposer = Proposer(found, n_continue=1, n_suggest=1)
+    wanted = Thompson(judge, proposer, 3, 4, 10, 2).ask(found)
     assert sum(want.n or 0 for want in wanted) == 20
+
+
+def stand_in(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loom]:
+    """A search of the sample puzzle with these first lines and their scores."""
+    loom = Loom(lm, samples.game24)
+    for line, score in lines.items():
+        loom.add(line).score = score
+    return Search(lm, loom, Settings.read({"seed": 1}, max_tokens=8), "adaptive"), loom
+
+
+def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> None:
+    """The likeliest tokens after the likeliest line are known; a drawn answer says nothing."""
+    likely, other = "13 - 10 = 3 (left: 3 4 9)\n", "4 + 9 = 13 (left: 10 13 13)\n"
+    found, loom = stand_in(lm, {likely: 0.9, other: 0.8, "4 - 4 = 0 (left: 0)\n": 0.1})
+    judge = Judge(found, as_share=True)
+
+    def first(*, anywhere: bool = True) -> list[str]:
+        return [n.text for n in Frontier(found, judge, 3).promising(anywhere=anywhere)]
+
+    assert first() == [loom.text, likely, other]
+    assert first(anywhere=False) == []
+    answer = loom.add(likely + "9 - 3 = 6 (left: 4 6)\n4 * 6 = 24 (left: 24)\nAnswer: 1 = 24")
+    answer.score, answer.terminal, answer.meta["answer"] = 0.0, True, "likeliest"
+    assert first() == [other]
+    answer.meta["answer"] = "drawn"
+    assert first() == [likely, other]
+
+
+def test_lines_that_were_there_already_speak_against_drawing_more(lm: weft.LM) -> None:
+    """200 descents each; the odds of failing by chance are below 1 in 10,000."""
+    found, loom = stand_in(lm, {"13 - 10 = 3 (left: 3 4 9)\n": 0.3})
+    step = loom.children[0]
+
+    def wider() -> int:
+        frontier, rng = Frontier(found, Judge(found, as_share=True), 3), Random(5)
+        open_ids = frontier.open(widens=True)
+        return sum(descent(loom, frontier, open_ids, rng) is loom for _ in range(200))
+
+    fresh = wider()
+    loom.meta["drawn"] = 12
+    assert wider() < fresh / 2
+    step.meta["drawn"] = 40
+    assert wider() > fresh
+
+
+def test_repeated_lines_are_counted_where_they_were_drawn(lm: weft.LM) -> None:
+    result = search.adaptive(lm, "Use 1 3 5 8 to make 44.", seed=1)
+    drawn = sum(node.meta.get("drawn", 0) for node in result.loom.walk())
+    steps = [n for n in result.loom.walk() if n.score is not None and not n.meta.get("answer")]
+    assert drawn >= len(steps) > 0
+    assert result.solved
+
+
+def test_an_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
+    found, likeliest = search.adaptive(lm, samples.game24), search.greedy(lm, samples.game24)
+    assert (found.text, found.cost.tokens) == (likeliest.text, likeliest.cost.tokens)

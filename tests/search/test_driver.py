@@ -18,17 +18,16 @@ from typing import Any
 import pytest
 
 import weft
-from searches import FEW, SMALL, small, tree
+from searches import FEW, SMALL, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError, FormatError
 from weft.search import Level, SearchResult
-from weft.search.adaptive import Thompson
-from weft.search.beam import Beam
-from weft.search.breadth import BreadthFirst
-from weft.search.depth import DepthFirst
+from weft.search.beams import Beam
 from weft.search.driver import Search
-from weft.search.mcts import UCT
 from weft.search.particles import Particles
+from weft.search.thompson import Thompson
+from weft.search.thoughts import BreadthFirst, DepthFirst
+from weft.search.uct import UCT
 
 NAMES = list(SMALL)
 
@@ -44,7 +43,7 @@ def found(lm: weft.LM) -> Callable[[str], SearchResult]:
 
     def get(name: str) -> SearchResult:
         if name not in made:
-            made[name] = small(name, lm, samples.game24)
+            made[name] = small(name, lm, puzzle(name))
         return made[name]
 
     return get
@@ -72,18 +71,18 @@ def test_broken_off_and_resumed_is_as_never_broken_off(
             raise Stop
 
     if name == "best_of_n":
-        small(name, lm, samples.game24, resume=file)
+        small(name, lm, puzzle(name), resume=file)
     else:
         with pytest.raises(Stop):
-            small(name, lm, samples.game24, resume=file, progress=stop)
-    result = small(name, lm, samples.game24, resume=file, progress=lambda level: None)
+            small(name, lm, puzzle(name), resume=file, progress=stop)
+    result = small(name, lm, puzzle(name), resume=file, progress=lambda level: None)
     assert tree(result.loom) == tree(found(name).loom)
     assert result.text == found(name).text
     assert result.cost.tokens == found(name).cost.tokens
     assert result.log_evidence == found(name).log_evidence
     # A search that is over is read, not run.
     before = lm.stats().decoded
-    again = small(name, lm, samples.game24, resume=file)
+    again = small(name, lm, puzzle(name), resume=file)
     assert (again.text, again.cost.tokens) == (result.text, result.cost.tokens)
     assert lm.stats().decoded == before
 
@@ -103,7 +102,7 @@ def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
 
     async def both() -> SearchResult:
         call = getattr(search, "a" + name.removesuffix("-dfs"))
-        result: SearchResult = await call(lm, samples.game24, seed=1, **SMALL[name])
+        result: SearchResult = await call(lm, puzzle(name), seed=1, **SMALL[name])
         return result
 
     result = asyncio.run(both())
@@ -129,7 +128,7 @@ def _twice_shuffled(tell: Any) -> Any:
 def test_token_budget_is_never_exceeded(name: str, lm: weft.LM) -> None:
     budget = 150
     before = lm.stats().decoded
-    result = small(name, lm, samples.game24, budget_tokens=budget)
+    result = small(name, lm, puzzle(name), budget_tokens=budget)
     assert result.cost.tokens == lm.stats().decoded - before <= budget
     assert result.cost.stopped == "tokens"
 
@@ -137,21 +136,21 @@ def test_token_budget_is_never_exceeded(name: str, lm: weft.LM) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kv_budget_bounds_the_tree(name: str, lm: weft.LM) -> None:
     slot = lm.info.kv_bytes_per_token
-    result = small(name, lm, samples.game24, budget_kv_bytes=120 * slot)
+    result = small(name, lm, puzzle(name), budget_kv_bytes=120 * slot)
     assert result.cost.stopped == "kv"
     assert sum(len(node.tokens) for node in result.loom.walk()) <= 120
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
-    result = small(name, lm, samples.game24, budget_s=1e-3)
+    result = small(name, lm, puzzle(name), budget_s=1e-3)
     assert result.cost.stopped == "seconds"
 
 
 @pytest.mark.parametrize("name", ["tot", "mcts", "smc"])
 def test_progress_tells_each_round_in_order(name: str, lm: weft.LM) -> None:
     levels: list[Level] = []
-    result = small(name, lm, samples.game24, budget_tokens=200, progress=levels.append)
+    result = small(name, lm, puzzle(name), budget_tokens=200, progress=levels.append)
     assert [level.depth for level in levels] == list(range(1, len(levels) + 1))
     tokens = [level.cost.tokens for level in levels]
     assert tokens == sorted(tokens)
@@ -313,4 +312,4 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
 )
 def test_mistakes_are_named(name: str, options: dict[str, Any], message: str, lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=message):
-        small(name, lm, samples.game24, **options)
+        small(name, lm, puzzle(name), **options)

@@ -11,11 +11,11 @@ import weft
 from searches import FEW
 from weft import Heddle, Loom, samples, search
 from weft.search import Game24
+from weft.search.core import Settings
 from weft.search.driver import Search
-from weft.search.frontier import Frontier
 from weft.search.judge import Judge
-from weft.search.mcts import UCT, uct
-from weft.search.options import Settings
+from weft.search.ranking import Frontier
+from weft.search.uct import UCT, uct
 
 PUZZLE = Game24((4, 9, 10, 13))
 
@@ -58,7 +58,7 @@ def naive(node: Heddle, exploration: float) -> Heddle:
 def test_uct_picks_like_a_naive_twin(scored: Search, exploration: float) -> None:
     # The state that comes second is not followed: the twin has a tree without it.
     twin = scored.loom
-    judge = Judge(scored.lm, scored.task, scored.meter, None, as_share=True)
+    judge = Judge(scored, as_share=True)
     frontier = Frontier(scored, judge, 3)
     assert [node.text for node in scored.in_order(twin.leaves) if node.id in frontier.closed] == [
         "9 - 3 = 6 (left: 4 6)\n"
@@ -69,7 +69,7 @@ def test_uct_picks_like_a_naive_twin(scored: Search, exploration: float) -> None
 
 
 def test_a_batch_opens_different_nodes(scored: Search) -> None:
-    judge = Judge(scored.lm, scored.task, scored.meter, None, as_share=True)
+    judge = Judge(scored, as_share=True)
     wanted = [want.node.id for want in UCT(judge, 3, 8, 9, 0.5, 0).ask(scored)]
     # Of four leaves one is a state that is followed elsewhere.
     assert len(wanted) == len(set(wanted)) == 2

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples, search
-from weft.search.weights import effective_size, log_mean_exp, systematic
+from weft.search.particles import effective_size, log_mean_exp, systematic
 
 # Two tokens a path, two choices each: four paths, which can be listed.
 TWO = {"max_tokens": 1, "stop": None, "depth": 2, "top_k": 2, "temperature": 1.0}

@@ -235,7 +235,7 @@ def test_verdicts_that_begin_alike_are_told_apart_where_they_part(lm: weft.LM) -
         ({"propose": "guess"}, "'both', 'continue', 'suggest'"),
         ({"temperature": -1.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"answer_tokens": 0}, "answer_tokens is 0"),
+        ({"answer_tokens": -1}, "answer_tokens is -1"),
         ({"budget_tokens": 0}, "budget_tokens is 0"),
         ({"budget_s": 0}, "budget_s is 0"),
         ({"budget_s": float("nan")}, "budget_s is nan"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,8 @@ from rich.console import Group
 from rich.live import Live
 
 from .. import samples
-from ..errors import ConfigError
+from ..errors import ConfigError, FormatError
+from ..search.strategies import STRATEGIES, Strategy
 from . import advice, objects, options
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
@@ -29,63 +31,35 @@ _TOP = 3  # children of a node that are drawn, beside those on the path
 _VOTES = 5
 
 
-class Strategy(StrEnum):
-    """How to search."""
-
-    TOT = "tot"
-    BEST_OF_N = "best-of-n"
-    GREEDY = "greedy"
-    DFS = "tot-dfs"
-    BEAM = "beam"
-    MCTS = "mcts"
-    ADAPTIVE = "adaptive"
-    SMC = "smc"
-
-
-NAMES = {
-    Strategy.TOT: "tree of thoughts",
-    Strategy.BEST_OF_N: "best of n",
-    Strategy.GREEDY: "greedy",
-    Strategy.DFS: "tree of thoughts, depth first",
-    Strategy.BEAM: "beam",
-    Strategy.MCTS: "Monte Carlo tree search",
-    Strategy.ADAPTIVE: "adaptive branching",
-    Strategy.SMC: "sequential Monte Carlo",
-}
-_BREADTH = "breadth"
-# What -b and -n are called by each search; what it lacks it has no use for.
-NUMBERS: dict[Strategy, dict[str, tuple[str, ...]]] = {
-    Strategy.TOT: {_BREADTH: ("breadth",), "n": ("n_continue", "n_suggest")},
-    Strategy.DFS: {_BREADTH: ("breadth",), "n": ("n_continue", "n_suggest")},
-    Strategy.BEST_OF_N: {"n": ("n",)},
-    Strategy.GREEDY: {},
-    Strategy.BEAM: {_BREADTH: ("width",), "n": ("n",)},
-    Strategy.MCTS: {_BREADTH: ("batch",), "n": ("n_continue", "n_suggest")},
-    Strategy.ADAPTIVE: {_BREADTH: ("batch",), "n": ("widen",)},
-    Strategy.SMC: {"n": ("n",)},
-}
+# What --strategy may be: the rows of the table.
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = StrEnum("Name", {name: name for name in STRATEGIES})
+TOT = "tot"
+SOLVE = "solve"  # of a loom's meta: how it was searched
+_FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
 
 
 @guarded
 def solve(
+    context: typer.Context,
     prompt: options.Prompt = None,
     strategy: Annotated[
-        Strategy,
+        Name | None,
         typer.Option(
             "--strategy",
-            help="tot: a tree of lines, the best few go on; best-of-n: whole answers and a vote; "
-            "greedy: one answer; tot-dfs: one path of the tree at a time; beam: the likeliest "
-            "paths; mcts: where values and curiosity lead; adaptive: wider or deeper by draws; "
-            "smc: weighted particles.",
+            help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
+            show_default=TOT,
         ),
-    ] = Strategy.TOT,
+    ] = None,
     breadth: Annotated[
         int | None,
         typer.Option(
             "-b",
             help="Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, "
             "adaptive).",
-            show_default="5, 8 for beam and adaptive, 4 for mcts",
+            show_default="5, 8 for beam, 4 for mcts, 2 for adaptive",
         ),
     ] = None,
     n: Annotated[
@@ -107,12 +81,24 @@ def solve(
     budget_s: Annotated[
         float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            help="Write the search to this file after each round; where it is there, go on from "
+            "it (the prompt and the numbers may then be left out).",
+            show_default=False,
+            dir_okay=False,
+        ),
+    ] = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
-    text = options.read_prompt(prompt, "solve", example=f'weft solve "{samples.game24}"')
+    begun = _begun(resume)
+    words = prompt or ([begun["prompt"]] if begun else None)
+    text = options.read_prompt(words, "solve", example=f'weft solve "{samples.game24}"')
     chosen = options.given(
         breadth=breadth,
         n=n,
@@ -121,31 +107,48 @@ def solve(
         budget_tokens=budget_tokens,
         budget_s=budget_s,
     )
-    refuse_unused(strategy, chosen)
+    by = STRATEGIES[strategy or begun.get("strategy", TOT)]
+    chosen = {**begun.get("options", {}), **chosen}
+    refuse_unused(by, chosen)
+    if not options.was_typed(context, "model"):
+        model = begun.get("model", model)
     with load_model(model, engine, kv_budget) as lm:
         from ..loom import Loom
 
         loom, out = Loom(lm, text), Out.of(sys.stdout)
         kept = Kept.new(loom, model, engine)
-        result = _search_to_end(out, lm, kept, strategy, chosen, as_json)
+        how = {name: value for name, value in chosen.items() if name in _FLAGS}
+        loom.meta[SOLVE] = {"strategy": by.name, "options": how}
+        asked = {**chosen, **options.given(resume=resume)}
+        result = _search_to_end(out, lm, kept, by, asked, as_json)
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
-            objects.write(as_object(lm, model, strategy, result, kept.name if is_kept else None))
+            objects.write(as_object(lm, model, by, result, kept.name if is_kept else None))
         else:
-            _report(out, lm, model, strategy, result, kept.name if is_kept else "")
+            _report(out, lm, model, by, result, kept.name if is_kept else "")
+
+
+def _begun(resume: Path | None) -> dict[str, Any]:
+    """Return how the search of a file was asked for; nothing where there is no file yet."""
+    if resume is None or not resume.exists():
+        return {}
+    from ..loom import Loom
+
+    loom = Loom.open(resume)
+    how = loom.meta.get(SOLVE, {})
+    told = {"prompt": loom.user_prompt, "model": loom.meta.get("model", TINY)}
+    if not isinstance(how, dict) or how.get("strategy", TOT) not in STRATEGIES:
+        raise FormatError(f"{resume} does not say how it was searched; give --resume another file")
+    return {**told, **how}
 
 
 def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
     """Raise ConfigError for an option that the strategy has no use for."""
-    numbers = {_BREADTH: "-b", "n": "-n"}
-    unused = {name: flag for name, flag in numbers.items() if name not in NUMBERS[strategy]}
-    if strategy is Strategy.GREEDY:
-        unused |= {"temperature": "--temperature", "budget_tokens": "--budget-tokens"}
-    for name, flag in unused.items():
+    for name in strategy.unused():
         if name in chosen:
             raise ConfigError(
-                f"{flag} has no meaning for --strategy {strategy.value}; leave it out"
+                f"{_FLAGS[name]} has no meaning for --strategy {strategy.name}; leave it out"
             )
 
 
@@ -157,28 +160,9 @@ def search(
     progress: Callable[[Level], object] | None = None,
 ) -> SearchResult:
     """Run a search below a loom's root."""
-    from .. import search as searches
-
     if (n := chosen.get("n")) is not None and n < 1:
         raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
-    # NOTE: not given is not a number: a task knows how many proposals each level needs.
-    named = {name: value for name, value in chosen.items() if name not in (_BREADTH, "n")}
-    for name, parts in NUMBERS[strategy].items():
-        if name in chosen:
-            named |= dict.fromkeys(parts, chosen[name])
-    if strategy is Strategy.GREEDY:
-        return searches.greedy(lm, loom, **named)
-    if strategy is Strategy.DFS:
-        return searches.tot(lm, loom, order="dfs", progress=progress, **named)
-    result: SearchResult = {
-        Strategy.TOT: searches.tot,
-        Strategy.BEST_OF_N: searches.best_of_n,
-        Strategy.BEAM: searches.beam,
-        Strategy.MCTS: searches.mcts,
-        Strategy.ADAPTIVE: searches.adaptive,
-        Strategy.SMC: searches.smc,
-    }[strategy](lm, loom, progress=progress, **named)  # type: ignore[operator]
-    return result
+    return strategy.run(lm, loom, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
@@ -194,8 +178,15 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
     with Live(console=out.console, auto_refresh=False, transient=True) as live:
         live.update(picture_of(out, loom), refresh=True)
         return work(
-            lambda level: live.update(picture_of(out, loom, _first(level.kept)), refresh=True)
+            lambda level: live.update(
+                picture_of(out, root_of(level, loom), _first(level.kept)), refresh=True
+            )
         )
+
+
+def root_of(level: Level, loom: Loom) -> Loom:
+    """Return the loom that a search grows: another one where it goes on from a file."""
+    return level.candidates[0].path[0] if level.candidates else loom  # type: ignore[return-value]
 
 
 def as_object(
@@ -206,7 +197,7 @@ def as_object(
 
     return {
         "loom": name,
-        "strategy": strategy.value,
+        "strategy": strategy.name,
         "model": model,
         "engine": lm.info.name,
         "prompt": result.loom.user_prompt,
@@ -256,16 +247,23 @@ def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
 def _search_to_end(
     out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], as_json: bool
 ) -> SearchResult:
-    loom = kept.loom
     quiet = Out(out.console, False, out.is_ascii) if as_json else out
+
+    def noted(level: Level, show: Callable[[Level], object]) -> None:
+        kept.loom = root_of(level, kept.loom)
+        show(level)
+
     try:
         result: SearchResult = watched(
-            quiet, loom, lambda progress: search(lm, loom, strategy, chosen, progress)
+            quiet,
+            kept.loom,
+            lambda show: search(lm, kept.loom, strategy, chosen, lambda level: noted(level, show)),
         )
+        kept.loom = result.loom
     except KeyboardInterrupt:
         is_kept = kept.try_save()
         if not as_json:
-            out.console.print(picture_of(out, loom))
+            out.console.print(picture_of(out, kept.loom))
             out.facts(str(lm.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
         Out.of(sys.stderr).line("interrupted; the tree so far is above")
         raise typer.Exit(INTERRUPTED) from None
@@ -281,7 +279,7 @@ def _report(
         vote_lines(out, result)
         out.line()
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
-    out.facts(f"{NAMES[strategy]} · {result.cost}", "")
+    out.facts(f"{strategy.title} · {result.cost}", "")
     out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
     kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
     advice.suggest(*_again(model, strategy, result), *kept)
@@ -293,6 +291,7 @@ def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[st
     if not advice.can_repeat(asked):
         return [["weft", "run", samples.story, "-n", "4", *same]]
     if result.solved is False:
-        return [["weft", "solve", asked, "-b", "8", "-n", "16", *same]]
-    other = next(each for each in Strategy if each is not strategy)
-    return [["weft", "solve", asked, "--strategy", other.value, *same]]
+        surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
+        return [["weft", "solve", asked, *surest, *same]]
+    other = next(name for name in STRATEGIES if name != strategy.name)
+    return [["weft", "solve", asked, "--strategy", other, *same]]

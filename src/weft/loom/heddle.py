@@ -136,6 +136,11 @@ class Heddle(Shown):
         special: True reads special tokens that stand in the text as such, False as plain text; None
         as the class does (`reads_special`, False here). Never True for what others have typed.
         """
+        if self._home.is_text and isinstance(text, str):
+            child = self._child([])
+            child._text = text
+            self.children.append(child)
+            return child
         child = self._child(ask.ids_of(self, text, special))
         child._place = self._home.live_lm().place(child._tokens, after=self._where())
         self.children.append(child)

@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 class Home:
     """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 
+    is_text: the loom was made without a model; its nodes are texts without token ids.
     adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
     """
 
-    __slots__ = ("adapter", "closed", "lm", "model", "tokenizer")
+    __slots__ = ("adapter", "closed", "is_text", "lm", "model", "tokenizer")
 
-    def __init__(self, lm: LM | None, model: Any = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self, lm: LM | None, model: Any = None, tokenizer: Any = None, *, is_text: bool = False
+    ) -> None:
         self.lm = lm
+        self.is_text = is_text
         self.model = model
         self.tokenizer = tokenizer
         self.closed = False
@@ -37,6 +41,12 @@ class Home:
 
     def text_lm(self) -> LM:
         """Return the LM for its tokenizer; works after close."""
+        if self.is_text:
+            raise ConfigError(
+                "this loom was made without a model: texts can be added to it, read and saved. "
+                "For all else make one with a model: Loom(lm, prompt)",
+                hint="Loom(lm, prompt)",
+            )
         if self.lm is None:
             raise ConfigError(
                 "this loom was opened without a model: it can be read, searched and saved. "

@@ -30,7 +30,7 @@ class Loom(Heddle):
     @overload
     def __init__(
         self,
-        model: LM,
+        model: LM | None,
         tokenizer: str | prompts.Messages | Sequence[int],
         /,
         *,
@@ -70,6 +70,8 @@ class Loom(Heddle):
         """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
 
         Args:
+            model: an LM, or a loaded model with its `tokenizer`. None: a loom of texts alone, for a
+                tree that no model writes; `add` takes texts, and nothing needs tokens.
             prompt: a text, chat messages, or token ids. A text goes through the model's chat
                 template, if it has one.
             template: False takes a text as it is.
@@ -84,6 +86,9 @@ class Loom(Heddle):
             prompt, tokenizer = tokenizer, None
         if prompt is None:
             raise ConfigError("a loom needs a prompt: Loom(lm, prompt)")
+        if model is None:
+            self._begin_text(prompt, heddle_class)
+            return
         home = Home.of(model, tokenizer)
         lm = home.text_lm()
         made = prompts.read(
@@ -105,6 +110,16 @@ class Loom(Heddle):
         if heddle_class is not None:
             self.heddle_class = heddle_class
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def _begin_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
+        from ..store.format import NO_MODEL
+
+        if not isinstance(prompt, str):
+            raise ConfigError(
+                f"a loom without a model takes a text as its prompt, not {type(prompt).__name__}"
+            )
+        self._begin(Home(None, is_text=True), prompts.Prompt([], prompt, False), heddle_class)
+        self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
     def _restored(cls, home: Home, made: prompts.Prompt, heddle_class: type[Heddle] | None) -> Self:

@@ -1,29 +1,131 @@
-"""What all searches share: where they begin, the budget, and growth that stays within it."""
+"""What all searches share: their options, where they begin, the budget, and growth within it."""
 
 from __future__ import annotations
 
+import difflib
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from ..sampling.params import MAX_N
+from ..sampling.params import MAX_N, BranchOptions, SamplingParams
 from ..sampling.rng import fresh_seed
 from .game24 import Game24
-from .result import Cost, Limit
-from .score import text_of
+from .result import Cost, Level, Limit
+from .score import Value, text_of
 from .steps import Grow, Steps
 from .task import Lines, Task
 
+# A text, chat messages, token ids, or a node to search below; without a model the first state.
+Prompt = str | Sequence[dict[str, Any]] | Sequence[int] | Heddle | Any
+Progress = Callable[[Level], object]
+Kind = Literal["both", "continue", "suggest"]
+Propose = Kind | LM | Callable[[Any], Any] | Mapping[str, Kind | LM | Callable[[Any], Any]]
 _COUNTS = ("tokens", "candidates", "valued", "prompt_tokens", "draws")
-# A text, chat messages, token ids, or a node to search below.
-Prompt = str | Sequence[dict[str, Any]] | Sequence[int] | Heddle
+
+
+class SearchOptions(BranchOptions, total=False):
+    """What every search takes beside its own numbers; the other keywords are SamplingParams.
+
+    A function may be plain or async. The name of its first parameter says what it is handed:
+    `node`, `text` (what stands after the prompt) or `state`, one at a time; `nodes`, `texts` or
+    `states`, all candidates of a round in one call, and it returns a list.
+
+    propose: who writes: "continue" (the answer, line by line), "suggest" (a step that the task asks
+    for), "both"; another LM; a function: nodes → lists of texts, or state → (text, state) pairs;
+    or a dict of these by name: each node then says in `meta["by"]` which one wrote it.
+    value: nodes → scores, higher is better. None: the model's verdict on a task that words a
+    question, else the likelihood.
+    verifier: text → whether it is a right answer. None: what the task says. Nothing passes:
+    `solved` is False.
+    state: the first of the states that `propose` goes over. None: the prompt, where `propose` or
+    `score` take states.
+    score: states → scores; `value`, for states.
+    complete: whether the best path is continued by the model to its end. None: where the search
+    goes over lines, not states.
+    answer_tokens: of a completion, 256 unless given; 0 completes nothing.
+    task: words the questions and checks the answer. None recognises a Game of 24 prompt.
+    budget_tokens, budget_s, budget_kv_bytes: what may be spent; `cost.stopped` says which one
+    ended the search. The last is what the KV of the whole tree may take.
+    seed: the same seed gives the same tree, unless `budget_s` cuts it.
+    progress: called after each round with a `Level`.
+    resume: a file. The search is written to it after each round; where it is there already, the
+    search goes on from it, and ends as it would have without the break.
+    """
+
+    propose: Propose | None
+    value: Value | None
+    verifier: Callable[[Any], Any] | None
+    state: Any
+    score: Callable[[Any], Any] | None
+    complete: bool | None
+    answer_tokens: int
+    task: Task | None
+    budget_tokens: int | None
+    budget_s: float | None
+    budget_kv_bytes: int | None
+    progress: Progress | None
+    resume: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """SearchOptions as they were read. sampling: of whatever the search grows, but the seed.
+
+    chosen: the sampling parameters that the caller gave.
+    """
+
+    task: Task | None
+    propose: Any
+    value: Any
+    verifier: Any
+    state: Any
+    score: Any
+    complete: bool | None
+    answer_tokens: int
+    budget: Budget
+    seed: int | None
+    progress: Progress | None
+    resume: str | None
+    sampling: dict[str, Any]
+    chosen: tuple[str, ...]
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any], **defaults: Any) -> Settings:
+        """Take the options apart; `defaults` are the search's own sampling parameters."""
+        rest = {**defaults, **options}
+        budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
+        own = {name: rest.pop(name, None) for name in _OWN}
+        seed, path = rest.pop("seed", None), rest.pop("resume", None)
+        answer_tokens = whole("answer_tokens", rest.pop("answer_tokens", 256), low=0)
+        _check_names(rest)
+        whole("max_tokens", rest["max_tokens"])
+        SamplingParams.resolve(rest, SamplingParams())
+        if own["task"] is not None and not isinstance(own["task"], Task):
+            raise ConfigError(
+                f"task is {own['task']!r:.80}; allowed is an object of a class that derives from "
+                "weft.search.Task"
+            )
+        if own["value"] is not None and own["score"] is not None:
+            raise ConfigError("value and score both say what a candidate is worth; leave out one")
+        if own["complete"] not in (None, True, False):
+            raise ConfigError(f"complete is {own['complete']!r}; allowed are True, False and None")
+        return cls(
+            answer_tokens=answer_tokens,
+            budget=budget,
+            seed=seed,
+            resume=None if path is None else os.fspath(path),
+            sampling=rest,
+            chosen=tuple(name for name in rest if name in options),
+            **own,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +218,13 @@ class Meter:
             self.stopped = "tokens" if self.room() < 1 else "kv"
         return most
 
+    def takes(self, n_tokens: int) -> bool:
+        """Say whether the tree may take in a text of so many tokens; note it where it may not."""
+        if self.free() >= n_tokens:
+            return True
+        self.stopped = "kv"
+        return False
+
     def rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
         """Return how many of `n` rows of full length may be begun; note the budget that says 0."""
         paid, held = max(self.room() - reserve, 0), self.free()
@@ -152,9 +261,29 @@ class Meter:
         return Random(f"{self.seed}/{self.draws}").getrandbits(63)
 
 
-def begin(lm: LM, prompt: Prompt) -> tuple[Heddle, Loom]:
+# Read as they are; the others are checked or have a default.
+_OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "progress")
+
+
+def _check_names(rest: Mapping[str, Any]) -> None:
+    if "n" in rest:
+        raise ConfigError("n has no meaning for this search; leave it out")
+    sampling = BranchOptions.__annotations__
+    own = [name for name in SearchOptions.__annotations__ if name not in sampling]
+    for name in rest:
+        close = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
+        if name not in sampling and close:
+            raise ConfigError(f"unknown option {name!r}. Did you mean {close[0]}?")
+
+
+def begin(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
     """Return the node to search below, and its loom."""
-    start = prompt if isinstance(prompt, Heddle) else Loom(lm, prompt)
+    if isinstance(prompt, Heddle):
+        start = prompt
+    elif lm is None:
+        start = Loom(None, prompt if isinstance(prompt, str) else repr(prompt))
+    else:
+        start = Loom(lm, prompt)
     root = start.path[0]
     if not isinstance(root, Loom):
         raise ConfigError("the node to search below stands in no loom; give one that does")

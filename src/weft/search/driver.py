@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..errors import ConfigError, FormatError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from .core import Meter, Prompt, begin, lines_of, read_task
-from .judge import Judge
-from .options import Settings
-from .propose import Proposer
+from .callbacks import Callback
+from .core import Meter, Prompt, Settings, begin, lines_of, read_task
 from .result import Level, SearchResult
 from .score import text_of
 from .steps import Steps
+from .task import Lines, overrides
+
+if TYPE_CHECKING:
+    from .judge import Judge
+    from .propose import Proposer
 
 KEY = "search"
+# Of `meta["answer"]`: a whole answer by the likeliest tokens; it is the same each time.
+LIKELIEST = "likeliest"
+# Of a node's meta: what a search notes there and goes on from.
+_NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
 # What has the same repr in every process.
 _PLAIN = (int, float, str, list, tuple)
 
@@ -31,12 +39,14 @@ class Want:
     """Work on a node: new next steps, or `n` whole answers drawn from here.
 
     n: of lines, None takes as many as the proposer's numbers for the node's level say.
+    by: which of several proposers is to write; None: all of them.
     """
 
     node: Heddle
     kind: Literal["lines", "answers"] = "lines"
     n: int | None = None
     temperature: float | None = None
+    by: str | None = None
 
 
 class Algorithm(Protocol):
@@ -62,10 +72,13 @@ class Search:
     """One search on its way: its tree, its round, and what an algorithm notes in `state`.
 
     Between calls of the loom the tree is whole. state: JSON; saved with the tree.
+    value, verifier: the caller's functions. checks: whether somebody knows what is right.
+    over_states: the tree's nodes stand for states of the caller's own. completes: the model
+    continues the best path to its end.
     """
 
     def __init__(
-        self, lm: LM, prompt: Prompt, settings: Settings, name: str, **numbers: object
+        self, lm: LM | None, prompt: Prompt, settings: Settings, name: str, **numbers: object
     ) -> None:
         """numbers: what defines the search; a file to go on from must have been made with them."""
         self.lm = lm
@@ -73,18 +86,69 @@ class Search:
         self.round = 0
         self.done = False
         self.state: dict[str, Any] = {}
+        self.states: dict[str, Any] = {}
         path = settings.resume
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
         fresh, loom = begin(lm, prompt)
+        self.prompt = prompt
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
+        self.task = settings.task or read_task(self.loom)
+        self._read_functions()
         sampling = {k: v for k, v in settings.sampling.items() if isinstance(v, _PLAIN)}
         shown = {**numbers, "sampling": sorted(sampling.items())}
         self._shape = {"name": name, **{key: repr(value) for key, value in shown.items()}}
         self.meter = Meter(settings.budget, settings.seed, self._held)
-        self.meter.slot_bytes = lm.info.kv_bytes_per_token
+        self.meter.slot_bytes = 1 if lm is None else lm.info.kv_bytes_per_token
         if saved is not None:
             self._restore(saved, loom)
-        self.task = settings.task or read_task(self.loom)
+        if self.over_states:
+            self._begin_states()
+
+    def _read_functions(self) -> None:
+        given = self.settings
+        states = given.state is not None or given.score is not None or self.lm is None
+        named = given.propose if isinstance(given.propose, Mapping) else {"": given.propose}
+        self.proposers: dict[str, Any] = {
+            by: Callback("propose", each, "state" if states else "nodes")
+            if callable(each) and not isinstance(each, LM)
+            else each
+            for by, each in named.items()
+        }
+        functions = [each for each in self.proposers.values() if isinstance(each, Callback)]
+        self.over_states = any(each.over_states for each in functions)
+        if self.over_states and not all(
+            isinstance(each, Callback) and each.over_states for each in self.proposers.values()
+        ):
+            raise ConfigError("where one proposer goes over states all have to: propose(state)")
+        self.value: Callback | None = None
+        self.verifier: Callback | None = None
+        if given.value is not None:
+            self.value = Callback("value", given.value, "nodes")
+        elif given.score is not None:
+            self.value = Callback("score", given.score, "states")
+        if given.verifier is not None:
+            self.verifier = Callback("verifier", given.verifier, "text")
+        elif self.task is not None and overrides(self.task, "is_solved"):
+            self.verifier = Callback("verifier", self.task.is_solved, "text")
+        self.checks = self.verifier is not None
+        if not self.over_states and (given.state is not None or self._asks_states()):
+            raise ConfigError(
+                "state= and score= need a propose= that goes over states: "
+                "propose(state) -> [(text, state), …]; or a task with a state() of its own"
+            )
+        completes = self.lm is not None and given.answer_tokens > 0
+        self.completes = (
+            completes
+            and given.complete is not False
+            and not (self.over_states and given.complete is None)
+        )
+        if given.complete and not completes:
+            why = "there is no model" if self.lm is None else "answer_tokens is 0"
+            raise ConfigError(f"complete=True, but {why}; leave complete out")
+
+    def _asks_states(self) -> bool:
+        asked = any(each is not None and each.over_states for each in (self.value, self.verifier))
+        return asked and not overrides(self.task, "state")
 
     def run(
         self, algorithm: Algorithm, judge: Judge, proposer: Proposer, tries: int = 1
@@ -93,10 +157,18 @@ class Search:
 
         tries: how many of the best paths are completed at most, until a checker says yes.
         """
+        if not self.round:
+            # The first state may be an answer; and in a tree that was there before, answers may
+            # have been seen by another checker.
+            nodes = self.start.walk()
+            yield from judge.verify([n for n in nodes if self.over_states or n is not self.start])
         while not self.done:
             wants = list(algorithm.ask(self))
-            told = (yield from self._work(wants, judge, proposer)) if wants else []
-            if not told:
+            if not wants or self.meter.out_of_time():
+                break
+            n_closed = proposer.n_closed
+            told = yield from self._work(wants, judge, proposer)
+            if not told and proposer.n_closed == n_closed:
                 break
             kept = tuple(algorithm.tell(self, told))
             self.round += 1
@@ -105,11 +177,11 @@ class Search:
                 self.settings.progress(Level(self.round, tuple(told), kept, self.meter.cost()))
             if self.meter.stopped is not None:
                 break
-        return (yield from self._answer(list(algorithm.best(self))[:tries], proposer))
+        return (yield from self._answer(list(algorithm.best(self))[:tries], judge, proposer))
 
-    def rng(self) -> Random:
+    def rng(self, what: str = "round") -> Random:
         """Return the round's own random stream."""
-        return Random(f"{self.meter.seed}/round {self.round}")
+        return Random(f"{self.meter.seed}/{what} {self.round}")
 
     def in_order(self, nodes: Sequence[Heddle]) -> list[Heddle]:
         """Return the nodes, each once, in the order of the tree."""
@@ -121,22 +193,67 @@ class Search:
         by_id = {node.id: node for node in self.start.walk()}
         return [by_id[each] for each in ids]
 
+    # What a node stands for
+
+    def lines_of(self, node: Heddle) -> Lines:
+        """Return the lines after the prompt, down to the node."""
+        return lines_of(node)
+
     def level(self, node: Heddle) -> int:
         """Return how many steps stand before the node's next one."""
-        return len(lines_of(node)) if self.task is not None else len(node.path) - 1
+        by_lines = self.task is not None and not self.over_states
+        return len(lines_of(node)) if by_lines else len(node.path) - 1
+
+    def know(self, node: Heddle, state: Any) -> None:
+        """Take the state that a node stands for; the first one is kept."""
+        if node.id in self.states:
+            return
+        self.states[node.id] = state
+        if self.settings.resume is not None:
+            node.meta["state"] = _literal(state)
+
+    def state_of(self, node: Heddle) -> Any:
+        """Return the caller's state of a node; of a task's lines what the task says of them."""
+        if self.over_states:
+            # What the model wrote below a state stands for that state.
+            return next(self.states[n.id] for n in reversed(node.path) if n.id in self.states)
+        return None if self.task is None else self.task.state(lines_of(node))
 
     def place_of(self, node: Heddle) -> Hashable | None:
-        """Return what counts of a node's path: nodes of one state need not both be followed."""
-        if self.task is None:
+        """Return what counts of a node's path: nodes of one state need not both be followed.
+
+        None: nothing is known of it, and it is not followed.
+        """
+        if self.over_states:
+            known = node.id in self.states
+            # In a tuple, for None is a state as good as any.
+            return _key((self.states[node.id],), node) if known else None
+        # Whole answers differ even where their paths lead to one state.
+        if self.task is None or node.terminal:
             return node.id
         lines = lines_of(node)
         state = self.task.state(lines)
-        # Whole paths differ in their answers even where they end alike.
-        return node.id if state is not None and len(lines) >= self.task.steps else state
+        is_full = self.task.steps is not None and len(lines) >= self.task.steps
+        return node.id if state is not None and is_full else state
+
+    def is_whole(self, node: Heddle) -> bool:
+        """Say whether the node may be an answer, for a checker to see."""
+        if self.over_states and not self.completes:
+            return node.id in self.states
+        return node.terminal or not self.completes
 
     def is_solved(self, node: Heddle) -> bool:
-        """Say whether the task's checker takes the node's text for a right answer."""
-        return self.task is not None and node.terminal and self.task.is_solved(text_of(node))
+        """Say whether the checker took the node for a right answer."""
+        return self.checks and node.meta.get("solved") is True
+
+    def is_end(self, node: Heddle) -> bool:
+        """Say whether nothing comes after the node."""
+        closed = bool(node.meta.get("closed")) and not any(
+            child.score is not None for child in node.children
+        )
+        return node.terminal or closed or self.is_solved(node)
+
+    # Its file
 
     def save(self) -> None:
         """Write the search to its file, if it has one; the file is the old one or the new one."""
@@ -161,10 +278,16 @@ class Search:
         kept = {name: value for name, value in found.items() if name != "crc32"}
         if found.get("crc32") != checksum(saved, kept):
             raise FormatError(f"{path}: the search in it is broken, or was changed; begin another")
-        if found["shape"] != self._shape or saved.tokens != asked.tokens:
+        if saved.tokens != asked.tokens or saved.user_prompt != asked.user_prompt:
             raise ConfigError(
-                f"{path} holds another search: {found['shape']} of {saved.user_prompt!r}. Give the "
-                "same strategy, prompt and numbers, or another file"
+                f"{path} holds another search, of {saved.user_prompt!r:.80}. Give the same prompt, "
+                "or another file"
+            )
+        if found["shape"] != self._shape:
+            was = _differences(found["shape"], self._shape)
+            raise ConfigError(
+                f"{path} holds another search: {was}. Give the same strategy and numbers, or "
+                "another file"
             )
         if seed is not None and seed != found["meter"]["seed"]:
             raise ConfigError(
@@ -173,13 +296,30 @@ class Search:
         self.start = saved.find(found["start"])
         self.round, self.state, self.done = found["round"], found["state"], found["done"]
         self.meter.restore(found["meter"])
+        if self.over_states:
+            for node in self.start.walk():
+                if "state" in node.meta:
+                    self.states[node.id] = _from_literal(node.meta["state"], str(path))
+
+    def _begin_states(self) -> None:
+        first = self.prompt if self.settings.state is None else self.settings.state
+        if isinstance(first, Heddle):
+            raise ConfigError("below a node the search needs its state: give state=")
+        self.know(self.start, first)
+        if not _is_same(self.states[self.start.id], first):
+            raise ConfigError(
+                f"{self.settings.resume} holds another search: it began with the state "
+                f"{self.states[self.start.id]!r:.80}. Give the same, or another file"
+            )
 
     def _held(self) -> int:
         return sum(len(node.tokens) for node in self.loom.walk()) * self.meter.slot_bytes
 
+    # Its rounds
+
     def _work(self, wants: Sequence[Want], judge: Judge, proposer: Proposer) -> Steps[list[Heddle]]:
         """Do all of a round's work; return the new nodes, scored."""
-        lines = [(w.node, self.level(w.node), w.n) for w in wants if w.kind == "lines"]
+        lines = [want for want in wants if want.kind == "lines"]
         told = (yield from proposer.below(lines)) if lines else []
         ends: dict[float | None, list[Heddle]] = {}
         for want in wants:
@@ -188,31 +328,84 @@ class Search:
         for temperature, rows in ends.items():
             made = yield from proposer.answers(rows, temperature)
             for node in made:
-                node.meta["answer"] = True
+                node.meta["answer"] = LIKELIEST if temperature == 0.0 else "drawn"
             told += made
         yield from judge.score(told)
         return told
 
-    def _answer(self, paths: list[Heddle], proposer: Proposer) -> Steps[SearchResult]:
+    def _answer(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[SearchResult]:
         """Complete the best path, and the next ones as long as a checker says no."""
         best: Heddle | None = None
         if self.done:
             (best,) = self.found([self.state["best"]])
-            paths = []
-        for path in paths or ([] if best else [self.start]):
-            end = path if path.terminal else (yield from proposer.completed(path))
-            best = best or end
-            if end is None or self.task is None or self.task.is_solved(text_of(end)):
-                best = end or best
-                break
-        if best is None:
+        elif not self.completes:
             best = paths[0] if paths else self.start
+        else:
+            best = yield from self._completed(paths or [self.start], judge, proposer)
+        if "solved" not in best.meta and best is not self.start:
+            yield from judge.verify([best], cut=True)
         if self.meter.stopped is None:
             self.done, self.state["best"] = True, best.id
             self.save()
-        text = text_of(best)
-        solved = None if self.task is None else self.task.is_solved(text)
-        return SearchResult(best, text, self.loom, self.meter.cost(), solved)
+        solved = self.is_solved(best) if self.checks else None
+        nodes = self.start.walk() if self.over_states else ()
+        states = {node: self.states[node.id] for node in nodes if node.id in self.states}
+        return SearchResult(
+            best, text_of(best), self.loom, self.meter.cost(), solved, states=states
+        )
+
+    def _completed(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[Heddle]:
+        best: Heddle | None = None
+        for path in paths:
+            end = path if path.terminal else (yield from proposer.completed(path))
+            if end is None:
+                break
+            if end is not path:
+                yield from judge.verify([end])
+            best = best or end
+            if not self.checks or self.is_solved(end):
+                return end
+        return best or paths[0]
+
+
+def _key(state: tuple[Any], node: Heddle) -> Hashable:
+    try:
+        hash(state)
+    except TypeError:
+        return node.id
+    return state
+
+
+def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    names = [name for name in now if was.get(name) != now[name]]
+    if "name" in names:
+        return f"the strategy was {was.get('name')}"
+    return ", ".join(f"{name} was {was.get(name)}" for name in names)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or repr(one) == repr(other)
+
+
+def _literal(state: Any) -> str:
+    """Return the state as Python writes it, if it can be read back."""
+    written = repr(state)
+    try:
+        if ast.literal_eval(written) == state:
+            return written
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        pass
+    raise ConfigError(
+        f"resume= cannot keep the state {written:.80}: allowed are numbers, texts, bytes, True, "
+        "False, None, and tuples, lists, dicts and sets of them"
+    )
+
+
+def _from_literal(written: object, path: str) -> Any:
+    try:
+        return ast.literal_eval(written)  # type: ignore[arg-type]
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise FormatError(f"{path} has a state that cannot be read: {written!r:.80}") from error
 
 
 def checksum(loom: Loom, kept: object) -> int:
@@ -222,7 +415,7 @@ def checksum(loom: Loom, kept: object) -> int:
     """
     tree = [
         (node.id, node.tokens, node.logprobs, node.score, node.terminal, node.finish_reason)
-        + (node.meta.get("answer"),)
+        + (node.text if not node.tokens else None, *map(node.meta.get, _NOTES))
         for node in loom.walk()
     ]
     return zlib.crc32(json.dumps([kept, tree]).encode())

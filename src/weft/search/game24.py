@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .task import Lines
+from .task import Lines, Task
 
 _PROMPT = re.compile(r"\s*Use (\d{1,4}(?: \d{1,4}){1,7}) to make (\d{1,6})\.\s*")
 _STEP = re.compile(r"\d+ [-+*/] \d+ = \d+ \(left: (\d+(?: \d+)*)\)")
@@ -17,7 +17,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Game24:
+class Game24(Task):
     """Make `target` from all the numbers, each once. Only the model proposes and values steps."""
 
     numbers: tuple[int, ...]
@@ -35,22 +35,22 @@ class Game24:
         return f"Use {_spaced(self.numbers)} to make {self.target}."
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         """Each step leaves one number less."""
         return len(self.numbers) - 1
 
     @property
-    def verdicts(self) -> tuple[str, str]:
+    def verdicts(self) -> tuple[str, str]:  # type: ignore[override]
         """The words that answer `question`."""
         return ("sure", "impossible")
 
     @property
-    def n_continue(self) -> tuple[int, ...]:
+    def n_continue(self) -> tuple[int, ...]:  # type: ignore[override]
         """Many first steps, for the right one may be unlikely; few of two numbers."""
         return (16, 8, 2)
 
     @property
-    def n_suggest(self) -> tuple[int, ...]:
+    def n_suggest(self) -> tuple[int, ...]:  # type: ignore[override]
         """More than continued ones: suggestions spread evenly over all steps there are."""
         return (24, 16, 4)
 

@@ -1,95 +1,85 @@
-"""The judge of a search: by a callable, by the model's verdicts on a task, or by mean logprob."""
+"""The judge of a search: what candidates are worth, and which answers are right."""
 
 from __future__ import annotations
 
-import math
-import reprlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
-from ..errors import ConfigError
-from ..lm import LM
 from ..loom import Heddle
-from .core import Meter, lines_of
-from .score import Value, path_mean_logprob, text_of, verdict_steps
+from .driver import Search
+from .score import likelihood, mean_logprob, verdict_steps
 from .steps import Steps
-from .task import Task
+from .task import Task, overrides
 
 # Below this verdict a candidate is not followed: the model rules it out.
 HOPELESS = 1e-3
 
 
 class Judge:
-    """Scores candidates: by a callable, by the model's verdicts on a task, or by likelihood.
+    """Scores candidates, and asks the checker about whole answers; one batch for all of a round.
 
-    as_share: likelihoods are mean token probabilities, 0 to 1, and whole answers to a task score
-    what its checker says; else they are mean logprobs, and only the verdict counts.
+    A score is what `value` or `score` says, else the model's verdict on a task that words a
+    question, else the likelihood; where there is no model, what the checker says.
+    as_share: likelihoods are mean token probabilities, 0 to 1, and whole answers that a checker
+    has seen score what it says; else they are mean logprobs. asks: verdicts are asked for.
     """
 
-    def __init__(
-        self,
-        lm: LM,
-        task: Task | None,
-        meter: Meter,
-        value: Value | None,
-        *,
-        as_share: bool = False,
-    ) -> None:
-        self.lm = lm
-        self.task = task
-        self.meter = meter
-        self.value = value
+    def __init__(self, search: Search, *, as_share: bool = False, asks: bool = True) -> None:
+        self.search = search
         self.as_share = as_share
+        self.task: Task | None = None
+        if asks and search.lm is not None and search.value is None:
+            self.task = search.task if overrides(search.task, "question") else None
         self._known: dict[str, float] = {}
 
     def score(self, nodes: list[Heddle]) -> Steps[None]:
-        """Set the score of each node; one batch for all, and no question is asked twice."""
+        """Set the score of each node, and for whole answers whether they are right."""
+        yield from self.verify(nodes)
         scores = yield from self._scores(nodes)
         for node, score in zip(nodes, scores, strict=True):
             node.score = score
-        self.meter.valued += len(nodes)
+        self.search.meter.valued += len(nodes)
+
+    def verify(self, nodes: Sequence[Heddle], *, cut: bool = False) -> Steps[None]:
+        """Note in `meta["solved"]` of each whole answer what the checker says, if there is one.
+
+        cut: of the others too.
+        """
+        search = self.search
+        if search.verifier is not None:
+            whole = [node for node in nodes if cut or search.is_whole(node)]
+            found = yield from search.verifier.verdicts(whole, search.state_of)
+            for node, is_right in zip(whole, found, strict=True):
+                node.meta["solved"] = is_right
 
     def is_hopeless(self, node: Heddle) -> bool:
-        """Say whether the model itself rules the candidate out."""
-        by_verdict = self.value is None and self.task is not None
-        return by_verdict and (node.score or 0.0) < HOPELESS
+        """Say whether the model itself rules the candidate out, or the checker the answer."""
+        if self.task is None or (node.terminal and not self.search.checks):
+            return False
+        return (node.score or 0.0) < HOPELESS
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
-        if self.value is not None:
-            found = self.value(nodes) if nodes else []
-            if isinstance(found, Generator):
-                found = yield from found
-            return checked(found, len(nodes))
+        search = self.search
+        if search.value is not None:
+            return (yield from search.value.numbers(nodes, search.state_of))
         if self.task is not None:
-            return (yield from self._verdicts(self.task, nodes))
-        likely = [path_mean_logprob(node) for node in nodes]
-        return [math.exp(each) for each in likely] if self.as_share else likely
-
-    def _verdicts(self, task: Task, nodes: list[Heddle]) -> Steps[list[float]]:
-        questions = [task.question(lines_of(node)) for node in nodes]
-        new = [q for q in dict.fromkeys(questions) if q is not None and q not in self._known]
-        if new:
-            answers = yield from verdict_steps(self.lm, new, task.verdicts)
-            self.meter.prompt_tokens += answers.n_tokens
-            self._known.update(zip(new, answers.values, strict=True))
+            scores = yield from self._verdicts(self.task, nodes)
+        elif search.lm is None and search.checks:
+            scores = [float(search.is_solved(node)) for node in nodes]
+        else:
+            scores = yield from (likelihood if self.as_share else mean_logprob).steps(nodes)
+        if not self.as_share or not search.checks:
+            return scores
         return [
-            float(task.is_solved(text_of(node)))
-            if self.as_share and node.terminal
-            else 0.0
-            if question is None
-            else self._known[question]
-            for node, question in zip(nodes, questions, strict=True)
+            float(search.is_solved(node)) if node.terminal else score
+            for node, score in zip(nodes, scores, strict=True)
         ]
 
-
-def checked(scores: Sequence[float], n_nodes: int) -> list[float]:
-    """Return what a caller's function found for nodes, or refuse it."""
-    try:
-        values = [float(score) for score in scores]
-    except (TypeError, ValueError):
-        values = []
-    if len(values) != n_nodes or any(math.isnan(value) for value in values):
-        raise ConfigError(
-            f"value returned {reprlib.repr(scores)} for {n_nodes} nodes; it has to return one "
-            "number a node"
-        )
-    return values
+    def _verdicts(self, task: Task, nodes: list[Heddle]) -> Steps[list[float]]:
+        questions = [task.question(self.search.lines_of(node)) for node in nodes]
+        new = [q for q in dict.fromkeys(questions) if q is not None and q not in self._known]
+        if new:
+            assert self.search.lm is not None
+            answers = yield from verdict_steps(self.search.lm, new, task.verdicts)
+            self.search.meter.prompt_tokens += answers.n_tokens
+            self._known.update(zip(new, answers.values, strict=True))
+        return [0.0 if question is None else self._known[question] for question in questions]

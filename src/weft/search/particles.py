@@ -1,14 +1,101 @@
-"""The particle filter: where the particles are, what they weigh, and what all of them say."""
+"""Sequential Monte Carlo: weighted particles that grow together and are resampled."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Unpack
 
+from ..errors import ConfigError
+from ..lm import LM
 from ..loom import Heddle
+from .callbacks import Callback
+from .core import Prompt, SearchOptions, Settings, branches, whole
 from .driver import Search, Want
-from .weights import effective_size, log_mean_exp, systematic
+from .judge import Judge
+from .propose import Proposer
+from .result import SearchResult
+from .steps import Steps, awaitable, plain
+
+# A value of 0 is a low weight, not an impossible one: models err.
+FLOOR = 1e-6
+
+
+@plain
+def smc(
+    lm: LM | None,
+    prompt: Prompt,
+    *,
+    n: int = 32,
+    potential: Callable[[Any], Any] | None = None,
+    ess: float = 0.5,
+    depth: int = 32,
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
+    """Grow `n` weighted particles line by line, resampling, and return the heaviest one's end.
+
+    The particles aim at the model's own distribution times exp(potential). After each line a
+    particle's weight changes by the change of its potential; when the effective sample size falls
+    below `ess * n`, particles are resampled in proportion to their weights (systematically) and
+    share the KV of their parents. `log_evidence` of the result estimates the log of the mean
+    exp(potential) under the model; exp of it is unbiased. A particle that ended keeps its weight.
+
+    Args:
+        potential: nodes → log potentials of whole paths, -inf for impossible, the prompt's is 0.
+            None: the log of `value`, of `score`, or of the model's verdict on a task, and of what
+            the checker says of an answer; where there is none of these, 0 everywhere.
+        ess: from 0, never resample, to 1, always.
+        depth: lines at most.
+        options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
+            (`stop`) unless given. With filters or a `constraint` the model's distribution is what
+            they leave of it, made to sum to 1 token by token. Of what a function proposes a
+            particle draws one, each as likely as the others.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed.
+    """
+    if not 0 <= ess <= 1:
+        raise ConfigError(f"ess is {ess!r}; allowed is a share from 0 to 1")
+    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    n = branches("n", n)
+    numbers = (ess, depth, settings.answer_tokens)
+    search = Search(lm, prompt, settings, "smc", n=n, numbers=numbers)
+    proposer = Proposer(
+        search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
+    )
+    judge = Potential(search, potential)
+    algorithm = Particles(n, ess, whole("depth", depth))
+    result = yield from search.run(algorithm, judge, proposer, tries=n)
+    return replace(result, log_evidence=algorithm.log_evidence(search))
+
+
+asmc = awaitable(smc)
+
+
+class Potential(Judge):
+    """Scores a node with its log potential: as the caller says, or the log of what it is worth."""
+
+    def __init__(self, search: Search, potential: Callable[[Any], Any] | None) -> None:
+        if potential is not None:
+            if search.value is not None:
+                raise ConfigError("potential and value both weigh; leave out one")
+            search.value = Callback("potential", potential, "nodes")
+        super().__init__(search, as_share=True)
+        self.is_given = potential is not None
+
+    def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
+        search = self.search
+        if search.value is None and self.task is None and not search.checks:
+            return [0.0] * len(nodes)
+        if search.value is None and self.task is None:
+            # Nobody knows what a part is worth; what the checker sees counts.
+            found = [float(search.is_solved(n)) if search.is_whole(n) else 1.0 for n in nodes]
+        else:
+            found = yield from super()._scores(nodes)
+        return found if self.is_given else [math.log(max(each, FLOOR)) for each in found]
 
 
 class Particles:
@@ -24,7 +111,7 @@ class Particles:
         if search.round >= self.depth:
             return []
         rows = Counter(node for node, weight in self._now(search) if weight > -math.inf)
-        return [Want(node, n=times) for node, times in rows.items() if not node.terminal]
+        return [Want(node, n=times) for node, times in rows.items() if not search.is_end(node)]
 
     def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
         """Move the particles to their new nodes, weigh them, and resample where it is needed."""
@@ -81,3 +168,33 @@ def _rise(node: Heddle, child: Heddle, search: Search) -> float:
 
 def _json(weight: float) -> float | str:
     return weight if math.isfinite(weight) else str(weight)
+
+
+def effective_size(log_weights: Sequence[float]) -> float:
+    """Return (sum of weights)² / sum of squares; n when all are equal."""
+    top = max(log_weights)
+    weights = [math.exp(weight - top) for weight in log_weights]
+    return math.fsum(weights) ** 2 / math.fsum(w * w for w in weights)
+
+
+def log_mean_exp(log_weights: Sequence[float]) -> float:
+    """Return the log of the mean of the weights; -inf when all are 0."""
+    top = max(log_weights)
+    if top == -math.inf:
+        return -math.inf
+    mean = math.fsum(math.exp(weight - top) for weight in log_weights) / len(log_weights)
+    return top + math.log(mean)
+
+
+def systematic(log_weights: Sequence[float], rng: Random) -> list[int]:
+    """Return as many indices as weights: each within 1 of its share, from one random number."""
+    top = max(log_weights)
+    weights = [math.exp(weight - top) for weight in log_weights]
+    step = math.fsum(weights) / len(weights)
+    at, total, picked = rng.random() * step, 0.0, list[int]()
+    for index, weight in enumerate(weights):
+        total += weight
+        while at < total and len(picked) < len(weights):
+            picked.append(index)
+            at += step
+    return picked + [len(weights) - 1] * (len(weights) - len(picked))

@@ -3,82 +3,114 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from dataclasses import dataclass
+from random import Random
+from typing import Any, get_args
 
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from .core import Meter, branches, lines_of, whole
+from .callbacks import Callback
+from .core import Kind, branches, lines_of
+from .driver import Search, Want
 from .steps import Steps
-from .task import Task
 
-Propose = Literal["both", "continue", "suggest"] | Callable[[list[Heddle]], Sequence[Sequence[str]]]
 # One number for all levels, or one a level, the last for all further ones.
 Counts = int | Sequence[int] | None
 N_PROPOSALS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who writes lines: a model, continuing or asked for a step, or a function of the caller's.
+
+    by: its name, where there are several. n_continue, n_suggest: lines a node, a number a level.
+    """
+
+    by: str
+    lm: LM | None = None
+    n_continue: Sequence[int] = (0,)
+    n_suggest: Sequence[int] = (0,)
+    call: Callback | None = None
+
+
 class Proposer:
-    """Adds candidates below nodes; equal lines below one node are one child."""
+    """Adds candidates below nodes; equal lines below one node are one child.
+
+    sampling: of every line, which ends at "\\n" unless it says otherwise. reserve: tokens of an
+    answer at most, left over where there is a budget. n_closed: nodes found to have nothing (more)
+    below them.
+    """
 
     def __init__(
         self,
-        lm: LM,
-        task: Task | None,
-        meter: Meter,
+        search: Search,
         *,
-        propose: Propose,
-        n_continue: Counts,
-        n_suggest: Counts,
-        sampling: dict[str, Any],
-        reserve: int,
+        n_continue: Counts = None,
+        n_suggest: Counts = None,
         merges: bool = True,
+        draws: bool = False,
+        default: Kind = "both",
     ) -> None:
         """Check what is to be proposed.
 
-        sampling: of every line, which ends at "\\n" unless it says otherwise. reserve: tokens of
-        an answer at most, left over where there is a budget. merges: equal lines below one node
-        are one child.
+        merges: equal lines below one node are one child. draws: of what a function returns, as many
+        as are wanted are drawn, each as likely as the others. default: who writes, unless the
+        caller says otherwise.
         """
-        self.lm = lm
-        self.task = task
-        self.meter = meter
-        whole("max_tokens", sampling["max_tokens"])
-        self.sampling = {"stop": "\n", **sampling}
-        self.reserve = reserve
+        self.search = search
+        self.lm = search.lm
+        self.meter = search.meter
+        self.sampling = {"stop": "\n", **search.settings.sampling}
+        self.reserve = search.settings.answer_tokens if search.completes else 0
         self.merges = merges
-        self._call = propose if callable(propose) else None
-        check_kind(propose, task)
-        advised = (task.n_continue, task.n_suggest) if task is not None else (N_PROPOSALS, 0)
-        self._n_continue = _counts("n_continue", n_continue, advised[0])
-        self._n_suggest = _counts("n_suggest", n_suggest, advised[1])
-        if propose == "suggest":
-            self._n_continue = [0]
-        if propose == "continue" or task is None:
-            self._n_suggest = [0]
-        if not any(self._n_continue + self._n_suggest):
-            raise ConfigError("there is nothing to propose: n_continue and n_suggest are 0")
+        self.draws = draws
+        self.n_closed = 0
+        self.sources = [
+            self._source(by, default if kind is None else kind, n_continue, n_suggest)
+            for by, kind in search.proposers.items()
+        ]
+        if not self.sources:
+            raise ConfigError("propose is empty; allowed is a dict from names to who writes")
+        # What functions returned beyond what was wanted, how much a call brings, and who returned
+        # nothing new for a node.
+        self._left: dict[tuple[str, str], list[tuple[str, Any]]] = {}
+        self._brings: dict[str, int] = {}
+        self._empty: set[tuple[str, str]] = set()
+        self._refuse_unused()
 
-    def below(self, wanted: Sequence[tuple[Heddle, int, int | None]]) -> Steps[list[Heddle]]:
-        """Return the candidates below nodes, each once, all grown in one batch.
+    def writers(self, node: Heddle) -> list[str]:
+        """Return the names of those who may still write below a node."""
+        return [each.by for each in self.sources if (each.by, node.id) not in self._empty]
 
-        wanted: a node, its level, and how many of each kind; None takes the level's numbers.
-        """
-        nodes = [node for node, _, _ in wanted]
-        if self._call is not None:
-            found = self._called(nodes, self._call)
-        else:
-            found = yield from self._generated(nodes, *self._numbers(wanted))
+    def below(self, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+        """Return the candidates below nodes, each once; those of one model grow in one batch."""
+        found: list[Heddle] = []
+        for source in self.sources:
+            own = [want for want in wanted if want.by in (None, source.by)]
+            if not own:
+                continue
+            made = (
+                (yield from self._called(source, own))
+                if source.call
+                else (yield from self._written(source, own))
+            )
+            if source.by:
+                for node in made:
+                    node.meta.setdefault("by", source.by)
+            found += made
+        found = _distinct(found)
         self.meter.candidates += len(found)
         return found
 
     def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
-        """Return whole answers, one below each node listed; a cut one is left out."""
-        made = yield from self._whole(nodes, self.reserve, temperature)
+        """Return whole answers, one below each node listed, as long as the budget lets them be."""
+        room = int(min(self.reserve, self.meter.longest()))
+        made = (yield from self._whole(nodes, room, temperature)) if room >= 1 else []
         self.meter.candidates += len(made)
-        return [node for node in made if not is_cut(node)]
+        return made
 
     def completed(self, path: Heddle) -> Steps[Heddle | None]:
         """Return the end of a path by its likeliest tokens, as long as the budget lets it be."""
@@ -88,6 +120,72 @@ class Proposer:
             end.score = path.score
         return made[0] if made else None
 
+    # Who writes
+
+    def _source(self, by: str, kind: Any, n_continue: Counts, n_suggest: Counts) -> Source:
+        if isinstance(kind, Callback):
+            return Source(by, call=kind)
+        lm = kind if isinstance(kind, LM) else self.lm
+        what = "both" if isinstance(kind, LM) else kind
+        task = self.search.task
+        if what not in get_args(Kind):
+            raise ConfigError(
+                f"propose is {kind!r:.80}; allowed are 'both', 'continue', 'suggest', an LM, a "
+                "function, or a dict of these by name"
+            )
+        if lm is None:
+            raise ConfigError("without a model propose has to be a function: propose(state)")
+        if what == "suggest" and task is None:
+            raise ConfigError(
+                "propose='suggest' needs a task that words the prompt; give task=, or 'continue'"
+            )
+        advised = (task.n_continue, task.n_suggest) if task is not None else (N_PROPOSALS, 0)
+        continues = _counts("n_continue", n_continue, advised[0]) if what != "suggest" else [0]
+        suggests = _counts("n_suggest", n_suggest, advised[1]) if what != "continue" else [0]
+        if task is None:
+            suggests = [0]
+        if not any(continues + suggests):
+            raise ConfigError("there is nothing to propose: n_continue and n_suggest are 0")
+        return Source(by, lm, continues, suggests)
+
+    def _refuse_unused(self) -> None:
+        chosen = self.search.settings.chosen
+        samples = self.search.completes or any(each.lm is not None for each in self.sources)
+        if chosen and not samples:
+            raise ConfigError(
+                f"{chosen[0]} has no meaning where no model writes: propose is a function, and "
+                "nothing is completed. Leave it out"
+            )
+
+    # What a model writes
+
+    def _written(self, source: Source, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+        with ExitStack() as stack:
+            desk = _Desk(self.search, source, stack)
+            rows = desk.rows([(want, self.search.level(want.node)) for want in wanted])
+            made = (yield from self._lines(rows)) if rows else []
+            lines = [child for child in made if not is_cut(child)]
+            found: list[Heddle] = []
+            for line in lines:
+                if (node := desk.copied.get(id(line.parent))) is not None:
+                    found.append(self._child(node, line.text, line))
+                elif id(line.parent) not in desk.asked_ids:
+                    found.append(merged(line) if self.merges else line)
+                else:
+                    continue
+                _count_drawn(found[-1])
+            for node, loom in desk.asked:
+                suggested = [line for line in loom.children if not is_cut(line)]
+                for line in suggested:
+                    found.append(self._child(node, line.text.strip() + "\n"))
+                    _count_drawn(found[-1])
+        return _distinct(found)
+
+    def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
+        room = self.meter.room()
+        reserve = 0 if room == math.inf else int(min(self.reserve, room // 4))
+        return (yield from self.meter.grow(rows, reserve=reserve, **self.sampling))
+
     def _whole(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
     ) -> Steps[list[Heddle]]:
@@ -95,82 +193,154 @@ class Proposer:
         sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
         if temperature is not None:
             sampling["temperature"] = temperature
-        return (yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling))
+        made = yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling)
+        for source in self.sources:
+            if source.by and source.lm is not None and source.lm is self.lm:
+                for node in made:
+                    node.meta["by"] = source.by
+        return made
 
-    def _numbers(
-        self, wanted: Sequence[tuple[Heddle, int, int | None]]
-    ) -> tuple[list[int], list[int]]:
-        return tuple(
-            [_at(counts, level) if n is None else n * any(counts) for _, level, n in wanted]
-            for counts in (self._n_continue, self._n_suggest)
-        )  # type: ignore[return-value]
+    # What the caller's function writes
 
-    def _called(
-        self, nodes: list[Heddle], call: Callable[[list[Heddle]], Sequence[Sequence[str]]]
-    ) -> list[Heddle]:
-        texts = list(call(nodes) or ())
-        if len(texts) != len(nodes) or any(isinstance(each, str) for each in texts):
-            raise ConfigError(
-                f"propose returned {len(texts)} items for {len(nodes)} nodes; it has to return a "
-                "list of texts for each node"
+    def _called(self, source: Source, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+        """Put what the function returns below the nodes: all of it, or as much as is wanted.
+
+        A node for which nothing (new) comes is closed.
+        """
+        call, by = source.call, source.by
+        assert call is not None
+        wanted = [want for want in wanted if (by, want.node.id) not in self._empty]
+        asked = [node for want in wanted for node in self._askings(by, want)]
+        answers = yield from call.ask(asked, self.search.state_of)
+        for node, answer in zip(asked, answers, strict=True):
+            pairs = _pairs(call, answer)
+            self._brings[by] = max(len(pairs), 1)
+            self._left.setdefault((by, node.id), []).extend(pairs)
+        rng, found = self.search.rng("propose"), list[Heddle]()
+        for want in wanted:
+            pairs = self._taken(want, self._left.pop((by, want.node.id), []), by, rng)
+            if not pairs:
+                self._close(source, want.node)
+            for text, state in pairs:
+                if not self._fits(text):
+                    break
+                child = self._child(want.node, text)
+                if call.over_states:
+                    self.search.know(child, state)
+                found.append(child)
+        return _distinct(found)
+
+    def _askings(self, by: str, want: Want) -> list[Heddle]:
+        """Return the node as often as the function is to be asked for it now."""
+        if self._left.get((by, want.node.id)):
+            return []
+        if want.n is None or self.merges or self.draws:
+            return [want.node]
+        # Whole answers, equal ones counted apart: as many calls at once as will bring them all.
+        return [want.node] * -(-want.n // self._brings.get(by, want.n))
+
+    def _taken(
+        self, want: Want, pairs: list[tuple[str, Any]], by: str, rng: Random
+    ) -> list[tuple[str, Any]]:
+        """Return what becomes children; what is new beyond that waits until more is wanted."""
+        if want.n is None:
+            return pairs
+        if self.draws:
+            return [rng.choice(pairs) for _ in range(want.n)] if pairs else []
+        if self.merges:
+            there = {child.text.strip() for child in want.node.children if not is_cut(child)}
+            pairs = list({p[0].strip(): p for p in pairs if p[0].strip() not in there}.values())
+        self._left[by, want.node.id] = pairs[want.n :]
+        return pairs[: want.n]
+
+    def _fits(self, text: str) -> bool:
+        return self.lm is None or self.meter.takes(len(self.lm.text.continuation(text)))
+
+    def _close(self, source: Source, node: Heddle) -> None:
+        self._empty.add((source.by, node.id))
+        if not self.writers(node):
+            node.meta["closed"] = True
+            self.n_closed += 1
+
+    def _child(self, node: Heddle, text: str, line: Heddle | None = None) -> Heddle:
+        """Return the child with this text, added if it has to be. line: where it was written."""
+        child = child_of(node, text) if self.merges else node.add(text)
+        if line is not None and child.finish_reason is None and not child.logprobs:
+            child.terminal, child.finish_reason = line.terminal, line.finish_reason
+        return child
+
+
+class _Desk:
+    """What one model writes on: the tree itself, copies of paths for others, and what it is asked.
+
+    copied: by id of the copy, whose it is. asked: nodes with the looms of their propose prompts.
+    """
+
+    def __init__(self, search: Search, source: Source, stack: ExitStack) -> None:
+        self.search = search
+        self.source = source
+        self.stack = stack
+        self.copied: dict[int, Heddle] = {}
+        self.asked: list[tuple[Heddle, Loom]] = []
+        self.asked_ids: set[int] = set()
+        self._mirror: Loom | None = None
+
+    def rows(self, wanted: Sequence[tuple[Want, int]]) -> list[Heddle]:
+        """Return the nodes to grow one line at, each as often as lines are wanted there.
+
+        Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
+        """
+        source, looms, most = self.source, dict[str, Loom](), dict[str, int]()
+        continued: list[tuple[Heddle, int]] = []
+        for want, level in wanted:
+            n_continue, n_suggest = (
+                _at(counts, level) if want.n is None else want.n * any(counts)
+                for counts in (source.n_continue, source.n_suggest)
             )
-        pairs = zip(nodes, texts, strict=True)
-        return _distinct(child_of(node, text) for node, lines in pairs for text in lines)
-
-    def _generated(
-        self, nodes: list[Heddle], n_continue: list[int], n_suggest: list[int]
-    ) -> Steps[list[Heddle]]:
-        with ExitStack() as stack:
-            asking = [node for node, n in zip(nodes, n_suggest, strict=True) if n]
-            asked = self._asked(asking)
-            for loom in asked.values():
-                stack.enter_context(loom)
-            most: dict[str, int] = {}
-            for node, n in zip(nodes, n_suggest, strict=True):
-                if (prompt := self._prompt(node)) in asked:
-                    most[prompt] = max(most.get(prompt, 0), n)
-            # Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
-            rows = [*_in_turn(nodes, n_continue), *_in_turn(asked.values(), most.values())]
-            made = (yield from self._lines(rows)) if rows else []
-            lines = [child for child in made if not is_cut(child)]
-            suggested = {id(loom) for loom in asked.values()}
-            own = [line for line in lines if id(line.parent) not in suggested]
-            continued = [merged(line) for line in own] if self.merges else own
-            added = [child for node in asking for child in self._added(node, asked)]
-        return _distinct([*continued, *added])
-
-    def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
-        return (yield from self.meter.grow(rows, reserve=self._reserve(), **self.sampling))
-
-    def _asked(self, nodes: list[Heddle]) -> dict[str, Loom]:
-        """A loom for each propose prompt; nodes with the same prompt share one."""
-        prompts = filter(None, map(self._prompt, nodes))
-        return {prompt: Loom(self.lm, prompt) for prompt in dict.fromkeys(prompts)}
+            if n_continue:
+                continued.append((self._own(want.node), n_continue))
+            if n_suggest and (prompt := self._prompt(want.node)) is not None:
+                # Nodes with the same prompt share one loom.
+                if prompt not in looms:
+                    assert source.lm is not None
+                    looms[prompt] = self.stack.enter_context(Loom(source.lm, prompt))
+                    self.asked_ids.add(id(looms[prompt]))
+                most[prompt] = max(most.get(prompt, 0), n_suggest)
+                self.asked.append((want.node, looms[prompt]))
+        asked = [(loom, most[prompt]) for prompt, loom in looms.items()]
+        return [*_in_turn(continued), *_in_turn(asked)]
 
     def _prompt(self, node: Heddle) -> str | None:
-        return self.task.suggestion(lines_of(node)) if self.task is not None else None
+        task = self.search.task
+        return task.suggestion(lines_of(node)) if task is not None else None
 
-    def _added(self, node: Heddle, asked: dict[str, Loom]) -> list[Heddle]:
-        """Put the lines suggested for a node below it."""
-        loom = asked.get(self._prompt(node) or "")
-        lines = loom.children if loom is not None else []
-        return [child_of(node, line.text.strip() + "\n") for line in lines if not is_cut(line)]
+    def _own(self, node: Heddle) -> Heddle:
+        """Return where the model continues a node: there, or on a copy of the path of its own."""
+        search, lm = self.search, self.source.lm
+        if lm is search.lm:
+            return node
+        assert lm is not None
+        if self._mirror is None:
+            self._mirror = self.stack.enter_context(mirror(lm, search))
+        text = node.get_prefix_text(1)
+        copy = self._mirror.add(text) if text else self._mirror
+        self.copied[id(copy)] = node
+        return copy
 
-    def _reserve(self) -> int:
-        room = self.meter.room()
-        return 0 if room == math.inf else int(min(self.reserve, room // 4))
 
-
-def check_kind(propose: object, task: Task | None) -> None:
-    """Refuse a kind of proposal that is unknown or not possible."""
-    if not callable(propose) and propose not in ("both", "continue", "suggest"):
+def mirror(lm: LM, search: Search) -> Loom:
+    """Return the prompt of a search as another model reads it."""
+    prompt = search.prompt
+    if isinstance(prompt, Heddle):
+        if search.loom.chat_template_used and search.loom.user_prompt:
+            return Loom(lm, search.loom.user_prompt)
+        return Loom(lm, search.loom.text, template=False)
+    if not isinstance(prompt, str) and not all(isinstance(each, Mapping) for each in prompt):
         raise ConfigError(
-            f"propose is {propose!r}; allowed are 'both', 'continue', 'suggest' or a callable"
+            "token ids are one model's own: for several models give the prompt as a text or as "
+            "chat messages"
         )
-    if propose == "suggest" and task is None:
-        raise ConfigError(
-            "propose='suggest' needs a task that words the prompt; give task=, or 'continue'"
-        )
+    return Loom(lm, prompt)
 
 
 def is_cut(node: Heddle) -> bool:
@@ -198,15 +368,39 @@ def merged(child: Heddle) -> Heddle:
     return child
 
 
+def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
+    """Return what a function proposes for a node as texts with their states."""
+    try:
+        items = None if isinstance(answer, str | bytes | Mapping) else list(answer)
+    except TypeError:
+        items = None
+    if items is None:
+        raise call.refused(answer)
+    if not call.over_states:
+        if not all(isinstance(each, str) for each in items):
+            raise call.refused(answer)
+        return [(text, None) for text in items]
+    for each in items:
+        if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], str):
+            raise call.refused(answer)
+    return [(text, state) for text, state in items]
+
+
+def _count_drawn(child: Heddle) -> None:
+    """Note on a node how many lines were drawn below it, equal ones too."""
+    assert child.parent is not None
+    child.parent.meta["drawn"] = child.parent.meta.get("drawn", 0) + 1
+
+
 def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:
     return list({node.id: node for node in nodes}.values())
 
 
-def _in_turn(nodes: Iterable[Heddle], counts: Iterable[int]) -> list[Heddle]:
-    """Return each node as often as its count says, one of each in turn."""
-    pairs = list(zip(nodes, counts, strict=True))
+def _in_turn(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
+    """Yield each node as often as its count says, one of each in turn."""
+    pairs = list(counted)
     most = max((count for _, count in pairs), default=0)
-    return [node for turn in range(most) for node, count in pairs if turn < count]
+    return (node for turn in range(most) for node, count in pairs if turn < count)
 
 
 def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:

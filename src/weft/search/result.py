@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..loom import Heddle, Loom
 
@@ -67,9 +67,11 @@ class Vote:
 class SearchResult:
     """The best node of a search, its text after the prompt, the whole tree, and the cost.
 
-    solved: what the task's checker says of `text`; None where there is no checker.
+    solved: what the verifier or the task's checker says of the answer; None where there is none.
+    False: nothing that was found is right, and `best` is only what looked best.
     votes: best-of-n only, most votes first.
     log_evidence: smc only, the log of the estimated mean potential; in nats.
+    states: the state of each node, where the search went over states of the caller's own.
     """
 
     best: Heddle
@@ -79,6 +81,12 @@ class SearchResult:
     solved: bool | None = None
     votes: tuple[Vote, ...] = ()
     log_evidence: float | None = None
+    states: Mapping[Heddle, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Any:
+        """The state of the best node; None where the search went over lines."""
+        return self.states.get(self.best)
 
     def __repr__(self) -> str:
         verdict = {None: "", True: "solved · ", False: "not solved · "}[self.solved]

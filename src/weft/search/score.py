@@ -10,20 +10,33 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from os.path import commonprefix
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
+from ..loom.ask import measure_item
 from ..sched.work import Extend, Logits
-from .steps import Read, Steps, awaitable, plain
+from .steps import Read, Steps, awaitable, plain, run
 
 if TYPE_CHECKING:
     from ..kv.cursor import Place
 
 
-# Nodes → scores, at once or as work of the search.
-Value = Callable[[list[Heddle]], Sequence[float] | Steps[list[float]]]
+# Nodes → scores; or what else `Callback` hands over, plain or async.
+Value = Callable[[Any], Any]
+
+
+class Scorer:
+    """A value that may have to ask the model: a search takes its steps, others call it."""
+
+    def __init__(self, steps: Callable[[Sequence[Heddle]], Steps[list[float]]]) -> None:
+        self.steps = steps
+        self.__doc__ = steps.__doc__
+
+    def __call__(self, nodes: Sequence[Heddle]) -> list[float]:
+        """Return a number for each node."""
+        return run(self.steps(nodes))
 
 
 class Verdicts(NamedTuple):
@@ -59,25 +72,43 @@ def verdict_steps(lm: LM, questions: Sequence[str], words: tuple[str, str]) -> S
     return Verdicts(values, sum(place.depth for place in places))
 
 
-def path_mean_logprob(node: Heddle) -> float:
-    """Return the mean logprob of all sampled tokens from the root to the node; -inf if none."""
-    sampled = [logprob for each in node.path for logprob in each.logprobs]
-    return math.fsum(sampled) / len(sampled) if sampled else -math.inf
+@Scorer
+def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
+    """Return the mean logprob of all tokens after the prompt, down to each node; -inf for none.
+
+    Of sampled tokens as they were recorded; text that was added is read by the model, in one batch
+    for all nodes, and its logprob is noted in the node's `meta["measured"]`.
+    """
+    paths = [node.path[1:] for node in nodes]
+    unread = {
+        node.id: node
+        for path in paths
+        for node in path
+        if not node.logprobs and node.text and "measured" not in node.meta
+    }
+    if unread:
+        lm = next(iter(unread.values())).lm
+        if lm is None:
+            raise ConfigError(
+                "without a model there is no likelihood to score by: give value= or score="
+            )
+        items = [measure_item(node.parent, node.tokens) for node in unread.values() if node.parent]
+        found = yield Read(lm, items)
+        for node, read in zip(unread.values(), found, strict=True):
+            node.meta["measured"] = math.fsum(read.logprobs.tolist())
+    return [_mean(path) for path in paths]
 
 
-def mean_logprob(nodes: Sequence[Heddle]) -> list[float]:
-    """Return the mean logprob of each path's sampled tokens; -inf where there are none."""
-    return [path_mean_logprob(node) for node in nodes]
-
-
-def likelihood(nodes: Sequence[Heddle]) -> list[float]:
+@Scorer
+def likelihood(nodes: Sequence[Heddle]) -> Steps[list[float]]:
     """Return one over the perplexity of each path, 0 to 1: the geometric mean probability."""
-    return [math.exp(each) for each in mean_logprob(nodes)]
+    return [math.exp(each) for each in (yield from mean_logprob.steps(nodes))]
 
 
-def perplexity(nodes: Sequence[Heddle]) -> list[float]:
-    """Return the perplexity of each path's sampled tokens: lower is better, inf if none."""
-    return [math.exp(-each) for each in mean_logprob(nodes)]
+@Scorer
+def perplexity(nodes: Sequence[Heddle]) -> Steps[list[float]]:
+    """Return the perplexity of each path's tokens: lower is better, inf if there are none."""
+    return [math.exp(-each) for each in (yield from mean_logprob.steps(nodes))]
 
 
 def majority(extract: Callable[[str], Hashable | None]) -> Value:
@@ -86,7 +117,7 @@ def majority(extract: Callable[[str], Hashable | None]) -> Value:
     extract: the answer in a text, or None if it has none: 0. The nodes of one round vote.
     """
 
-    def shares(nodes: list[Heddle]) -> list[float]:
+    def shares(nodes: Sequence[Heddle]) -> list[float]:
         answers = [extract(text_of(node)) for node in nodes]
         votes = Counter(answer for answer in answers if answer is not None)
         return [0.0 if each is None else votes[each] / votes.total() for each in answers]
@@ -99,28 +130,47 @@ def verifier(check: Callable[[str], float]) -> Value:
     return lambda nodes: [float(check(text_of(node))) for node in nodes]
 
 
-def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")) -> Value:
+def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")) -> Scorer:
     """Return a value that asks the model itself: the probability of the first of two words.
 
     question: the text after the prompt → the prompt to ask. Equal prompts are asked once; all of
     them are one batch and nothing is generated.
     """
 
-    def asked(nodes: list[Heddle]) -> Steps[list[float]]:
+    def asked(nodes: Sequence[Heddle]) -> Steps[list[float]]:
         prompts = [question(text_of(node)) for node in nodes]
+        if not prompts:
+            return []
         distinct = list(dict.fromkeys(prompts))
         lm = nodes[0].lm
-        assert lm is not None
+        if lm is None:
+            raise ConfigError("a judge asks the model, and this loom has none")
         found = yield from verdict_steps(lm, distinct, words)
         values = dict(zip(distinct, found.values, strict=True))
         return [values[prompt] for prompt in prompts]
 
-    return asked
+    return Scorer(asked)
 
 
 def text_of(node: Heddle) -> str:
     """Return the text after the prompt, down to the node."""
     return node.get_prefix_text(1).strip()
+
+
+def own_mean_logprob(node: Heddle) -> float:
+    """Return the mean logprob of the node's own tokens, sampled or read; -inf where unknown."""
+    return _mean([node])
+
+
+def _mean(path: Sequence[Heddle]) -> float:
+    known = [node for node in path if node.logprobs or "measured" in node.meta]
+    n_tokens = sum(len(node.logprobs or node.tokens) for node in known)
+    totals = [math.fsum(node.logprobs) if node.logprobs else _measured(node) for node in known]
+    return math.fsum(totals) / n_tokens if n_tokens else -math.inf
+
+
+def _measured(node: Heddle) -> float:
+    return float(node.meta["measured"])
 
 
 def _asked(lm: LM, question: str, shared: Sequence[int]) -> Place:

@@ -6,11 +6,13 @@ awaitable call awaits each piece beside a running loop. Both do the same in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Signature, signature
+from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from ..lm import LM
@@ -29,7 +31,7 @@ class Grow:
     options: dict[str, Any]
     is_over: Callable[[], bool] | None
 
-    def run(self) -> list[Heddle]:
+    def run(self, loop: OwnLoop) -> list[Heddle]:
         """Return the children made, in row order."""
         if self.is_over is None:
             return self.rows[0].grow(at=self.rows, show=False, **self.options)
@@ -56,12 +58,12 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Logits that are read, all in one batch; nothing is generated."""
+    """Logits or scores that are read, all in one batch; nothing is generated."""
 
     lm: LM
     items: Sequence[Extend]
 
-    def run(self) -> list[Any]:
+    def run(self, loop: OwnLoop) -> list[Any]:
         """Return the first output of each item."""
         tickets = self.lm.submit(self.items)
         self.lm.drive(tickets)
@@ -74,13 +76,79 @@ class Read:
         return [ticket.result()[0] for ticket in tickets]
 
 
-Work = Grow | Read
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What the caller's async functions returned; all of it is awaited at once."""
+
+    items: Sequence[Awaitable[Any]]
+
+    def run(self, loop: OwnLoop) -> list[Any]:
+        """Return the answers, in order; the first error is raised and the others are cancelled."""
+        return loop.wait(self.arun())
+
+    async def arun(self) -> list[Any]:
+        """As `run`, beside a running loop."""
+        tasks = [asyncio.ensure_future(item) for item in self.items]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+Work = Grow | Read | Together
 Steps = Generator[Work, Any, R]
+
+
+class OwnLoop:
+    """The event loop of a plain call, in a thread of its own from the first thing to await.
+
+    One for the whole search: a client that was opened in one round works in the next. A thread, for
+    the caller may stand inside a running loop.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+
+    def wait(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run it and return what it returns; what interrupts the wait cancels it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = Thread(
+                target=self._loop.run_forever, name="weft-search-loop", daemon=True
+            )
+            self._thread.start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the loop, if there is one, when it has let go of what was cancelled."""
+        if self._loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_emptied(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _emptied() -> None:
+    """Cancel all that still runs in this loop, and wait for its end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 def run(steps: Steps[R]) -> R:
     """Run all work of a search and return its result."""
-    with closing(steps):
+    with closing(steps), closing(OwnLoop()) as loop:
         answer: Any = None
         while True:
             try:
@@ -88,7 +156,7 @@ def run(steps: Steps[R]) -> R:
             except StopIteration as end:
                 result: R = end.value
                 return result
-            answer = work.run()
+            answer = work.run(loop)
 
 
 async def arun(steps: Steps[R]) -> R:

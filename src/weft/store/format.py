@@ -44,6 +44,10 @@ class ModelMark(NamedTuple):
     n_vocab: int
 
 
+# Of a loom of texts, which no model wrote: its nodes have no tokens.
+NO_MODEL = ModelMark("no model", "", 1)
+
+
 class Record(NamedTuple):
     """One node of a file, checked. `parent` is the index of its parent; -1 for the root."""
 

@@ -13,7 +13,7 @@ from ..loom import Heddle, Loom
 from ..loom.home import Home
 from ..loom.prompt import Prompt
 from ..sampling.params import SamplingParams
-from .format import ModelMark, Record, read_header, read_records
+from .format import NO_MODEL, ModelMark, Record, read_header, read_records
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -37,7 +37,7 @@ def load(
         records, dropped = read_records(data, mark.n_vocab)
         if lm is not None:
             _check_model(lm, mark, force=force)
-        loom = _made(data, records, lm, loom_class, heddle_class)
+        loom = _made(data, mark, records, lm, loom_class, heddle_class)
     loom.saved_by, loom.dropped = mark, tuple(dropped)
     for what in dropped:
         _log.warning("%s: %s", path, what)
@@ -46,6 +46,7 @@ def load(
 
 def _made(
     data: dict[str, Any],
+    mark: ModelMark,
     records: list[Record],
     lm: LM | None,
     loom_class: type[L],
@@ -57,7 +58,7 @@ def _made(
         field(prompt, "user_prompt", str, "prompt"),
         field(prompt, "chat_template_used", bool, "prompt"),
     )
-    home = Home(lm, lm, None if lm is None else lm.tokenizer)
+    home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
     loom = loom_class._restored(home, made, heddle_class)
     loom.created = field(data, "created", str, "the file")
     home.adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
@@ -67,6 +68,8 @@ def _made(
 
 def _check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
     info = lm.info
+    if mark == NO_MODEL:
+        raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
     if info.n_vocab != mark.n_vocab:
         raise ModelMismatch(
             f"the loom was saved by {mark.name} with {mark.n_vocab} token ids; {info.model} has "

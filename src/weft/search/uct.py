@@ -10,21 +10,18 @@ from typing import Unpack
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, whole
+from .core import Prompt, SearchOptions, Settings, whole
 from .driver import Search, Want
-from .frontier import Frontier, is_answered, paths
 from .judge import Judge
-from .options import SearchOptions, Settings
-from .propose import Counts, Propose, Proposer
-from .ranking import deepest, most_rounds, ranked
+from .propose import Counts, Proposer
+from .ranking import Frontier, deepest, is_answered, most_rounds, paths, ranked
 from .result import SearchResult
-from .score import Value
 from .steps import Steps, awaitable, plain
 
 
 @plain
 def mcts(
-    lm: LM,
+    lm: LM | None,
     prompt: Prompt,
     *,
     rounds: int | None = None,
@@ -34,9 +31,6 @@ def mcts(
     n_continue: Counts = None,
     n_suggest: Counts = None,
     depth: int | None = None,
-    propose: Propose = "both",
-    value: Value | None = None,
-    answer_tokens: int = 256,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
     """Search a tree of lines by UCT and return the best path, completed by the model.
@@ -55,27 +49,20 @@ def mcts(
             task's checker says (1 or 0), else with their mean token probability.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
 
-    The other arguments, and Raises, are those of `tot`; scores of `value` should lie in 0 to 1.
-    Cost: O(nodes) of host work a round.
+    The other arguments, and Raises, are those of `tot`; scores should lie in 0 to 1. Cost:
+    O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": whole("batch", batch)}
-    numbers = (n_continue, n_suggest, depth, answer_tokens, exploration, rollouts)
+    numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
-    proposer = Proposer(
-        lm,
-        search.task,
-        search.meter,
-        propose=propose,
-        n_continue=n_continue,
-        n_suggest=n_suggest,
-        sampling=settings.sampling,
-        reserve=whole("answer_tokens", answer_tokens),
-    )
-    judge = Judge(lm, search.task, search.meter, value, as_share=True)
+    proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
+    judge = Judge(search, as_share=True)
     if not math.isfinite(exploration) or exploration < 0:
         raise ConfigError(f"exploration is {exploration!r}; allowed is a number from 0")
-    limit = most_rounds(rounds, search)
+    if rollouts and not search.completes:
+        raise ConfigError("rollouts are answers of the model, and here it completes none: give 0")
+    limit = most_rounds(rounds, search, checked=32, blind=8)
     algorithm = UCT(judge, deepest(depth, search), limit, batch, exploration, rollouts)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
@@ -101,8 +88,8 @@ class UCT:
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier = Frontier(search, self.judge, self.depth)
-        if full := ranked(frontier.full()):
-            return [Want(node, "answers", 1, 0.0) for node in full[: self.batch]]
+        if likely := frontier.promising():
+            return [Want(node, "answers", 1, 0.0) for node in likely[: self.batch]]
         picked = self._picked(search.start, frontier)
         drawn = [Want(node, "answers", self.rollouts) for node in picked if self.rollouts]
         return [*map(Want, picked), *drawn]

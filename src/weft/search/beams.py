@@ -7,40 +7,35 @@ from typing import Unpack
 
 from ..lm import LM
 from ..loom import Heddle
-from .breadth import BreadthFirst
-from .core import Prompt, branches, whole
-from .driver import Search
+from .core import Prompt, SearchOptions, Settings, branches, whole
+from .driver import Search, Want
 from .judge import Judge
-from .options import SearchOptions, Settings
 from .propose import Proposer
 from .ranking import DEEPEST, ranked
 from .result import SearchResult
-from .score import Value
 from .steps import Steps, awaitable, plain
+from .thoughts import BreadthFirst
 
 
 @plain
 def beam(
-    lm: LM,
+    lm: LM | None,
     prompt: Prompt,
     *,
     width: int = 8,
     n: int = 8,
     depth: int = DEEPEST,
-    value: Value | None = None,
-    answer_tokens: int = 256,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
     """Keep the `width` likeliest paths at every line until all have ended; return the best.
 
     Each path gets `n` sampled next lines, equal ones merged. New paths compete with finished ones
-    by the mean logprob of all their tokens. Where a task has a checker, the best of the beam that
-    it calls right is the answer, if there is one.
+    by the mean logprob of all their tokens. Where there is a checker, the best of the beam that it
+    calls right is the answer, if there is one.
 
     Args:
         width, n: paths kept, and lines drawn after each; width * n rows in a batch at most.
         depth: lines at most; paths without an end are then completed greedily.
-        value: nodes → scores, higher is better. None: mean logprob.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 0.8 and end at a newline
             (`stop`) unless given. A beam over tokens is `max_tokens=1` and `stop=None`.
 
@@ -49,18 +44,10 @@ def beam(
     """
     settings = Settings.read(options, temperature=0.8, max_tokens=40)
     counts = {"width": whole("width", width), "n": branches("n", n)}
-    search = Search(lm, prompt, settings, "beam", **counts, numbers=(depth, answer_tokens))
-    proposer = Proposer(
-        lm,
-        None,
-        search.meter,
-        propose="continue",
-        n_continue=n,
-        n_suggest=0,
-        sampling=settings.sampling,
-        reserve=whole("answer_tokens", answer_tokens),
-    )
-    judge = Judge(lm, None, search.meter, value)
+    numbers = (depth, settings.answer_tokens)
+    search = Search(lm, prompt, settings, "beam", **counts, numbers=numbers)
+    proposer = Proposer(search, n_continue=n, n_suggest=0, default="continue")
+    judge = Judge(search, asks=False)
     algorithm = Beam(judge, width, whole("depth", depth))
     return (yield from search.run(algorithm, judge, proposer, tries=width))
 
@@ -71,13 +58,22 @@ abeam = awaitable(beam)
 class Beam(BreadthFirst):
     """Breadth first, by score alone, where ends compete with what goes on."""
 
+    def ask(self, search: Search) -> Sequence[Want]:
+        """Ask for lines below all of the beam that has not ended."""
+        if search.round >= self.depth:
+            return []
+        return [Want(node) for node in self.kept(search, search.round) if not search.is_end(node)]
+
     def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
         """Keep the best of the new paths and of those that had ended."""
-        ended = [node for node in self._kept(search, search.round) if node.terminal]
+        ended = [node for node in self.kept(search, search.round) if search.is_end(node)]
         kept = ranked(search.in_order([*ended, *told]))[: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the beam, best first."""
-        return self._kept(search, search.round)
+        """Return the beam, right answers first, then by score."""
+        return sorted(
+            self.kept(search, search.round) if search.round else [],
+            key=lambda node: not search.is_solved(node),
+        )

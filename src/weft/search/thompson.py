@@ -10,30 +10,27 @@ from typing import Unpack
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, whole
+from .core import Prompt, SearchOptions, Settings, whole
 from .driver import Search, Want
-from .frontier import Frontier, is_answered, paths
 from .judge import Judge
-from .options import SearchOptions, Settings
-from .propose import Propose, Proposer
-from .ranking import deepest, most_rounds, ranked
+from .propose import Proposer
+from .ranking import Frontier, deepest, is_answered, most_rounds, paths, ranked
 from .result import SearchResult
-from .score import Value
 from .steps import Steps, awaitable, plain
+
+# A score counts as so many throws of a coin: it is a probability, and no throw.
+TRUST = 6.0
 
 
 @plain
 def adaptive(
-    lm: LM,
+    lm: LM | None,
     prompt: Prompt,
     *,
     rounds: int | None = None,
-    batch: int = 8,
-    widen: int = 2,
+    batch: int = 2,
+    widen: int = 1,
     depth: int | None = None,
-    propose: Propose = "both",
-    value: Value | None = None,
-    answer_tokens: int = 256,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
     """Search a tree whose nodes get more children for as long as that pays; complete the best path.
@@ -41,35 +38,30 @@ def adaptive(
     A round goes down `batch` times from the start. At each node it draws one number for "wider",
     from a Beta posterior over the scores of the node's children, and one for each child, over all
     scores at or below it; the largest is followed. Wider proposes `widen` lines of each kind. So a
-    good child is followed before its siblings are many, and a bad family gets new members. A full
-    path that the model finds likely is completed; a right answer ends the search.
+    good child is followed before its siblings are many, and a bad family gets new members.
+
+    Where a checker can end the search, the prompt is completed first, and each path that the model
+    finds likely before it is searched further; a right answer ends the search.
 
     Args:
-        rounds: at most. None: 32 where a checker can end the search, else 8.
-        batch: descents in each; all their lines are one batch.
-        value: nodes → scores from 0 to 1. None: the model's verdicts on a task, else the path's
-            mean token probability.
-        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+        rounds: at most. None: 1,000 where a checker can end the search, else 32.
+        batch: descents in each; all their lines are one batch. More take fewer, larger steps of the
+            model, and more tokens.
+        widen: lines of each kind that a descent asks for; of what a function proposes, so many.
+            Where several write, one of them is drawn each time, by the scores of its lines so far.
+        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given, and
+            scores have to lie in 0 to 1.
 
     The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": whole("batch", batch)}
-    numbers = (whole("widen", widen), depth, answer_tokens)
+    numbers = (whole("widen", widen), depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
-    proposer = Proposer(
-        lm,
-        search.task,
-        search.meter,
-        propose=propose,
-        n_continue=1,
-        n_suggest=1,
-        sampling=settings.sampling,
-        reserve=whole("answer_tokens", answer_tokens),
-    )
-    judge = Judge(lm, search.task, search.meter, value, as_share=True)
-    limit = most_rounds(rounds, search)
-    algorithm = Thompson(judge, deepest(depth, search), limit, batch, widen)
+    proposer = Proposer(search, n_continue=1, n_suggest=1)
+    judge = Judge(search, as_share=True)
+    limit = most_rounds(rounds, search, checked=1000, blind=32)
+    algorithm = Thompson(judge, proposer, deepest(depth, search), limit, batch, widen)
     return (yield from search.run(algorithm, judge, proposer, tries=5))
 
 
@@ -79,25 +71,30 @@ aadaptive = awaitable(adaptive)
 class Thompson:
     """Where to go wider next. All it knows are the scores in the tree and the round's stream."""
 
-    def __init__(self, judge: Judge, depth: int, rounds: int, batch: int, widen: int) -> None:
+    def __init__(
+        self, judge: Judge, proposer: Proposer, depth: int, rounds: int, batch: int, widen: int
+    ) -> None:
         self.judge = judge
+        self.proposer = proposer
         self.depth = depth
         self.rounds = rounds
         self.batch = batch
         self.widen = widen
 
     def ask(self, search: Search) -> Sequence[Want]:
-        """Ask for answers of likely full paths, else for lines below the nodes drawn."""
+        """Ask for the answer of the likeliest path, else for lines below the nodes drawn."""
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
-        if full := ranked(frontier.full()):
-            return [Want(node, "answers", 1, 0.0) for node in full[: self.batch]]
-        drawn = Counter[Heddle]()
+        if likely := frontier.promising(anywhere=search.checks):
+            return [Want(likely[0], "answers", 1, 0.0)]
+        drawn = Counter[tuple[Heddle, str | None]]()
         open_ids = frontier.open(widens=True)
         if search.start.id in open_ids:
-            drawn.update(descent(search.start, frontier, open_ids, rng) for _ in range(self.batch))
-        return [Want(node, n=times * self.widen) for node, times in drawn.items()]
+            for _ in range(self.batch):
+                node = descent(search.start, frontier, open_ids, rng)
+                drawn[node, self._writer(node, frontier, rng)] += 1
+        return [Want(node, n=times * self.widen, by=by) for (node, by), times in drawn.items()]
 
     def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
         """Check the scores; nothing else to note, for they are in the tree."""
@@ -112,15 +109,34 @@ class Thompson:
         """Return the paths to answer with."""
         return paths(search)
 
+    def _writer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
+        """Draw who writes below the node; None where there is one only."""
+        names = self.proposer.writers(node)
+        if len(self.proposer.sources) == 1:
+            return None
+        scores: dict[str, list[float]] = {name: [] for name in names}
+        for each in frontier.nodes:
+            if each.meta.get("by") in scores:
+                scores[each.meta["by"]].append(each.score or 0.0)
+        return max(names, key=lambda name: posterior(scores[name], rng))
+
 
 def descent(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
     """Go down from the start by draws, to the node that is to get wider."""
     node = start
     while True:
         steps = frontier.steps[node.id]
-        wider = posterior((child.score or 0.0 for child in steps), rng)
+        # A line that was there already says as much against drawing there as a bad one.
+        n_drawn = max(node.meta.get("drawn", 0), len(steps))
+        wider = beta(n_drawn, sum(child.score or 0.0 for child in steps), rng)
+        if node.meta.get("closed"):
+            wider = -1.0
         drawn = {
-            child.id: beta(frontier.visits[child.id], frontier.total[child.id], rng)
+            child.id: beta(
+                frontier.visits[child.id] + frontier.repeats[child.id],
+                frontier.total[child.id],
+                rng,
+            )
             for child in steps
             if child.id in open_ids
         }
@@ -137,4 +153,4 @@ def posterior(scores: Iterable[float], rng: Random) -> float:
 
 def beta(n: int, total: float, rng: Random) -> float:
     """Draw from the Beta posterior of `n` scores with this sum."""
-    return rng.betavariate(1 + total, 1 + n - total)
+    return rng.betavariate(1 + TRUST * total, 1 + TRUST * (n - total))

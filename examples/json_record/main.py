@@ -1,0 +1,39 @@
+"""JSON with a checker: many answers at once, and the fullest of those that say what was asked."""
+
+from __future__ import annotations
+
+import json
+
+import weft
+from weft import search
+
+ASKED = {"name": "Lena", "animal": "owl"}
+
+
+def check(text: str) -> bool:
+    """Say whether the text is a record of what was asked for."""
+    try:
+        record = json.loads(text)
+        return ASKED.items() <= record.items() and 1 <= int(record["age"]) <= 12
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return False
+
+
+def fullness(text: str) -> float:
+    """A longer record is a better one."""
+    return len(text)
+
+
+def main() -> None:
+    lm = weft.load("tiny")
+    prompt = "Describe Lena the owl as JSON."
+    found = search.best_of_n(
+        lm, prompt, n=12, temperature=1.6, seed=1, verifier=check, value=fullness
+    )
+    right = [node for node in found.loom.children if node.meta["solved"]]
+    print(f"{len(right)} of {len(found.loom.children)} pass")
+    print("best:", json.loads(found.text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Whole answers: the likeliest one, or many in one batch and the one that most agree on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Unpack
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle
+from .core import Prompt, SearchOptions, Settings, branches
+from .driver import Search, Want
+from .judge import Judge
+from .propose import Proposer, is_cut
+from .ranking import ranked
+from .result import SearchResult, Vote
+from .score import own_mean_logprob, text_of
+from .steps import Steps, awaitable, plain
+
+Extract = Callable[[str], Hashable | None]
+_SAID = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def answer_number(text: str) -> str | None:
+    """Return the last number after the last "answer is" or "Answer:", in plain digits, or None.
+
+    "The answer is $1,216." → "1216"; "Answer: 4 * 6 = 24" → "24".
+    """
+    said = _SAID.findall(text)
+    numbers = _NUMBER.findall(said[-1]) if said else []
+    return numbers[-1].replace(",", "") if numbers else None
+
+
+@plain
+def best_of_n(
+    lm: LM | None,
+    prompt: Prompt,
+    *,
+    n: int = 16,
+    extract: Extract = answer_number,
+    checked: bool = True,
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
+    """Grow `n` answers in one batch and return the likeliest of those with the most voted answer.
+
+    All branches stay in the tree; `votes` has the count of each answer, and `score` of a branch is
+    the share of the votes that its answer got. Ties go to the answer with the likeliest branch.
+    With `value` or `score` that is the branches' score, and the best of them is the answer.
+
+    Args:
+        extract: the answer in a text, or None if it has none (then the branch has no vote).
+        checked: where there is a checker, only answers that it calls right are in the running;
+            nobody wins if there are none. False has all of them in, and the winner is checked only.
+        options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given. Of
+            several that write each gets its share of the `n`; a function is called until they are
+            there.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed.
+    """
+    settings = answers_only("best_of_n", options, temperature=0.8)
+    count = branches("n", n)
+    search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
+    algorithm = Answers(count, extract, is_checked=checked)
+    result = yield from search.run(algorithm, Votes(search, asks=False), algorithm.writer(search))
+    return replace(result, votes=tuple(algorithm.votes(search)))
+
+
+abest_of_n = awaitable(best_of_n)
+
+
+@plain
+def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[SearchResult]:
+    """Return the answer that takes the likeliest token each time.
+
+    Args:
+        options: SearchOptions but `temperature` and `propose`; the answer has `max_tokens` 256
+            unless given. `seed` is of no effect: nothing is drawn.
+    """
+    for name in ("temperature", "propose", "state", "score"):
+        if options.get(name) is not None:
+            raise ConfigError(f"{name} has no meaning for greedy: it takes the likeliest tokens")
+    search = Search(lm, prompt, answers_only("greedy", options, temperature=0.0), "greedy")
+    answer = Answers(1, None)
+    return (yield from search.run(answer, Judge(search, asks=False), answer.writer(search)))
+
+
+agreedy = awaitable(greedy)
+
+
+def answers_only(name: str, options: SearchOptions, *, temperature: float) -> Settings:
+    """Read the options of a search that grows whole answers and completes none."""
+    for unused in ("answer_tokens", "complete"):
+        if options.get(unused):
+            raise ConfigError(
+                f"{unused} has no meaning for {name}: max_tokens bounds an answer. Leave it out"
+            )
+    settings = Settings.read(options, temperature=temperature, max_tokens=256, stop=None)
+    return replace(settings, complete=False)
+
+
+class Votes(Judge):
+    """Scores whole answers by the caller's value; without one their votes count, not a model."""
+
+    def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
+        if self.search.lm is None and self.search.value is None:
+            return [0.0] * len(nodes)
+        return (yield from super()._scores(nodes))
+
+
+class Answers:
+    """`n` whole answers; `state["answers"]` has the ids of each round's.
+
+    extract: None counts no votes. is_checked: only right answers are in the running, if any are.
+    """
+
+    def __init__(self, n: int, extract: Extract | None, *, is_checked: bool = True) -> None:
+        self.n = n
+        self.extract = extract
+        self.is_checked = is_checked
+        self._writers: list[str] = []
+
+    def writer(self, search: Search) -> Proposer:
+        """Return the proposer of whole answers, none longer than the budget lets them be."""
+        proposer = Proposer(search, n_continue=1, n_suggest=0, merges=False, default="continue")
+        if (room := search.meter.longest()) < proposer.sampling["max_tokens"]:
+            proposer.sampling["max_tokens"] = max(int(room), 1)
+        self._writers = [source.by for source in proposer.sources]
+        return proposer
+
+    def ask(self, search: Search) -> Sequence[Want]:
+        """Ask for what is missing, a share of each that writes."""
+        missing = self.n - len(self._made(search))
+        if missing <= 0 or search.start.meta.get("closed"):
+            return []
+        if len(self._writers) == 1:
+            return [Want(search.start, n=missing)]
+        shares = Counter(self._writers[at % len(self._writers)] for at in range(missing))
+        return [Want(search.start, n=share, by=by) for by, share in shares.items()]
+
+    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+        """Count the votes; without a value of the caller's they are the scores."""
+        ids = [node.id for node in search.in_order(told)]
+        search.state.setdefault("answers", {})[str(search.round + 1)] = ids
+        made = search.in_order([*self._made(search), *told])
+        if self.extract is not None and search.value is None:
+            votes = self._counted(search, made)
+            for node in made:
+                share = next((vote.count for vote in votes if node in vote.nodes), 0)
+                node.score = share / len(made)
+        return self._best(search, made)
+
+    def best(self, search: Search) -> Sequence[Heddle]:
+        """Return the answers, best first; where a budget left none whole, what there is of them."""
+        made = self._made(search)
+        return self._best(search, made or list(filter(is_cut, search.start.children)))
+
+    def votes(self, search: Search) -> list[Vote]:
+        """Return the answers with their branches, most votes first."""
+        return self._counted(search, self._made(search))
+
+    def _counted(self, search: Search, made: Sequence[Heddle]) -> list[Vote]:
+        if self.extract is None:
+            return []
+        if not search.checks or not self.is_checked:
+            return count_votes(made, self.extract)
+        # Where all are refused nothing is voted on: the most named would look like a winner.
+        return count_votes([node for node in made if search.is_solved(node)], self.extract)
+
+    def _best(self, search: Search, made: Sequence[Heddle]) -> list[Heddle]:
+        if search.value is not None:
+            return sorted(
+                ranked(made), key=lambda node: self.is_checked and not search.is_solved(node)
+            )
+        votes = self._counted(search, made)
+        first = votes[0].nodes if votes else ()
+
+        def rank(node: Heddle) -> tuple[bool, bool, bool, float]:
+            is_wrong = self.is_checked and not search.is_solved(node)
+            return (node not in first, is_wrong, not is_whole(node), -own_mean_logprob(node))
+
+        return sorted(made, key=rank)
+
+    def _made(self, search: Search) -> list[Heddle]:
+        """Return the answers of the rounds that are over."""
+        answers = search.state.get("answers", {})
+        rounds = [str(number) for number in range(1, search.round + 1)]
+        return search.found([each for number in rounds for each in answers.get(number, ())])
+
+
+def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
+    """Return the answers of whole branches, most votes first, ties by their likeliest branch.
+
+    Cut branches vote only if none is whole.
+    """
+    by_answer: dict[Hashable, list[Heddle]] = {}
+    for node in list(filter(is_whole, nodes)) or nodes:
+        answer = extract(text_of(node))
+        if answer is not None:
+            by_answer.setdefault(answer, []).append(node)
+    votes = [
+        Vote(answer, tuple(voters), max(map(own_mean_logprob, voters)))
+        for answer, voters in by_answer.items()
+    ]
+    return sorted(votes, key=lambda vote: (-vote.count, -vote.mean_logprob))
+
+
+def is_whole(node: Heddle) -> bool:
+    """Say whether an answer came to its own end; one that a function wrote has no other."""
+    return node.finish_reason in (None, "stop")

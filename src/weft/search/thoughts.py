@@ -1,0 +1,168 @@
+"""Tree of thoughts: propose lines, value them, keep the best, go on from those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle
+from .core import Prompt, SearchOptions, Settings, whole
+from .driver import Algorithm, Search, Want
+from .judge import Judge
+from .propose import Counts, Proposer
+from .ranking import deepest, is_answered, paths, ranked, worth_following
+from .result import SearchResult
+from .steps import Steps, awaitable, plain
+
+
+@plain
+def tot(
+    lm: LM | None,
+    prompt: Prompt,
+    *,
+    order: Literal["bfs", "dfs"] = "bfs",
+    breadth: int = 5,
+    n_continue: Counts = None,
+    n_suggest: Counts = None,
+    depth: int | None = None,
+    **options: Unpack[SearchOptions],
+) -> Steps[SearchResult]:
+    """Search a tree of lines and return the best path, completed by the model.
+
+    A level proposes lines after the nodes in play, merges equal ones, values them and keeps the
+    `breadth` best: of one state one only, none that the model calls impossible. Every candidate
+    stays in the tree with its `score`. The best path is then continued greedily to its end; with a
+    checker, the next best too until an answer is right.
+
+    Args:
+        lm: None: no model is asked; `propose` and `score` are functions of your own.
+        prompt: a text, chat messages, token ids, or a node of a loom to search below. A Game of 24
+            is recognised; any other is continued line by line and valued by its mean logprob.
+            Without a model: the first state.
+        order: "bfs" goes on from the `breadth` best of a level at once; "dfs" from the best child
+            of one node at a time, the `breadth` best of each node in turn, and back up from a node
+            without hope. It completes each full path that it comes to, and ends at the first right
+            answer; without a checker, at the first whole one.
+        n_continue, n_suggest: proposals a node, of either kind; a sequence is one number a level,
+            its last for all further ones. None: as the task advises, else 8.
+        depth: levels at most. None: the task's steps, else until all paths have ended, 16 at most.
+        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed.
+    """
+    if order not in ("bfs", "dfs"):
+        raise ConfigError(f"order is {order!r}; allowed are 'bfs' and 'dfs'")
+    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    numbers = (n_continue, n_suggest, depth, settings.answer_tokens)
+    search = Search(lm, prompt, settings, "tot", order=order, breadth=breadth, numbers=numbers)
+    proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
+    judge = Judge(search)
+    made = BreadthFirst if order == "bfs" else DepthFirst
+    algorithm: Algorithm = made(judge, whole("breadth", breadth), deepest(depth, search))
+    return (yield from search.run(algorithm, judge, proposer, tries=breadth))
+
+
+atot = awaitable(tot)
+
+
+class BreadthFirst:
+    """All of a level at once; `state["kept"]` has the ids of each round's kept nodes."""
+
+    def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
+        self.judge = judge
+        self.breadth = breadth
+        self.depth = depth
+
+    def ask(self, search: Search) -> Sequence[Want]:
+        """Ask for lines below all that was kept last; a right answer ends it."""
+        if search.round >= self.depth or is_answered(search):
+            return []
+        return [Want(node) for node in self.kept(search, search.round) if not search.is_end(node)]
+
+    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+        """Keep the best of the round."""
+        earlier = [each for ids in self._ids(search, search.round) for each in ids]
+        before = {search.place_of(node) for node in [search.start, *search.found(earlier)]}
+        new = worth_following(search, self.judge, told)
+        kept = [node for node in new if search.place_of(node) not in before][: self.breadth]
+        search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
+        return kept
+
+    def best(self, search: Search) -> Sequence[Heddle]:
+        """Return the paths that ended and those of the last level, best first."""
+        if not search.completes or is_answered(search):
+            return paths(search)
+        earlier = [each for ids in self._ids(search, search.round - 1) for each in ids]
+        ended = [node for node in search.found(earlier) if node.terminal]
+        return ranked([*ended, *self.kept(search, search.round)]) if search.round else []
+
+    def kept(self, search: Search, number: int) -> list[Heddle]:
+        """Return what a round kept; before the first, the start."""
+        return search.found(search.state["kept"][str(number)]) if number else [search.start]
+
+    def _ids(self, search: Search, rounds: int) -> list[list[str]]:
+        """Return the ids that each of the first rounds kept."""
+        return [search.state["kept"][str(number)] for number in range(1, rounds + 1)]
+
+
+class DepthFirst:
+    """One node at a time: the deepest that is open, best first."""
+
+    def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
+        self.judge = judge
+        self.breadth = breadth
+        self.depth = depth
+
+    def ask(self, search: Search) -> Sequence[Want]:
+        """Ask for lines below the next node, or for the answer of a path that is full."""
+        if self._ended(search):
+            return []
+        for node in self._descent(search):
+            if node.meta.get("opened") or search.is_end(node):
+                continue
+            if not self._is_full(search, node):
+                return [Want(node)]
+            if search.completes:
+                return [Want(node, "answers", 1, 0.0)]
+        return []
+
+    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+        """Mark the node as opened, so that the next round goes on elsewhere."""
+        for node in told:
+            if node.parent is not None:
+                node.parent.meta["opened"] = True
+        return ranked(search.in_order(told))
+
+    def best(self, search: Search) -> Sequence[Heddle]:
+        """Return a right answer if there is one, then full paths, ends, and the deepest."""
+        return paths(search)
+
+    def _ended(self, search: Search) -> bool:
+        if search.checks:
+            return is_answered(search)
+        below = (node for node in search.start.walk() if node is not search.start)
+        return any(
+            search.is_end(node) or (self._is_full(search, node) and not search.completes)
+            for node in below
+        )
+
+    def _is_full(self, search: Search, node: Heddle) -> bool:
+        return search.level(node) - search.level(search.start) >= self.depth
+
+    def _descent(self, search: Search) -> list[Heddle]:
+        """Return the nodes in the order of a depth-first search, each state once."""
+        order, stack = list[Heddle](), [search.start]
+        seen: set[object] = set()
+        while stack:
+            node = stack.pop()
+            if (place := search.place_of(node)) in seen and node is not search.start:
+                continue
+            seen.add(place)
+            order.append(node)
+            steps = [child for child in node.children if child.score is not None]
+            kept = worth_following(search, self.judge, steps)[: self.breadth]
+            stack += reversed(kept)
+        return order

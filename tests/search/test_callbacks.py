@@ -1,0 +1,306 @@
+"""Functions of the caller's own: what they are handed, in every search, plain and async."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from searches import SMALL, tree
+from weft import Heddle, Loom, samples, search
+from weft.errors import ConfigError
+from weft.search import score
+
+# A sum is answered in two lines: small enough for every search, many times over.
+EVERY: dict[str, dict[str, Any]] = {
+    **{name: {"max_tokens": 12, "answer_tokens": 16} for name in SMALL},
+    "mcts": {"max_tokens": 12, "answer_tokens": 16, "rounds": 2, "n_continue": 2},
+    "adaptive": {"max_tokens": 12, "answer_tokens": 16, "rounds": 2},
+    "best_of_n": {"max_tokens": 24, "n": 3},
+    "greedy": {"max_tokens": 24},
+}
+
+
+def searched(name: str, lm: weft.LM, **options: Any) -> search.SearchResult:
+    given = {**SMALL.get(name, {}), **EVERY[name], **options}
+    given.pop("n_suggest", None)
+    if name != "greedy":
+        given["seed"] = 1
+    call = getattr(search, name.removesuffix("-dfs"))
+    result: search.SearchResult = call(lm, samples.sum, **given)
+    return result
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_where_nothing_passes_nothing_is_solved(name: str, lm: weft.LM) -> None:
+    result = searched(name, lm, verifier=lambda text: False)
+    assert result.solved is False
+    assert result.votes == ()
+    assert not any(node.meta.get("solved") for node in result.loom.walk())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_verifier_decides_in_every_search(name: str, lm: weft.LM) -> None:
+    result = searched(name, lm, verifier=lambda text: "95" in text and text.endswith("."))
+    assert result.solved is True
+    assert result.best.meta["solved"] is True
+    assert "95" in result.text
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_value_scores_all_of_a_round_in_one_call_in_every_search(name: str, lm: weft.LM) -> None:
+    batches: list[list[str]] = []
+
+    def value(texts: list[str]) -> list[float]:
+        batches.append(texts)
+        return [1 / (1 + len(text)) for text in texts]
+
+    levels: list[search.Level] = []
+    result = searched(name, lm, value=value, progress=levels.append)
+    assert [len(batch) for batch in batches] == [len(level.candidates) for level in levels]
+    for level in levels:
+        for node in level.candidates:
+            expected = 1 / (1 + len(score.text_of(node)))
+            log = math.log(expected) if name == "smc" else expected
+            assert node.score == pytest.approx(log)
+    assert result.best in set(result.loom.walk())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_async_functions_are_awaited_at_once_and_give_the_same(name: str, lm: weft.LM) -> None:
+    at_once: list[int] = []
+    running = 0
+
+    async def value(node: Heddle) -> float:
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        await asyncio.sleep(0)
+        running -= 1
+        return 1 / (1 + len(node.text))
+
+    async def verifier(texts: list[str]) -> list[bool]:
+        await asyncio.sleep(0)
+        return ["95" in text for text in texts]
+
+    late = searched(name, lm, value=value, verifier=verifier)
+    now = searched(
+        name,
+        lm,
+        value=lambda nodes: [1 / (1 + len(node.text)) for node in nodes],
+        verifier=lambda text: "95" in text,
+    )
+    assert tree(late.loom) == tree(now.loom)
+    assert (late.text, late.solved) == (now.text, now.solved)
+    assert max(at_once) > 1 or name not in ("best_of_n", "smc")
+
+
+def test_the_parameters_name_says_what_is_handed_over(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.sum)
+    seen: dict[str, Any] = {}
+
+    def of(name: str, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def function(thing: Any) -> Any:
+            seen[name] = thing
+            return answer(thing)
+
+        scope: dict[str, Any] = {"function": function}
+        exec(f"def named({name}): return function({name})", scope)
+        return scope["named"]  # type: ignore[no-any-return]
+
+    for name in ("node", "text"):
+        search.best_of_n(lm, loom, n=1, max_tokens=8, value=of(name, lambda thing: 1.0))
+    for name in ("nodes", "texts"):
+        search.best_of_n(
+            lm, loom, n=1, max_tokens=8, value=of(name, lambda things: [1.0] * len(things))
+        )
+    assert isinstance(seen["node"], Heddle)
+    assert isinstance(seen["text"], str)
+    assert [type(each) for each in seen["nodes"]] == [Heddle]
+    assert [type(each) for each in seen["texts"]] == [str]
+
+
+class Length:
+    """A value that is an object, as reward models are."""
+
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        return np.array([1 / (1 + len(text)) for text in texts], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Length(),
+        Length().__call__,
+        functools.partial(lambda scale, texts: [scale / (1 + len(t)) for t in texts], 1.0),
+        lambda candidates: [1 / (1 + len(node.text)) for node in candidates],
+        score.likelihood,
+        score.majority(search.answer_number),
+        score.verifier(len),
+    ],
+)
+def test_any_callable_is_a_value(value: Any, lm: weft.LM) -> None:
+    result = search.best_of_n(lm, samples.sum, n=2, max_tokens=24, seed=1, value=value)
+    assert all(node.score is not None for node in result.loom.children)
+
+
+def test_best_of_n_by_value_is_the_highest(lm: weft.LM) -> None:
+    result = search.best_of_n(
+        lm, samples.story, n=4, seed=1, max_tokens=20, value=lambda text: -text.count("e")
+    )
+    assert result.best.score == max(node.score or 0 for node in result.loom.children)
+    assert len(set(node.score for node in result.loom.children)) > 1
+
+
+def test_plain_searches_await_inside_a_running_loop_and_outside(lm: weft.LM) -> None:
+    threads = set[str]()
+
+    async def verifier(text: str) -> bool:
+        threads.add(threading.current_thread().name)
+        await asyncio.sleep(0)
+        return "95" in text
+
+    async def inside() -> bool | None:
+        return search.best_of_n(lm, samples.sum, n=2, seed=1, verifier=verifier).solved
+
+    assert asyncio.run(inside())
+    assert search.best_of_n(lm, samples.sum, n=2, seed=1, verifier=verifier).solved
+    assert not any(each.name == "weft-search-loop" for each in threading.enumerate())
+    assert threads == {"weft-search-loop"}
+
+
+def test_one_loop_serves_all_rounds_of_a_plain_search(lm: weft.LM) -> None:
+    loops = set[int]()
+
+    async def value(texts: list[str]) -> list[float]:
+        loops.add(id(asyncio.get_running_loop()))
+        return [0.5] * len(texts)
+
+    result = search.tot(lm, samples.large_problem, value=value, depth=3, breadth=1, seed=1)
+    assert len(result.best.path) > 3
+    assert len(loops) == 1
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_an_error_of_a_function_is_raised_and_the_others_are_cancelled(
+    is_awaited: bool, lm: weft.LM
+) -> None:
+    ended: list[str] = []
+
+    async def verifier(text: str) -> bool:
+        if text == "b":
+            raise KeyError("b")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append(text)
+            raise
+        return True
+
+    options: dict[str, Any] = {
+        "propose": lambda nodes: [["a", "b", "c"]],
+        "n": 3,
+        "verifier": verifier,
+    }
+    loom = Loom(lm, samples.sum)
+
+    def call() -> None:
+        if is_awaited:
+            asyncio.run(search.abest_of_n(lm, loom, **options))
+        else:
+            search.best_of_n(lm, loom, **options)
+
+    with pytest.raises(KeyError, match="b"):
+        call()
+    assert sorted(ended) == ["a", "c"]
+    assert [node.text for node in loom.children] == ["a", "b", "c"]
+
+
+def test_what_was_begun_is_closed_when_a_later_call_fails_at_once(lm: weft.LM) -> None:
+    """Else Python warns of coroutines that nobody awaited, and warnings are errors here."""
+
+    async def late(text: str) -> bool:
+        return True
+
+    def verifier(text: str) -> Any:
+        if text == "c":
+            raise KeyError("c")
+        return late(text)
+
+    with pytest.raises(KeyError):
+        search.best_of_n(
+            lm, samples.sum, n=3, propose=lambda nodes: [["a", "b", "c"]], verifier=verifier
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verifier": lambda text: None}, "verifier returned None for one text; .*True or False"),
+        ({"verifier": lambda text: 0.7}, "returned 0.7 for one text"),
+        ({"verifier": lambda text: "yes"}, "returned 'yes'"),
+        ({"verifier": lambda things: [True] * 2}, "name its parameter `texts`"),
+        ({"verifier": lambda texts: True}, "returned True for 2 texts.*name its parameter `text`"),
+        ({"verifier": lambda texts: [True]}, r"returned \[True\] for 2 texts"),
+        ({"verifier": lambda: True}, "takes no argument"),
+        ({"verifier": "95"}, "verifier is '95'; allowed is a function"),
+        ({"value": lambda text: "high"}, "value returned 'high' for one text; .*one number a text"),
+        ({"value": lambda nodes: 1.0}, "value returned 1.0 for 2 nodes"),
+        ({"value": len, "score": len}, "leave out one"),
+        ({"score": lambda states: [1.0] * len(states)}, r"propose\(state\)"),
+        ({"state": 1}, r"propose\(state\)"),
+        ({"value": lambda states: [1.0] * len(states)}, r"propose\(state\)"),
+        ({"task": "24"}, "derives from weft.search.Task"),
+        ({"answer_tokens": 5}, "answer_tokens has no meaning"),
+        ({"complete": True}, "complete has no meaning"),
+        ({"verifer": len}, "Did you mean verifier"),
+        ({"propose": {}}, "propose is empty"),
+        ({"propose": {"a": "guess"}}, "'both', 'continue', 'suggest'"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], message: str, lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search.best_of_n(lm, samples.sum, **{"n": 2, "max_tokens": 8, "seed": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"propose": lambda nodes: [[1, 2]]}, "a list of texts for each node"),
+        ({"propose": lambda nodes: ["abc"]}, "a list of texts for each node"),
+        ({"propose": lambda state: ["abc"]}, "pairs for each state"),
+        ({"propose": lambda state: [("a", 1), ("b",)]}, "pairs for each state"),
+        (
+            {"propose": {"a": lambda state: [("a", 1)], "b": "continue"}},
+            "all have to",
+        ),
+        ({"propose": lambda nodes: [["a"]], "max_tokens": 8}, "max_tokens has no meaning where"),
+    ],
+)
+def test_mistakes_of_proposers_are_named(
+    options: dict[str, Any], message: str, lm: weft.LM
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search.best_of_n(lm, samples.sum, n=2, **options)
+
+
+def test_greedy_refuses_what_would_make_it_another_search(lm: weft.LM) -> None:
+    for name, given in [("temperature", 1.0), ("propose", "continue"), ("state", 1)]:
+        with pytest.raises(ConfigError, match=f"{name} has no meaning for greedy"):
+            search.greedy(lm, samples.sum, **{name: given})  # type: ignore[arg-type]
+
+
+def test_answers_of_a_tree_that_was_there_are_seen_by_the_checker_of_now(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.sum)
+    first = search.best_of_n(lm, loom, n=2, seed=1, verifier=lambda text: True)
+    assert first.best.meta["solved"] is True
+    second = search.best_of_n(lm, loom, n=2, seed=1, verifier=lambda text: False)
+    assert second.solved is False
+    assert not any(node.meta["solved"] for node in loom.children)

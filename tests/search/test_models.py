@@ -1,0 +1,205 @@
+"""Several models in one search, and text that the searching model has to read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import weft
+from llama_reference import write_folder
+from weft import Loom, samples, search
+from weft.errors import ConfigError
+from weft.search import score
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.LM]:
+    """A model with a tokenizer of its own, a token a byte, and random weights."""
+    folder = tmp_path_factory.mktemp("other")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={each: at for at, each in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    write_folder(folder, {"vocab_size": len(alphabet), "max_position_embeddings": 2048})
+    made.save(str(folder / "tokenizer.json"))
+    with weft.load(folder, engine="numpy") as lm:
+        yield lm
+
+
+@pytest.mark.parametrize("name", ["tot", "beam", "mcts", "adaptive", "smc", "best_of_n"])
+def test_each_node_says_which_model_wrote_it(name: str, lm: weft.LM, other: weft.LM) -> None:
+    numbers: dict[str, Any] = {
+        "tot": {"n_continue": 2, "depth": 2, "breadth": 4},
+        "beam": {"n": 2, "depth": 2, "width": 4},
+        "mcts": {"n_continue": 2, "rounds": 3},
+        "adaptive": {"rounds": 3, "batch": 4, "widen": 1},
+        "smc": {"n": 4, "depth": 2},
+        "best_of_n": {"n": 5},
+    }[name]
+    result = getattr(search, name)(
+        lm,
+        samples.sum,
+        propose={"trained": lm, "random": other},
+        max_tokens=6,
+        stop=None,
+        seed=1,
+        **numbers,
+    )
+    wrote: dict[str, list[weft.Heddle]] = {"trained": [], "random": []}
+    for node in result.loom.get_all_children():
+        wrote[node.meta["by"]].append(node)
+    assert all(node.logprobs or not node.tokens for node in wrote["trained"])
+    assert not any(node.logprobs for node in wrote["random"])
+    assert wrote["trained"]
+    assert wrote["random"]
+    assert all(node.score is not None for nodes in wrote.values() for node in nodes)
+    if name == "best_of_n":
+        assert Counter({by: len(nodes) for by, nodes in wrote.items()}) == {
+            "trained": 3,
+            "random": 2,
+        }
+
+
+def test_another_model_continues_the_whole_path_as_it_reads_it(lm: weft.LM, other: weft.LM) -> None:
+    """Its greedy line is what it writes after prompt and path as one text of its own."""
+    loom = Loom(lm, samples.sum)
+    node = loom.add("37 + 58 is")
+    result = search.tot(
+        lm,
+        node,
+        propose={"random": other},
+        n_continue=1,
+        depth=1,
+        temperature=0.0,
+        max_tokens=5,
+        stop=None,
+        complete=False,
+    )
+    with Loom(other, samples.sum) as twin:
+        (line,) = twin.add("37 + 58 is").grow(temperature=0.0, max_tokens=5)
+    assert result.best.text == line.text
+    assert result.best.meta["by"] == "random"
+
+
+def test_a_model_that_is_asked_writes_as_itself(lm: weft.LM) -> None:
+    """The same model under a name: the tree is the one of the search without names."""
+    named = search.tot(lm, samples.game24, propose={"tiny": lm}, seed=1, breadth=2, n_continue=4)
+    plain = search.tot(lm, samples.game24, seed=1, breadth=2, n_continue=4)
+    assert [node.text for node in named.loom.walk()] == [node.text for node in plain.loom.walk()]
+
+
+def test_the_awaited_search_of_several_models_is_the_plain_one(lm: weft.LM, other: weft.LM) -> None:
+    options: dict[str, Any] = {
+        "propose": {"trained": lm, "random": other},
+        "n": 4,
+        "max_tokens": 6,
+        "seed": 1,
+    }
+    plain = search.best_of_n(lm, samples.sum, **options)
+    awaited = asyncio.run(search.abest_of_n(lm, samples.sum, **options))
+    assert [n.text for n in plain.loom.children] == [n.text for n in awaited.loom.children]
+
+
+def test_the_adaptive_search_turns_to_who_writes_better(lm: weft.LM, other: weft.LM) -> None:
+    """Digits are what the trained model writes; the other gets nothing right."""
+    result = search.adaptive(
+        lm,
+        samples.sum,
+        propose={"trained": lm, "random": other},
+        value=lambda node: 0.9 if node.meta.get("by") == "trained" else 0.02,
+        rounds=12,
+        batch=4,
+        widen=1,
+        depth=1,
+        temperature=3.0,
+        max_tokens=3,
+        stop=None,
+        answer_tokens=0,
+        seed=1,
+    )
+    wrote = Counter(node.meta["by"] for node in result.loom.children)
+    assert wrote["trained"] > 2 * wrote["random"]
+
+
+def test_token_ids_are_no_prompt_for_two_models(lm: weft.LM, other: weft.LM) -> None:
+    with pytest.raises(ConfigError, match="as a text or as chat messages"):
+        search.best_of_n(lm, Loom(lm, samples.sum).tokens, n=2, propose={"a": lm, "b": other})
+
+
+# Text that was added is read by the model
+
+
+def naive(lm: weft.LM, prompt: str, texts: list[str]) -> float:
+    """The mean logprob of all tokens of a path, each text measured after what stands before it."""
+    with Loom(lm, prompt) as loom:
+        node: weft.Heddle = loom
+        logprobs: list[float] = []
+        for text in texts:
+            logprobs += node.measure(text).logprobs
+            node = node.add(text)
+    return sum(logprobs) / len(logprobs)
+
+
+@pytest.mark.parametrize("name", ["tot", "beam", "mcts", "adaptive"])
+def test_text_that_a_proposer_wrote_scores_what_the_model_finds_it_worth(
+    name: str, lm: weft.LM
+) -> None:
+    lines = ["37 + 58 = 95.\n", "37 + 58 = 96.\n", "owl\n"]
+    result = getattr(search, name)(
+        lm, samples.sum, propose=lambda nodes: [lines] * len(nodes), depth=1, complete=False
+    )
+    for node in result.loom.children:
+        expected = naive(lm, samples.sum, [node.text])
+        if name in ("mcts", "adaptive"):
+            expected = math.exp(expected)
+        assert node.score == pytest.approx(expected, abs=1e-5)
+    assert result.best.text == lines[0]
+
+
+def test_sampled_and_added_text_of_one_path_count_alike(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.sum)
+    (grown,) = loom.grow(max_tokens=4, temperature=0.0)
+    end = grown.add(" and").grow(max_tokens=3, temperature=0.0)[0]
+    (found,) = score.mean_logprob([end])
+    assert found == pytest.approx(
+        naive(lm, samples.sum, [node.text for node in end.path[1:]]), abs=1e-5
+    )
+    assert not end.path[2].logprobs
+
+
+def test_what_was_read_is_not_read_again(lm: weft.LM) -> None:
+    loom = Loom(lm, samples.sum)
+    node = loom.add("37 + 58 = 95.")
+    first = score.mean_logprob([node])
+    before = lm.stats().steps
+    assert score.mean_logprob([node]) == first
+    assert lm.stats().steps == before
+
+
+def test_best_of_n_prefers_the_likelier_of_texts_that_were_proposed(lm: weft.LM) -> None:
+    texts = [f"37 + 58 = {n}.\nThe answer is {n}." for n in (94, 95, 96)]
+    result = search.best_of_n(lm, samples.sum, n=3, propose=lambda nodes: [texts])
+    assert result.text == texts[1]
+    assert all(math.isfinite(vote.mean_logprob) for vote in result.votes)
+
+
+@pytest.mark.parametrize("options", [{"complete": False}, {"answer_tokens": 0}])
+def test_no_words_are_added_to_a_finished_answer(options: dict[str, Any], lm: weft.LM) -> None:
+    before = lm.stats().decoded
+    for name in ("tot", "beam", "mcts", "adaptive", "smc"):
+        result = getattr(search, name)(
+            lm,
+            samples.sum,
+            propose=lambda nodes: [["The answer is 95."]] * len(nodes),
+            verifier=lambda text: text.endswith("95."),
+            depth=1,
+            **options,
+        )
+        assert (result.text, result.solved) == ("The answer is 95.", True)
+    assert lm.stats().decoded == before

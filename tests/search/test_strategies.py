@@ -1,0 +1,78 @@
+"""The table of strategies: what a command needs to know, once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import weft
+from weft import samples, search
+from weft.errors import ConfigError
+from weft.search import STRATEGIES
+
+
+def test_the_rows_name_searches_that_there_are() -> None:
+    for name, row in STRATEGIES.items():
+        assert row.name == name
+        assert callable(getattr(search, row.call))
+        assert callable(getattr(search, f"a{row.call}"))
+    assert {row.call for row in STRATEGIES.values()} == {
+        name for name in dir(search) if f"a{name}" in dir(search)
+    }
+
+
+def test_a_row_runs_its_search_with_its_own_names_for_the_numbers(lm: weft.LM) -> None:
+    row = STRATEGIES["tot-dfs"]
+    assert row.options(breadth=2, n=3, seed=1) == {
+        "order": "dfs",
+        "breadth": 2,
+        "n_continue": 3,
+        "n_suggest": 3,
+        "seed": 1,
+    }
+    assert STRATEGIES["beam"].options(breadth=2) == {"width": 2}
+    by_row = row.run(lm, samples.game24, breadth=2, n=3, seed=1)
+    by_call = search.tot(
+        lm, samples.game24, order="dfs", breadth=2, n_continue=3, n_suggest=3, seed=1
+    )
+    assert by_row.text == by_call.text
+
+
+def test_what_a_strategy_has_no_use_for_is_refused(lm: weft.LM) -> None:
+    for name, options in [
+        ("best-of-n", {"breadth": 2}),
+        ("greedy", {"n": 2}),
+        ("greedy", {"temperature": 1.0}),
+    ]:
+        with pytest.raises(ConfigError, match=f"{next(iter(options))} has no meaning for {name}"):
+            STRATEGIES[name].run(lm, samples.sum, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="n is 0"):
+        STRATEGIES["smc"].run(lm, samples.sum, n=0)
+
+
+def test_the_table_is_read_without_loading_what_runs_models() -> None:
+    code = (
+        "import sys, weft.search.strategies\n"
+        "print(len({'numpy', 'weft.lm', 'weft.loom'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["0"]
+
+
+def test_no_file_stands_in_a_searchs_place() -> None:
+    """A submodule with a function's name would hide it, whichever was imported first."""
+    code = (
+        "import pkgutil, importlib, weft.search as s\n"
+        "for file in pkgutil.iter_modules(s.__path__):\n"
+        "    importlib.import_module(f'weft.search.{file.name}')\n"
+        "print([n for n in s.__all__ if n != 'score' and 'module' in type(getattr(s, n)).__name__])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_unknown_names_are_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'dfs'"):
+        search.dfs  # noqa: B018
