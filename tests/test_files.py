@@ -123,10 +123,18 @@ def test_nothing_else_writes_files() -> None:
         r"""|save_file|np\.save"""
     )
     package = Path(files.__file__).parent
+    # What the library that downloads writes is its own, in a folder that goes again.
+    kept = ("os.devnull, os.O_WRONLY", "import tempfile", "tempfile.TemporaryDirectory(")
+
+    def written(text: str) -> bool:
+        for each in kept:
+            text = text.replace(each, "")
+        return writes.search(text) is not None
+
     found = {
         file.relative_to(package).as_posix()
         for file in package.rglob("*.py")
-        if writes.search(file.read_text("utf-8").replace("os.devnull, os.O_WRONLY", ""))
+        if written(file.read_text("utf-8"))
     }
     assert found == {"files.py"}
 
