@@ -316,3 +316,21 @@ def test_branches_and_looms_run_with_an_adapter_beside_the_model_alone(tmp_path,
         Loom(lm, IDS, adapter="law")
     with pytest.raises(ConfigError, match="unknown LoRA adapter"):
         Branch.load(lm, data)
+
+
+def test_a_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> None:
+    """What a judge or a task asks is run as the loom's nodes are."""
+    from weft.search import best_of_n
+    from weft.search.score import judge, verdicts
+
+    adapter(tmp_path / "law", "llama", 1)
+    lm = lm_of("llama", text)
+    lm.add_adapter("law", tmp_path / "law")
+    words = ("yes", "no")
+    alone, law = (verdicts(lm, ["Is it?"], words, name).values for name in (None, "law"))
+    assert alone != law
+    for name, want in ((None, alone), ("law", law)):
+        with Loom(lm, "Once", adapter=name) as loom:
+            asked = judge(lambda _: "Is it?", words)
+            found = best_of_n(lm, loom, n=2, max_tokens=2, value=asked, seed=0)
+            assert [node.score for node in found.loom.leaves] == pytest.approx(want * 2)

@@ -70,6 +70,8 @@ class Branch(Tunable):
         grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
         see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError.
         """
+        if not hasattr(lm, "scheduler"):
+            raise ConfigError(f"a branch is of an LM, not {type(lm).__name__}; see weft.load")
         if position != 0:
             raise ConfigError(f"position is {position!r}; allowed is 0: prefill the tokens before")
         defaults, sampling = with_params(params, sampling, DEFAULTS)
@@ -114,8 +116,10 @@ class Branch(Tunable):
         """Draw the next token; changes nothing, and runs the model only if the logits are gone."""
         self.alive()
         self.lm.see_weights()
-        if self.drawn is None:
-            self.raw()
+        drawn = self.drawn
+        if drawn is not None:  # the commit before has drawn it
+            return drawn
+        self.raw()
         return draw([self])[0]
 
     async def aproduce(self) -> Produced:

@@ -87,6 +87,10 @@ class Loom(Heddle):
         if prompt is None:
             raise ConfigError("a loom needs a prompt: Loom(lm, prompt)")
         if model is None:
+            given = {"special": special, "system": system, "adapter": adapter}
+            for name, value in given.items():
+                if value is not None:
+                    raise ConfigError(f"{name} has no meaning for a loom without a model")
             self._begin_text(prompt, heddle_class)
             return
         home = Home.of(model, tokenizer)

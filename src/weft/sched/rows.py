@@ -80,11 +80,10 @@ class RowStore:
             row = LogitsRow()
             if later:
                 row._output, row._index = output, index
-                self._enter(row, each)
             else:
                 row._array = _frozen(output.logits(index))
-                self._enter(row, self._row_bytes)
             rows.append(row)
+        self._enter_all(rows, each if later else self._row_bytes)
         self._shrink()
         return rows
 
@@ -142,10 +141,16 @@ class RowStore:
     def _enter(self, row: LogitsRow, n_bytes: int) -> None:
         """Count a row as the one used last."""
         self._leave(row._ref)
-        entry = row._ref = _Entry(row, self._go)
-        entry.n_bytes = n_bytes
-        self._order[id(entry)] = entry
-        self.used_bytes += n_bytes
+        self._enter_all([row], n_bytes)
+
+    def _enter_all(self, rows: Sequence[LogitsRow], n_bytes: int) -> None:
+        """Count rows that are not counted, the last one as used last; so many bytes each."""
+        order, go = self._order, self._go
+        for row in rows:
+            entry = row._ref = _Entry(row, go)
+            entry.n_bytes = n_bytes
+            order[id(entry)] = entry
+        self.used_bytes += n_bytes * len(rows)
 
     def _leave(self, entry: _Entry | None) -> None:
         if entry is not None and self._order.pop(id(entry), None) is not None:

@@ -79,7 +79,8 @@ class Judge:
         new = [q for q in dict.fromkeys(questions) if q is not None and q not in self._known]
         if new:
             assert self.search.lm is not None
-            answers = yield from verdict_steps(self.search.lm, new, task.verdicts)
+            lm, adapter = self.search.lm, self.search.loom.adapter
+            answers = yield from verdict_steps(lm, new, task.verdicts, adapter)
             self.search.meter.prompt_tokens += answers.n_tokens
             self._known.update(zip(new, answers.values, strict=True))
         return [0.0 if question is None else self._known[question] for question in questions]

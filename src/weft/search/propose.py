@@ -303,7 +303,10 @@ class _Desk:
                 # Nodes with the same prompt share one loom.
                 if prompt not in looms:
                     assert source.lm is not None
-                    looms[prompt] = self.stack.enter_context(Loom(source.lm, prompt))
+                    own = source.lm is self.search.lm
+                    adapter = self.search.loom.adapter if own else None
+                    loom = Loom(source.lm, prompt, adapter=adapter)
+                    looms[prompt] = self.stack.enter_context(loom)
                     self.asked_ids.add(id(looms[prompt]))
                 most[prompt] = max(most.get(prompt, 0), n_suggest)
                 self.asked.append((want.node, looms[prompt]))

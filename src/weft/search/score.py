@@ -47,25 +47,29 @@ class Verdicts(NamedTuple):
 
 
 @plain
-def verdicts(lm: LM, questions: Sequence[str], words: tuple[str, str]) -> Steps[Verdicts]:
+def verdicts(
+    lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None = None
+) -> Steps[Verdicts]:
     """Return, for each question, the probability of the first word against the second.
 
     Both from the next-token logprobs after the question, at the token where the words part; all
-    questions are one batch and nothing is generated.
+    questions are one batch and nothing is generated. adapter: a LoRA adapter's name.
     """
-    return verdict_steps(lm, questions, words)
+    return verdict_steps(lm, questions, words, adapter)
 
 
 averdicts = awaitable(verdicts)
 
 
-def verdict_steps(lm: LM, questions: Sequence[str], words: tuple[str, str]) -> Steps[Verdicts]:
+def verdict_steps(
+    lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None
+) -> Steps[Verdicts]:
     """As `verdicts`, as a part of a search."""
     good, bad = (lm.text.continuation(word) for word in words)
     shared = commonprefix([good, bad])
     if len(shared) in (len(good), len(bad)):
         raise ConfigError(f"one of the verdicts {words!r} begins with the other; take others")
-    places = [_asked(lm, question, shared) for question in questions]
+    places = [_asked(lm, question, shared, adapter) for question in questions]
     answers = yield Read(lm, [Extend(place, (), (Logits(place.depth),)) for place in places])
     at_good, at_bad = good[len(shared)], bad[len(shared)]
     values = [_odds(float(logits[at_good]) - float(logits[at_bad])) for logits in answers]
@@ -145,7 +149,9 @@ def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")
         lm = nodes[0].lm
         if lm is None:
             raise ConfigError("a judge asks the model, and this loom has none")
-        found = yield from verdict_steps(lm, distinct, words)
+        root = nodes[0].path[0]
+        adapter = root.adapter if isinstance(root, Loom) else None
+        found = yield from verdict_steps(lm, distinct, words, adapter)
         values = dict(zip(distinct, found.values, strict=True))
         return [values[prompt] for prompt in prompts]
 
@@ -173,9 +179,9 @@ def _measured(node: Heddle) -> float:
     return float(node.meta["measured"])
 
 
-def _asked(lm: LM, question: str, shared: Sequence[int]) -> Place:
-    with Loom(lm, question) as loom:
-        return lm.place([*loom.tokens, *shared])
+def _asked(lm: LM, question: str, shared: Sequence[int], adapter: str | None) -> Place:
+    with Loom(lm, question, adapter=adapter) as loom:
+        return lm.place([*loom.tokens, *shared], namespace=adapter)
 
 
 def _odds(margin: float) -> float:

@@ -68,11 +68,14 @@ class Bank:
         found = self.members[first : first + len(tails)]
         return first if all(a is b for a, b in zip(found, tails, strict=True)) else None
 
-    def reserve(self, length: int) -> None:
-        """Make room for `length` slots a row; a larger buffer replaces the old one."""
+    def widen(self, length: int) -> None:
+        """Make room for `length` slots a row: a larger buffer without holes or spare rows.
+
+        Rows keep their order, not their numbers.
+        """
         if length > self.room:
-            room = self._room_for(len(self.members), length)
-            self._rebuild(self.n_rows, room, list(range(len(self.members))))
+            staying = [m for m in self.members if m is not None]
+            self._reseat(staying, length, len(staying))
 
     def take(self, tails: list[KV], length: int) -> int:
         """Make `tails` the last rows, in their order, with room for `length`; return the first.

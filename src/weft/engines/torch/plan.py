@@ -71,9 +71,9 @@ def plan_step(rows: Sequence[Row], store: Store) -> Plan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
     if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
-        for lane in cached.banks:
-            lane.bank.reserve(max(t.length for t in lane.tails) + 1)
-        return cached
+        longest = [max(t.length for t in lane.tails) for lane in cached.banks]
+        if all(n < lane.bank.room for n, lane in zip(longest, cached.banks, strict=True)):
+            return cached
     plan = _build(rows, store)
     store.plan = plan if not plan.chunks else None
     return plan

@@ -206,12 +206,12 @@ class Store(Fragments):
         if bank is None:
             bank = self._banks[width] = Bank(self.layout, width)
         bank.compact()
+        bank.widen(longest)
         first = bank.find(tails)
         if first is None:
             arriving = [t for t in tails if t.home is not bank]
             first = bank.take(tails, longest)
             self._arrive(bank, arriving, {id(t): first + at for at, t in enumerate(tails)})
-        bank.reserve(longest)
         return bank, first
 
     @torch.inference_mode()
