@@ -354,30 +354,22 @@ def test_a_loop_never_waits_for_the_schedulers_lock(make: MakeRig) -> None:
 
 
 def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None:
-    """Its namespace goes while it waits; nothing is left to step for."""
+    """Its namespace goes while it waits; no step follows that would tell."""
     rig = make()
-    inside, go = threading.Event(), threading.Event()
-
-    def sink(state: RunState) -> FinishReason | None:
-        inside.set()
-        go.wait(SOON)
-        return "stop"
+    item = Extend(Place(rig.tree.holds, "adapter", None, [1, 2]), (), (Logits(2),))
 
     async def main() -> None:
-        item = Extend(Place(rig.tree.holds, "adapter", None, [1, 2]), (), (Logits(2),))
-        first = asyncio.create_task(answer(rig, run(rig.place([1]), sink=sink)))
-        await asyncio.to_thread(inside.wait, SOON)
-        tickets = await rig.driver.asubmit([item])
+        await answer(rig, logits_item(rig, [1]))  # the thread is there, and idle
+        tickets, jobs = rig.scheduler.prepare([item])
         waiting = asyncio.create_task(rig.driver.adrive(tickets))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        going = asyncio.create_task(
-            asyncio.to_thread(
-                rig.driver.exclusive, lambda: rig.scheduler.retire("adapter", "it is gone")
-            )
-        )
-        go.set()
-        await asyncio.wait_for(asyncio.gather(first, going, waiting), SOON)
+        await asyncio.sleep(0)
+
+        def end() -> None:
+            rig.scheduler.enter(jobs)
+            rig.scheduler.retire("adapter", "it is gone")
+
+        await asyncio.to_thread(rig.driver.exclusive, end)
+        await asyncio.wait_for(waiting, SOON)
         with pytest.raises(StaleHandle, match="it is gone"):
             tickets[0].result()
 

@@ -32,6 +32,15 @@ def put(store: RowStore, at: Cursor, value: float) -> LogitsRow:
     return row
 
 
+def keep(
+    store: RowStore, output: HostOutput, n_rows: int, indices: list[int], *, hung: bool = False
+) -> list[LogitsRow]:
+    """Keep these rows of an output, and no others."""
+    rows = store.keep(output, indices, len(indices), n_rows, hung=hung)
+    store.shrink()
+    return rows
+
+
 def found(store: RowStore, at: Cursor) -> float | None:
     logits = store.get(at)
     return None if logits is None else float(logits[0])
@@ -60,10 +69,11 @@ def test_a_row_is_found_where_it_was_put_and_nowhere_else() -> None:
         store.get(end)[0] = 3
 
 
-def test_rows_are_fetched_when_they_are_read_and_once() -> None:
+@pytest.mark.parametrize("hung", [False, True])
+def test_rows_are_fetched_when_they_are_read_and_once(hung: bool) -> None:
     tree, _ = path()
     output, store = Output(6), store_of(tree, 10)
-    rows = store.keep(output, 6, range(1, 6))
+    rows = keep(store, output, 6, [1, 2, 3, 4, 5], hung=hung)
     assert output.n_fetched == 0
     assert store.used_bytes <= 6 * ROW
     for _ in range(2):
@@ -77,21 +87,37 @@ def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little(
 ) -> None:
     tree, _ = path()
     output, store = Output(n_rows), store_of(tree, 10, lasting=lasting)
-    rows = store.keep(output, n_rows, [2, 4])
+    rows = keep(store, output, n_rows, [2, 4])
     assert output.n_fetched == 2
     assert [float(store.read(row)[0]) for row in rows] == [2, 4]
     assert store.used_bytes == 2 * ROW
 
 
-def test_rows_that_nobody_holds_make_room() -> None:
+@pytest.mark.parametrize("hung", [False, True])
+def test_rows_that_nobody_holds_make_room(hung: bool) -> None:
     tree, _ = path()
     store = store_of(tree, 4)
-    kept = store.keep(Output(2), 2, [0, 1])
+    kept = keep(store, Output(2), 2, [0, 1], hung=hung)
     for _ in range(50):
-        store.keep(Output(2), 2, [0, 1])
+        keep(store, Output(2), 2, [0, 1], hung=hung)
         gc.collect()
         assert store.used_bytes <= 4 * ROW
     assert [store.read(row) is not None for row in kept] == [True, True]
+
+
+def test_an_output_that_nobody_has_read_goes_as_one_and_read_rows_stay() -> None:
+    tree, _ = path()
+    store = store_of(tree, 4)
+    rows = keep(store, Output(3), 3, [0, 1, 2])
+    assert store.used_bytes == 3 * ROW
+    assert float(store.read(rows[1])[0]) == 1
+    others = keep(store, Output(3), 3, [0, 1, 2])
+    assert [store.read(row) is not None for row in rows] == [False, True, False]
+    assert [store.read(row) is not None for row in others] == [True, True, True]
+    assert store.used_bytes <= 4 * ROW
+    store.clear()
+    assert store.used_bytes == 0
+    assert not any(store.read(row) is not None for row in [*rows, *others])
 
 
 def test_the_least_recently_used_row_goes_first() -> None:

@@ -140,7 +140,8 @@ class TokenTree:
 
     def drain_released(self) -> None:
         """Let go of what dropped places held; forget tokens that nothing needs any more."""
-        self._retry()
+        if self.unfreed or self.untrimmed:
+            self._retry()
         for node in self.holds.drain():
             node.holds -= 1
             if not node.holds:

@@ -412,25 +412,30 @@ class RunsPart(Part):
     """The next row of each of some runs, and a draw from each."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
-        lengths = [row.n_tokens for row in rows]
         super().__init__(rows[0].adapter)
-        self._n_tokens = sum(lengths)
         self.runs = runs
         self._rows = rows
-        self._ends = [row.position + n for row, n in zip(rows, lengths, strict=True)]
+        self._n_tokens = 0
+        self._ends: list[int] = []  # the positions of what is drawn
         self._chain = desk.run_chains.of([run.sampler for run in runs])
         self._overlap = desk.info.overlap
         self._chain.prepare(desk.info.n_vocab)
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
-        for run in runs:
+        for run, row in zip(runs, rows, strict=True):
             run.outstanding += 1
+            n = row.n_tokens
+            self._n_tokens += n
+            self._ends.append(row.position + n)
 
     def rows(self) -> list[Row]:
         return self._rows
 
     def n_tokens(self) -> int:
         return self._n_tokens
+
+    def n_logits(self) -> int:
+        return len(self._rows)  # one of each
 
     def jobs(self) -> Iterable[Job]:
         return self.runs
@@ -591,6 +596,9 @@ class CommitPart(Part):
         return self._rows
 
     def n_tokens(self) -> int:
+        return len(self._rows)
+
+    def n_logits(self) -> int:
         return len(self._rows)
 
     def jobs(self) -> Iterable[Job]:

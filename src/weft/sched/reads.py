@@ -139,6 +139,8 @@ class PathPart(Part):
     claims: those that look again when it has landed. nodes: what it computes.
     """
 
+    hangs = True
+
     def __init__(
         self,
         owner: Job,
@@ -187,6 +189,9 @@ class PathPart(Part):
 
     def n_tokens(self) -> int:
         return len(self.tokens)
+
+    def n_logits(self) -> int:
+        return len(self.logits_at())
 
     def jobs(self) -> Iterable[Job]:
         return dict.fromkeys([self.owner, *(claim.job for claim in self.claims)])

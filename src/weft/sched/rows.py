@@ -22,19 +22,29 @@ class LogitsRow:
     `RowStore.read` gives None then. node, depth: where it hangs in the tree, if it does.
     """
 
-    __slots__ = ("__weakref__", "_array", "_index", "_output", "_ref", "depth", "node")
+    __slots__ = ("__weakref__", "_array", "_held", "_index", "_ref", "depth", "node")
 
     def __init__(self) -> None:
         self._array: Any = None
-        self._output: Output | None = None
+        self._held: _Held | None = None
         self._index = 0
         self._ref: _Entry | None = None
         self.node: Node | None = None
         self.depth = 0
 
 
-class _Entry(weakref.ref[LogitsRow]):
-    """A row's place in the order of use; its callback tells when nobody has the row any more."""
+class _Held:
+    """A step's output, for rows that nobody has read yet; None once the room was needed."""
+
+    __slots__ = ("__weakref__", "_ref", "output")
+
+    def __init__(self, output: Output) -> None:
+        self.output: Output | None = output
+        self._ref: _Entry | None = None
+
+
+class _Entry(weakref.ref[Any]):
+    """A row's place, or an output's, in the order of use; its callback tells when it is gone."""
 
     __slots__ = ("n_bytes",)
     n_bytes: int
@@ -68,31 +78,40 @@ class RowStore:
         self._gone: deque[Any] = deque()
         self._go = self._gone.append
 
-    def keep(self, output: Output, n_rows: int, indices: Sequence[int]) -> list[LogitsRow]:
-        """Return rows `indices` of a finished step's output, which has `n_rows` of them.
+    def keep(
+        self, output: Output, indices: Sequence[int], n_kept: int, n_rows: int, *, hung: bool
+    ) -> list[LogitsRow]:
+        """Return rows `indices` of a finished step's output; `shrink` is called after all of them.
 
-        They are copied at once where most of the output would be kept for a few of its rows.
+        n_kept, n_rows: how many rows of it are kept in all, and how many it has: they are copied
+        at once where most of it would be kept for a few. hung: each is to be hung on the tree, and
+        forgotten by itself; the others are forgotten together.
         """
-        rows = []
-        later = self._lasting and 2 * len(indices) >= n_rows
-        each = self._row_bytes * n_rows // max(len(indices), 1)
-        for index in indices:
-            row = LogitsRow()
-            if later:
-                row._output, row._index = output, index
-            else:
+        rows = [LogitsRow() for _ in indices]
+        if not self._lasting or 2 * n_kept < n_rows:
+            for row, index in zip(rows, indices, strict=True):
                 row._array = _frozen(output.logits(index))
-            rows.append(row)
-        self._enter_all(rows, each if later else self._row_bytes)
-        self._shrink()
+                self._enter(row, self._row_bytes)
+            return rows
+        each = self._row_bytes * n_rows // n_kept
+        held = None if hung else _Held(output)
+        for row, index in zip(rows, indices, strict=True):
+            row._index = index
+            if held is None:
+                row._held = _Held(output)
+                self._enter(row, each)
+            else:
+                row._held = held
+        if held is not None:
+            self._enter(held, each * len(rows))
         return rows
 
     def fill(self, row: LogitsRow, logits: Any) -> None:
         """Give a row its numbers: float32 [V], not to be written to any more."""
         with self._lock:
-            row._array, row._output = _frozen(logits), None
+            row._array, row._held = _frozen(logits), None
             self._enter(row, self._row_bytes)
-            self._shrink()
+            self.shrink()
 
     def own(self, logits: Any) -> LogitsRow:
         """Return a row of its holder's own numbers: never forgotten, nor counted."""
@@ -103,11 +122,16 @@ class RowStore:
     def read(self, row: LogitsRow) -> Any | None:
         """Return a row's numbers, float32 [V], read-only; None once the room was needed."""
         with self._lock:
-            output = row._output
-            if output is not None:
-                row._array, row._output = _frozen(output.logits(row._index)), None
+            held, row._held = row._held, None
+            if held is not None and held.output is not None:
+                array = row._array = _frozen(held.output.logits(row._index))
+                if id(held._ref) in self._order:
+                    self._order.move_to_end(id(held._ref))
                 self._enter(row, self._row_bytes)
-            elif row._ref is not None:
+                del held  # with its last row the output goes, before anything else has to
+                self.shrink()
+                return array
+            if row._ref is not None:
                 self._order.move_to_end(id(row._ref))
             return row._array
 
@@ -134,44 +158,40 @@ class RowStore:
         """Forget all rows."""
         self.n_clears += 1
         for entry in list(self._order.values()):
-            row = entry()
-            if row is not None:
-                self.drop(row)
+            self._forget_one(entry)
 
-    def _enter(self, row: LogitsRow, n_bytes: int) -> None:
-        """Count a row as the one used last."""
-        self._leave(row._ref)
-        self._enter_all([row], n_bytes)
+    def shrink(self) -> None:
+        """Forget what nobody holds, then the least recently used, until the budget holds."""
+        while self._gone:
+            self._leave(self._gone.popleft())
+        while self.used_bytes > self.budget_bytes and self._order:
+            self._forget_one(next(iter(self._order.values())))
 
-    def _enter_all(self, rows: Sequence[LogitsRow], n_bytes: int) -> None:
-        """Count rows that are not counted, the last one as used last; so many bytes each."""
-        order, go = self._order, self._go
-        for row in rows:
-            entry = row._ref = _Entry(row, go)
-            entry.n_bytes = n_bytes
-            order[id(entry)] = entry
-        self.used_bytes += n_bytes * len(rows)
+    def _forget_one(self, entry: _Entry) -> None:
+        counted = entry()
+        if isinstance(counted, LogitsRow):
+            self.drop(counted)
+            return
+        if counted is not None:
+            counted.output = None
+        self._leave(entry)
+
+    def _enter(self, counted: LogitsRow | _Held, n_bytes: int) -> None:
+        """Count a row, or an output, as the one used last."""
+        self._leave(counted._ref)
+        entry = counted._ref = _Entry(counted, self._go)
+        entry.n_bytes = n_bytes
+        self._order[id(entry)] = entry
+        self.used_bytes += n_bytes
 
     def _leave(self, entry: _Entry | None) -> None:
         if entry is not None and self._order.pop(id(entry), None) is not None:
             self.used_bytes -= entry.n_bytes
 
-    def _shrink(self) -> None:
-        """Forget what nobody holds, then the least recently used, until the budget holds."""
-        while self._gone:
-            self._leave(self._gone.popleft())
-        while self.used_bytes > self.budget_bytes and self._order:
-            entry = next(iter(self._order.values()))
-            row = entry()
-            if row is None:
-                self._leave(entry)
-            else:
-                self.drop(row)
-
     def drop(self, row: LogitsRow) -> None:
         """Forget a row's numbers, whoever holds it; under the lock."""
         self._leave(row._ref)
-        row._array = row._output = row._ref = None
+        row._array = row._held = row._ref = None
         node, row.node = row.node, None
         if node is not None and node.rows and node.rows.get(row.depth) is row:
             del node.rows[row.depth]

@@ -347,7 +347,7 @@ class Scheduler:
 
     def _join_chains(self) -> None:
         """Join long chains of small nodes, while no step reads them."""
-        if self.flight is None:
+        if self.flight is None and self.desk.to_join:
             places = self.desk.to_join.copy()
             self.desk.to_join.clear()
             for place in places:

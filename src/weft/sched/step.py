@@ -20,8 +20,10 @@ class Part:
 
     namespace: the adapter that its rows name. output, first_row, first_logit: where its answers
     are, once it is launched. kept: its logits rows that others may ask for, once it has landed.
-    error: what went wrong with this part alone.
+    error: what went wrong with this part alone. hangs: the rows kept are hung on the tree.
     """
+
+    hangs = False
 
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
@@ -38,6 +40,10 @@ class Part:
 
     def n_tokens(self) -> int:
         """Return how many tokens its rows run."""
+        raise NotImplementedError
+
+    def n_logits(self) -> int:
+        """Return how many logits rows they ask for."""
         raise NotImplementedError
 
     def jobs(self) -> Iterable[Job]:
@@ -86,7 +92,7 @@ class Call:
             part.first_row, part.first_logit = len(rows), self.n_logits
             own = part.rows()
             rows += own
-            self.n_logits += sum(len(row.logits_at) for row in own)
+            self.n_logits += part.n_logits()
         self.output = engine.forward(rows)
         for part in self.parts:
             part.output, part.launched = self.output, True
@@ -102,10 +108,13 @@ class Call:
     def keep(self, store: RowStore) -> None:
         """Keep the logits rows that somebody may ask for."""
         assert self.output is not None
-        spans = [range(p.first_logit, p.first_logit + p.n_kept()) for p in self.parts]
-        kept = iter(store.keep(self.output, self.n_logits, [i for span in spans for i in span]))
-        for part, span in zip(self.parts, spans, strict=True):
-            part.kept = [next(kept) for _ in span]
+        n_kept = sum(part.n_kept() for part in self.parts)
+        for part in self.parts:
+            if part.n_kept():
+                span = range(part.first_logit, part.first_logit + part.n_kept())
+                part.kept = store.keep(self.output, span, n_kept, self.n_logits, hung=part.hangs)
+        if n_kept:
+            store.shrink()
 
 
 class Step:
