@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -36,6 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector pass over the modules and the tests themselves: they stay to the end.
+
+    Many tests ask it whether something is really gone, and it would look at all of that each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _why_not(marker: str) -> str:

@@ -17,7 +17,7 @@ from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftErro
 from ..kv.cursor import Place
 from ..sampling.bridge import draw_at, draw_batch, join_scores
 from ..sampling.chain import BROKEN, Chain
-from .lines import Line
+from .lines import LAST, Line
 from .reads import Claim, Need
 from .rows import LogitsRow
 from .step import Part
@@ -281,11 +281,14 @@ class RunJob(Job):
 
     def accept(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
         """Note a drawn token and end the members that are done with it."""
-        matcher = self.sampler.matcher
+        sampler = self.sampler
+        matcher = sampler.matcher
         if token >= 0:
-            if token not in self.stops:
-                self.sampler.accept(token)
+            if sampler.needs_host and token not in self.stops:
+                sampler.accept(token)
             self._take(token, logprob, entropy, desk)
+            if matcher is None:
+                return
         elif matcher is None or token == BROKEN or not matcher.must_end:
             desk.fail(self, self._cannot_go_on(token))
             return
@@ -424,7 +427,8 @@ class RunsPart(Part):
         self._result: DrawResult | None = None
         for run, row in zip(runs, rows, strict=True):
             run.outstanding += 1
-            n = row.n_tokens
+            # Of one token, mostly; hidden engines run the whole path.
+            n = 1 if row.logits_at is LAST else row.n_tokens
             self._n_tokens += n
             self._ends.append(row.position + n)
 
@@ -457,7 +461,9 @@ class RunsPart(Part):
         figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
         each = zip(self.runs, *figures, strict=True)
         for number, (run, token, logprob, entropy) in enumerate(each):
-            self._landed(run)
+            run.outstanding -= 1
+            if run.late is not None:
+                self._landed(run)
             try:
                 if run.error is not None:
                     desk.fail(run, run.error)
@@ -472,12 +478,12 @@ class RunsPart(Part):
                 desk.fault(run, error)
 
     def _landed(self, run: RunJob) -> None:
-        run.outstanding -= 1
         if run.late is not None and run.late.draws is self._draws:
             run.late = None
 
     def discard(self, desk: Desk) -> None:
         for run in self.runs:
+            run.outstanding -= 1
             self._landed(run)
 
 

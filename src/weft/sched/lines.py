@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .jobs import Job
 
 _log = logging.getLogger(__name__)
+LAST = (0,)  # the logits of a row of one token
 
 
 class Line:
@@ -94,7 +95,8 @@ class Line:
     ) -> Row:
         """Return the engine's row that runs `tokens` after the line's first `n_before` own ones.
 
-        scored: counted from the row's first token. The same object every step, while it can be.
+        One token, unless some of them are scored (counted from the row's first one). The same
+        object every step, while it can be.
         """
         tail = self.tail
         if tail is None:
@@ -106,7 +108,7 @@ class Line:
             self._epoch = tree.epoch
         row.tokens = tokens
         row.position = tail.cursor.depth + tail.fragment.length
-        row.logits_at = (row.n_tokens - 1,)
+        row.logits_at = LAST if not scored else (row.n_tokens - 1,)
         row.scores = scored
         return row
 
