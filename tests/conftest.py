@@ -39,8 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
-    """Let the collector pass over the modules and the tests themselves: they stay to the end.
+@pytest.fixture(scope="module", autouse=True)
+def _young() -> None:
+    """Let the collector pass over what is there already: libraries, the tests themselves.
 
     Many tests ask it whether something is really gone, and it would look at all of that each time.
     """

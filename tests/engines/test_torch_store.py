@@ -56,7 +56,10 @@ def _allocated(engine: TorchEngine) -> int:
     memory = engine.fragments
     slots = [b.slots for b in memory._banks.values()]
     slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, store.Block)}.values()
-    return sum(t.untyped_storage().nbytes() for s in slots for t in (*s.keys, *s.values))
+    own = [t.untyped_storage() for s in slots for t in (*s.keys, *s.values)]
+    if memory.alone is not None:
+        own += [t.untyped_storage() for t in (*memory.alone._keys, *memory.alone._values)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in own}.values())
 
 
 _ALL: list[Any] = []
@@ -241,13 +244,13 @@ def test_a_step_with_the_same_rows_reuses_its_plan(engine: TorchEngine, model: A
     base = _grow(engine, IDS[:10])
     path = (Span(base, 10),)
     rows = [Row(path, [20 + i], 10, engine.fragments.new(base), (0,)) for i in range(4)]
-    plans = set()
+    plans: dict[int, Any] = {}
     for step in range(70):
         for i, row in enumerate(rows):
             row.tokens, row.position = [20 + i + step], 10 + step
         output = engine.forward(rows)
-        plans.add(id(engine.fragments.plan))
-    assert len(plans) == 2  # one a width class
+        plans[id(engine.fragments.plan)] = engine.fragments.plan  # kept: ids are not used again
+    assert len(plans) == 3  # one a buffer: 32, 64 and 96 slots
     for i in range(4):
         assert _error(output, i, model, [*IDS[:10], *range(20 + i, 90 + i)]) < 1e-4
 
@@ -349,3 +352,85 @@ def test_exported_kv_of_another_model_is_refused(engine: TorchEngine) -> None:
 def test_an_empty_fragment_survives_export(engine: TorchEngine) -> None:
     data = engine.fragments.export(engine.fragments.new(None))
     assert engine.fragments.load(data, None).length == 0
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return build("llama")
+
+
+@pytest.fixture
+def plain(llama: Any) -> TorchEngine:
+    """An engine all of whose layers see every key."""
+    return TorchEngine.adopt(llama)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str, seed: int) -> None:
+    """Its path is copied into one piece, which must follow trims, other steps and settling."""
+    model = build(name)
+    engine, rng = TorchEngine.adopt(model), random.Random(seed)
+    store = engine.fragments
+    base = _grow(engine, IDS[:10])
+    path, ids = (Span(base, 10),), list(IDS[:10])
+    tail, other = store.new(base), store.new(base)
+    used = 0
+    for _ in range(100):
+        row = Row(path, [rng.randrange(40)], len(ids), tail, (0,))
+        ids.append(row.tokens[0])
+        rows = [row]
+        if rng.random() < 0.1:
+            rows.append(Row(path, [7], 10 + other.length, other))
+        output = engine.forward(rows)
+        used += store.alone is not None
+        assert _error(output, 0, model, ids) < 1e-4
+        if rng.random() < 0.1:
+            n = rng.randrange(tail.length + 1)
+            store.trim(tail, n)
+            del ids[10 + n :]
+        if rng.random() < 0.05:
+            store.settle(tail)
+            assert store.alone is None
+        if rng.random() < 0.05:  # several tokens at once
+            more = [rng.randrange(40) for _ in range(3)]
+            engine.forward([Row(path, more, len(ids), tail)])
+            ids += more
+    assert used > 50
+    assert store.usage().bytes >= engine.info.kv_bytes_per_token * store.usage().slots
+
+
+def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
+    plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LONG", 100)
+    engine, model = plain, llama
+    ids = [i % 40 for i in range(180)]
+    tail = _grow(engine, ids)
+    for step in range(70):  # beyond the room of the first piece
+        row = Row((), [step % 40], len(ids), tail, (0,))
+        ids.append(step % 40)
+        output = engine.forward([row])
+        assert (engine.fragments.alone is not None) == (step > 0)
+        assert _error(output, 0, model, ids) < 1e-4
+
+
+def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
+    plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, model = plain, llama
+    ids = list(IDS[:10])
+    tail = _grow(engine, ids)
+
+    def step(token: int) -> Any:
+        return engine.forward([Row((), [token], len(ids), tail, (0,))])
+
+    for token in (5, 6, 7):
+        step(token)
+        ids.append(token)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._head, "logits", lambda hidden: 1 / 0)
+        with pytest.raises(ForwardError):
+            step(9)
+    output = step(8)
+    assert _error(output, 0, model, [*ids, 8]) < 1e-4

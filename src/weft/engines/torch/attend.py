@@ -47,7 +47,7 @@ def attend(
     Returns:
         Output [B, K, Q, Dv] and log-sum-exp float32 [B, K, Q]; a dead query has zeros and -inf.
     """
-    if _is_fused(q, v, spec):
+    if is_fused(q, v, spec):
         return _fused(q, k, v, spec.scale, mask)
     return plain(q, k, v, spec, mask)
 
@@ -81,7 +81,7 @@ def attend_causal(
     """
     n_rows, n_heads, n, _ = q.shape
     group = n_heads // k.shape[1]
-    if bands is None and _is_fused(q, v, spec):
+    if bands is None and is_fused(q, v, spec):
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -144,7 +144,8 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype))
 
 
-def _is_fused(q: Tensor, v: Tensor, spec: Spec) -> bool:
+def is_fused(q: Tensor, v: Tensor, spec: Spec) -> bool:
+    """Whether `attend` has one operation for it here."""
     return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
 
 

@@ -20,6 +20,7 @@ from ...errors import (
 )
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
+from .alone import Alone
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
 from .loading import config_of, context_of, fingerprint_of, load_model, resolve_device
@@ -133,8 +134,8 @@ class TorchEngine(Engine):
         """Run all rows as one packed sequence; see Engine.forward."""
         tokens = [self._tokens_of(row) for row in rows]
         try:
-            plan = plan_step(rows, self.fragments)
-            step, hidden = self._run(plan, rows, tokens)
+            plan, alone = plan_step(rows, self.fragments), self.fragments.alone_for(rows)
+            step, hidden = self._run(plan, rows, tokens, alone)
             logits = self._logits(plan, rows, hidden)
             scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
             if plan.chunks:
@@ -146,6 +147,8 @@ class TorchEngine(Engine):
         for row in rows:
             if isinstance(row.dest, KV):
                 self.fragments.grew(row.dest, row.n_tokens)
+        if alone is not None:
+            alone.n += 1
         return TorchOutput(logits, scores)
 
     @torch.inference_mode()
@@ -255,7 +258,11 @@ class TorchEngine(Engine):
         return row.tokens
 
     def _run(
-        self, plan: Plan, rows: Sequence[Row], tokens: list[Sequence[int]]
+        self,
+        plan: Plan,
+        rows: Sequence[Row],
+        tokens: list[Sequence[int]],
+        alone: Alone | None = None,
     ) -> tuple[StepAttention, Tensor]:
         self._lora.use(rows[0].adapter if rows else None)
         ids: list[int] = []
@@ -264,7 +271,7 @@ class TorchEngine(Engine):
             ids += tokens[i]
             positions += range(rows[i].position, rows[i].position + len(tokens[i]))
         packed = torch.tensor([ids, positions], device=self._device)
-        step = self._call.step = StepAttention(plan, positions, self._device)
+        step = self._call.step = StepAttention(plan, positions, self._device, alone)
         try:
             return step, self._head.hidden(packed[:1], packed[1:])
         finally:

@@ -11,7 +11,7 @@ has bank lanes only fits the next step too, if that has the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ class Plan:
     """How one set of rows is packed.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    arrange: finds the spans; not asked where a row steps alone.
     """
 
     rows: list[tuple[tuple[Span, ...], KV | None]]
@@ -52,7 +53,15 @@ class Plan:
     starts: list[int]
     banks: list[BankLane] = field(default_factory=list)
     chunks: list[ChunkLane] = field(default_factory=list)
-    spans: list[Part | Bundle] = field(default_factory=list)
+    arrange: Callable[[], list[Part | Bundle]] = list
+    _spans: list[Part | Bundle] | None = None
+
+    @property
+    def spans(self) -> list[Part | Bundle]:
+        """The spans above the rows, and the queries below each."""
+        if self._spans is None:
+            self._spans = self.arrange()
+        return self._spans
 
     def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
         """Would planning these rows give this plan again?"""
@@ -95,7 +104,8 @@ def _build(rows: Sequence[Row], store: Store) -> Plan:
             plan.banks.append(BankLane(*store.bank_for(tails, kind[1]), tails, start, stop))
         else:
             plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
-    plan.spans = arrange(_stretches(plan, rows, dests), store)
+    stretches = _stretches(plan, rows, dests)
+    plan.arrange = lambda: arrange(stretches, store)
     return plan
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .attend import Band, Mask, Spec, apply_sinks, attend, attend_causal, bands_of
+from .alone import Alone
+from .attend import Band, Mask, Spec, apply_sinks, attend, attend_causal, bands_of, is_fused
 from .plan import BankLane, ChunkLane, Plan
 from .spans import BundleView, PartView, bias_of
 
@@ -16,8 +17,11 @@ class StepAttention:
     Inside, results are [T*g, K, Dv] for T packed tokens and g query heads of each of K KV heads.
     """
 
-    def __init__(self, plan: Plan, positions: list[int], device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, positions: list[int], device: torch.device, alone: Alone | None = None
+    ) -> None:
         self.plan = plan
+        self.alone = alone
         self.positions = positions
         self.device = device
         self.keys: dict[int, Tensor] = {}
@@ -35,6 +39,8 @@ class StepAttention:
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         """Attend one layer. query [1, H, T, D]; key, value [1, K, T, …]. Returns [1, T, H, Dv]."""
         q, k, v = query[0], key[0], value[0]
+        if self.alone is not None and _is_plain(q, v, spec):
+            return self._run_alone(self.alone, layer, q, k, v, spec)
         n_heads, n_tokens, _ = q.shape
         group = n_heads // k.shape[0]
         folded = q.unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
@@ -51,6 +57,18 @@ class StepAttention:
             .transpose(1, 2)
             .reshape(1, n_tokens, n_heads, -1)
         )
+
+    def _run_alone(
+        self, alone: Alone, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec
+    ) -> Tensor:
+        """The same for the one row of a step, whose whole path is in one piece."""
+        if self.plan.chunks:
+            self.keys[layer], self.values[layer] = k, v
+        else:
+            (lane,) = self.plan.banks
+            self._write(lane.bank.keys[layer], self._writes[0], k)
+            self._write(lane.bank.values[layer], self._writes[0], v)
+        return alone.meet(layer, q, k, v, spec)
 
     # Tokens among themselves, and with their live tails
 
@@ -200,3 +218,8 @@ class StepAttention:
             views = (s.through(window, group, self.positions, like) for s in self.plan.spans)
             self._seen[key] = [view for view in views if view is not None]
         return self._seen[key]
+
+
+def _is_plain(q: Tensor, v: Tensor, spec: Spec) -> bool:
+    """Whether a layer meets every key, by the fused product."""
+    return spec.window is None and spec.sinks is None and is_fused(q, v, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ConfigError, ModelMismatch
-from ..base import Fragment, Fragments, Usage
+from ..base import Fragment, Fragments, Row, Usage
+from .alone import Alone, is_alone
 from .bank import CROWD_BYTES, GROW_BY, Bank
 from .layout import Layout, Slots
 
@@ -54,6 +55,8 @@ class Store(Fragments):
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.plan: Plan | None = None
+        self.alone: Alone | None = None
+        self._last: tuple[object, object, int] | None = None  # a row that stepped alone
         self._banks: dict[int, Bank] = {}
         self._slots = 0
         self._block_bytes = 0
@@ -66,6 +69,7 @@ class Store(Fragments):
     @torch.inference_mode()
     def split(self, fragment: Fragment, at: int) -> KV:
         lower = _own(fragment)
+        self.alone = None
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
         if isinstance(lower.home, Bank):
@@ -83,7 +87,7 @@ class Store(Fragments):
     @torch.inference_mode()
     def join(self, upper: Fragment, lower: Fragment) -> None:
         first, second = _own(upper), _own(lower)
-        self.plan = None
+        self.plan = self.alone = None
         if not first.length:
             self._leave(first)
         elif isinstance(second.home, Block) and first.home is second.home and _touch(first, second):
@@ -99,7 +103,7 @@ class Store(Fragments):
         kv = _own(fragment)
         if not 0 <= length <= kv.length:
             raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
-        self.plan = None
+        self.plan = self.alone = None
         self._slots -= kv.length - length
         kv.length = length
         if not length:
@@ -108,6 +112,8 @@ class Store(Fragments):
     @torch.inference_mode()
     def settle(self, fragment: Fragment) -> None:
         kv = _own(fragment)
+        if self.alone is not None and self.alone.is_of(kv):
+            self.alone = None
         if isinstance(kv.home, Bank):
             self._move(kv, kv.length)
         elif isinstance(kv.home, Block):
@@ -116,6 +122,7 @@ class Store(Fragments):
     @torch.inference_mode()
     def free(self, fragment: Fragment) -> None:
         kv = _own(fragment)
+        self.alone = None
         self._slots -= kv.length
         block = kv.home
         self._leave(kv)
@@ -159,9 +166,38 @@ class Store(Fragments):
         return out
 
     def usage(self) -> Usage:
-        return Usage(self._slots, self._block_bytes + sum(b.n_bytes for b in self._banks.values()))
+        n_bytes = self._block_bytes + sum(b.n_bytes for b in self._banks.values())
+        return Usage(self._slots, n_bytes + (0 if self.alone is None else self.alone.n_bytes))
 
     # What the engine's step needs
+
+    def alone_for(self, rows: Sequence[Row]) -> Alone | None:
+        """Return the one piece of a row that steps alone, from its second such step on."""
+        last, self._last = self._last, None
+        if not is_alone(rows, self):
+            self.alone = None
+            return None
+        (row,) = rows
+        self._last = row.path, row.dest, row.position
+        if self.alone is None or not self.alone.fits(row):
+            follows = last is not None and last[0] is row.path and last[1] is row.dest
+            is_next = follows and last is not None and last[2] + 1 == row.position
+            self.alone = Alone(row, self) if is_next else None
+        return self.alone
+
+    def one_piece(
+        self, spans: list[tuple[Fragment, int]], room: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of spans one after the other, a layer each: [1, K, room, D]."""
+        slots, at = self.layout.zeros(1, room), 0
+        for fragment, length in spans:
+            kv = _own(fragment)
+            slots.copy_from(_slots_of(kv), (0, slice(at, at + length)), _where(kv, length))
+            at += length
+        return (
+            self.layout.per_layer([t.transpose(2, 3) for t in slots.keys]),
+            self.layout.per_layer([t.transpose(2, 3) for t in slots.values]),
+        )
 
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first `length` slots' keys and values, a layer each: [1, K, length, D]."""
@@ -238,6 +274,7 @@ class Store(Fragments):
         self._slots += n
 
     def clear(self) -> None:
+        self.alone = self._last = None
         """Forget everything."""
         self.plan = None
         self._banks.clear()
