@@ -11,6 +11,7 @@ from fakes import LateFake
 from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft.engines.base import Output, Row
 from weft.errors import Cancelled, ForwardError, StaleHandle, WeftError
+from weft.kv.cursor import PILE
 from weft.sched import driver as driver_module
 from weft.sched.driver import Channel
 from weft.sched.work import Extend, FinishReason, Logits, RunState
@@ -388,3 +389,17 @@ def test_work_submitted_while_an_lm_closes_is_refused(
     monkeypatch.setattr(rig.scheduler, "submit", late)
     with pytest.raises(StaleHandle, match="while this was submitted"):
         rig.submit(logits_item(rig, [1]))
+
+
+def test_places_that_are_copied_and_dropped_do_not_pile_up_without_a_step(make: MakeRig) -> None:
+    rig = make()
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    place = rig.place([1, 2, 3])
+    rig.drive(Extend(place))
+    n_steps = rig.scheduler.counters.steps
+    for i in range(3 * PILE):
+        place.fork() if i % 2 else place.at(2)
+    assert len(rig.tree.holds.released) <= PILE + 1
+    assert len(rig.tree.holds.alive) <= PILE + 8
+    assert rig.scheduler.counters.steps == n_steps
+    rig.tree.check()

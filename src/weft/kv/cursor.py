@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from .node import Node
+
+PILE = 1024  # holds that are gone and wait for a step, before somebody looks
 
 
 class Cursor(NamedTuple):
@@ -75,10 +77,11 @@ class Holds:
     """What places of one tree share: its lock, their holds, and those of places that are gone.
 
     A hold is released by a weak reference's callback that is no Python code, so neither another
-    thread nor Ctrl-C can get between; the next step drains `released`.
+    thread nor Ctrl-C can get between; the next step drains `released`, or whoever copies a place
+    when very many are there and no step runs. relieve: what does that; set by the driver.
     """
 
-    __slots__ = ("_release", "alive", "lock", "released")
+    __slots__ = ("_release", "alive", "lock", "released", "relieve")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -86,6 +89,7 @@ class Holds:
         self.alive: dict[int, Hold] = {}
         self.released: deque[weakref.ref[Place]] = deque()
         self._release = self.released.append
+        self.relieve: Callable[[], None] | None = None
 
     def take(self, place: Place, node: Node) -> Hold:
         """Hold a node for a place; the caller has the lock."""
@@ -94,6 +98,11 @@ class Holds:
         node.holds += 1
         self.alive[id(hold)] = hold
         return hold
+
+    def look(self) -> None:
+        """See that holds which are gone do not pile up; without the lock. Cost: O(1), mostly."""
+        if len(self.released) > PILE and self.relieve is not None:
+            self.relieve()
 
     def drain(self) -> Iterator[Node]:
         """Yield the nodes of places that are gone, a node a hold."""
@@ -180,6 +189,7 @@ class Place:
         """Return the place after the path's first `depth` tokens. Cost: O(nodes between)."""
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
+        self.holds.look()
         with self.holds.lock:
             place: Place = self
             while place._hold is None:
@@ -193,6 +203,7 @@ class Place:
 
     def fork(self) -> Place:
         """Return another hold on the same position. Cost: O(1)."""
+        self.holds.look()
         with self.holds.lock:
             if self._hold is None:
                 return Place(self.holds, self.namespace, self._after, self._ids)

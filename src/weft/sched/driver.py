@@ -79,6 +79,7 @@ class Driver:
         self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]
         self._loops = weakref.WeakKeyDictionary()
+        scheduler.tree.holds.relieve = relief(weakref.ref(self))
 
     # Sync -------------------------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class Driver:
             try:
                 with self.scheduler.lock:
                     self.scheduler.lines.drain()
+                    self.scheduler.tree.drain_released()
             finally:
                 self._stepping.release()
 
@@ -370,6 +372,17 @@ class Driver:
             with self._news:
                 outbox = self._loops[loop] = Outbox(self._enter)  # no other thread has this loop
         return outbox
+
+
+def relief(driver_ref: weakref.ref[Driver]) -> Callable[[], None]:
+    """Return what lets go of dropped places between steps, without keeping the driver alive."""
+
+    def relieve() -> None:
+        driver = driver_ref()
+        if driver is not None:
+            driver.try_drain()
+
+    return relieve
 
 
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
