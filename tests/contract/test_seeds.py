@@ -46,7 +46,7 @@ def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int]) -> list[list[int]
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "seeds", [range(2), pytest.param(range(2, 42), marks=pytest.mark.slow, id="many")]
+    "seeds", [range(1), pytest.param(range(1, 42), marks=pytest.mark.slow, id="many")]
 )
 def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
     make: Make, seeds: range
@@ -88,7 +88,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "seeds", [range(2), pytest.param(range(2, 22), marks=pytest.mark.slow, id="many")]
+    "seeds", [range(1), pytest.param(range(1, 22), marks=pytest.mark.slow, id="many")]
 )
 def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
     text: Tokenizer, wide_folder: Path, seeds: range

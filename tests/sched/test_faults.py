@@ -67,7 +67,7 @@ def check_work(kind: str, call: str, chance: float, n_turns: int, seed: int) -> 
 def test_a_call_that_fails_fails_what_met_it_and_nothing_else(kind: str, call: str) -> None:
     if kind == "hidden" and call not in {*ANSWERS, "any"}:
         pytest.skip("a hidden engine has no fragments")
-    check_work(kind, call, CHANCES.get(call, 0.1), 150, 3)
+    check_work(kind, call, CHANCES.get(call, 0.1), 90, 3)
 
 
 @pytest.mark.slow

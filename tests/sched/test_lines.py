@@ -65,7 +65,9 @@ def assert_path(rig: Rig, line: Line, ids: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+)
 def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: int) -> None:
     """Beside runs and extends, in little room, with failures, forks and owners that go."""
     rng = random.Random(seed)
