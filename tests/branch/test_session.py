@@ -65,7 +65,7 @@ def test_the_best_of_some_forks_is_promoted_and_the_others_end(lm) -> None:
     other = Branch.create(lm)
     session.promote(session.trunk)  # is it already
     assert not session.trunk.disposed
-    assert not other.disposed  # not of this session
+    assert not other.disposed  # one that the trunk knows nothing of
     with pytest.raises(StaleHandle):
         session.promote(root)
     with pytest.raises(ConfigError, match="another LM"):

@@ -195,6 +195,7 @@ def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert sorted(found) == list(range(6))
     for number, row in found.items():
         same(row, log_softmax(oracle([*ids, 20 + number % 3]))[-1])
 

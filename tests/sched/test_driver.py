@@ -332,6 +332,7 @@ def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
     rig.driver.start()
     while not (tickets and tickets[0].done):
         time.sleep(0.001)
+    assert tickets[0].result()[0].tolist() == logits_after([1]).tolist()
 
 
 def test_a_step_that_ends_programs_is_noted_and_the_thread_goes_on(
