@@ -17,6 +17,7 @@ import weft as package
 from weft import Loom, samples
 from weft.cli import kept as kept_module
 from weft.cli import shelf as shelf_module
+from weft.cli import terminal as terminal_module
 from weft.cli.kept import Kept
 from weft.cli.shelf import Shelf
 from weft.cli.terminal import terminal
@@ -484,18 +485,42 @@ def test_a_session_is_a_terminal(command_environment) -> None:
 
 
 @posix
-def test_a_session_outside_of_the_container_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_outside_of_the_container_is_what_it_was_entered_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader cannot be seen there: its number is 0, for all that it started."""
+    # number: (parent, session, when it began); 7 entered the container, 3 began its own session.
+    seen = {1: (0, 1, 5), 7: (0, 0, 50), 8: (7, 0, 60), 9: (8, 0, 70), 3: (1, 3, 6), 4: (3, 0, 7)}
+    rest = " ".join("0" * 15)
+
+    def read(file: Path) -> str:
+        number = int(file.parts[2]) if file.parts[2].isdecimal() else None
+        if number not in seen:
+            return ""
+        parent, session, began = seen[number]
+        return f"{number} (a ) b) S {parent} 0 {session} {rest} {began} 0"
+
+    def mark(process: int) -> str:
+        monkeypatch.setattr(os, "getpid", lambda: process)
+        return terminal()
+
     monkeypatch.setattr(os, "getsid", lambda pid: 0)
-    assert terminal() == ""
+    monkeypatch.setattr(terminal_module, "_read", read)
+    before = mark(7)
+    assert mark(9) == mark(8) == before != ""
+    assert mark(4) not in {before, ""}
+    seen[7] = (0, 0, 51)  # the number was given again
+    assert mark(9) == mark(7) not in {before, ""}
+    monkeypatch.setattr(terminal_module, "_read", lambda file: "")  # a system that tells nothing
+    assert mark(9) == ""
 
 
 @posix
 def test_where_the_system_says_nothing_of_sessions_tabs_have_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from weft.cli import terminal as module
-
-    monkeypatch.setattr(module, "_read", lambda file: "")
+    monkeypatch.setattr(os, "getsid", lambda pid: 7)
+    monkeypatch.setattr(terminal_module, "_read", lambda file: "")
     monkeypatch.setenv("TERM_SESSION_ID", "one")
     one = terminal()
     monkeypatch.setenv("TERM_SESSION_ID", "two")

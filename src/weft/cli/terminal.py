@@ -12,7 +12,8 @@ def terminal() -> str:
 
     On Linux and macOS it is the session: every window, tab, tmux pane and login over ssh has its
     own, and what runs in one, scripts and pipelines too, has the same. A job without a terminal
-    (cron, a service, a step of CI) has one for its own length. On Windows it is the console.
+    (cron, a service, a step of CI) has one for its own length; so has what a container was
+    entered with, whose session is outside of it. On Windows it is the console.
     """
     marks = _console() if os.name == "nt" else _session()
     if not marks:
@@ -22,16 +23,35 @@ def terminal() -> str:
 
 def _session() -> list[str]:
     try:
-        leader = os.getsid(0)
+        leader = os.getsid(0) or _first_inside()
     except OSError:
         return []
-    if leader <= 0:  # it is outside of our container
+    if leader <= 0:
         return []
     # A number is given again some day; when the leader began is not. macOS has no /proc: its
     # terminals name their tabs instead.
-    began = _read(Path(f"/proc/{leader}/stat")).rpartition(")")[2].split()[19:20]
+    began = _status(leader)[_BEGAN:][:1]
     boot = _read(Path("/proc/sys/kernel/random/boot_id")).strip()
     return [str(leader), *began, boot or os.environ.get("TERM_SESSION_ID", "")]
+
+
+def _first_inside() -> int:
+    """Return the first process of a session whose leader is outside of our container."""
+    process = os.getpid()
+    while status := _status(process):
+        parent = int(status[_PARENT])
+        if _status(parent)[_SESSION:][:1] != ["0"]:
+            return process
+        process = parent
+    return 0
+
+
+# Where /proc/PID/stat says it, counted from behind the name.
+_PARENT, _SESSION, _BEGAN = 1, 3, 19
+
+
+def _status(process: int) -> list[str]:
+    return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
 
 
 def _console() -> list[str]:
