@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .refuse import refuse_config
+from .surgery import lay_by_column
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +69,7 @@ def load_model(
     if progress is not None:
         progress("load", 0, 1, str(folder))
     model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
+    lay_by_column(model)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:

@@ -27,6 +27,24 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, memo).eval()
 
 
+@torch.inference_mode(False)
+def lay_by_column(model: PreTrainedModel) -> None:
+    """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
+
+    The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
+    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. A weight
+    that is an embedding too stays, as its rows are looked up.
+    """
+    modules = list(model.modules())
+    looked_up = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    for module in modules:
+        if not isinstance(module, nn.Linear) or id(module.weight) in looked_up:
+            continue
+        weight = module.weight
+        if weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():
+            weight.data = weight.data.t().contiguous().t()
+
+
 class Head(nn.Module):
     """The part of a causal LM after its base model: final scaling, soft-caps and all.
 
