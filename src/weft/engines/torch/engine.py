@@ -16,11 +16,13 @@ from ...errors import (
     EngineError,
     ForwardError,
     ModelLoadError,
+    Unsupported,
     WeftError,
 )
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
 from .alone import Alone
+from .fused import FusedDecoder
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
 from .loading import config_of, context_of, fingerprint_of, load_model, resolve_device
@@ -52,6 +54,7 @@ class TorchEngine(Engine):
     info: EngineInfo
     fragments: Store
     model: PreTrainedModel
+    _now: Head | FusedDecoder  # what the forward under way runs
 
     def __init__(self, model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`."""
@@ -180,7 +183,7 @@ class TorchEngine(Engine):
         if not self._closed:
             self._closed = True
             self.fragments.clear()
-            del self._head, self.model, self._modules, self._lora
+            del self._head, self._fused, self._now, self.model, self._modules, self._lora
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
@@ -207,7 +210,7 @@ class TorchEngine(Engine):
         try:
             own = model(input_ids=paths.to(self._device), use_cache=False).logits.float().cpu()
             model.set_attn_implementation(NAME)
-            self._head = Head(model)
+            self._head = self._now = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
@@ -236,7 +239,14 @@ class TorchEngine(Engine):
             n_embd=n_embd,
             extra=extra,
         )
-        check_tree(self, own)
+        self._fused = FusedDecoder.of(model, probe.specs, self._call)
+        try:
+            check_tree(self, own)
+        except Unsupported:
+            if self._fused is None:
+                raise
+            self._fused = None  # its own code does something else by now
+            check_tree(self, own)
 
     # One forward
 
@@ -264,7 +274,9 @@ class TorchEngine(Engine):
         tokens: list[Sequence[int]],
         alone: Alone | None = None,
     ) -> tuple[StepAttention, Tensor]:
-        self._lora.use(rows[0].adapter if rows else None)
+        adapter = rows[0].adapter if rows else None
+        self._lora.use(adapter)  # it is added by hooks on modules
+        self._now = self._fused if self._fused is not None and adapter is None else self._head
         ids: list[int] = []
         positions: list[int] = []
         for i in plan.order:
@@ -273,7 +285,7 @@ class TorchEngine(Engine):
         packed = torch.tensor([ids, positions], device=self._device)
         step = self._call.step = StepAttention(plan, positions, self._device, alone)
         try:
-            return step, self._head.hidden(packed[:1], packed[1:])
+            return step, self._now.hidden(packed[:1], packed[1:])
         finally:
             self._call.step = None
 
@@ -283,7 +295,7 @@ class TorchEngine(Engine):
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
             hidden = hidden[torch.tensor(at, device=self._device)]
-        return self._head.logits(hidden)
+        return self._now.logits(hidden)
 
     def _scores(self, row: Row, start: int, hidden: Tensor) -> list[Score]:
         chunk = max(1, _SCORE_NUMBERS // self.info.n_vocab)
@@ -294,7 +306,7 @@ class TorchEngine(Engine):
             for first in range(0, len(targets), chunk):
                 some = targets[first : first + chunk]
                 at = start + span.start + first
-                logits = self._head.logits(hidden[at : at + len(some)]).float().cpu().numpy()
+                logits = self._now.logits(hidden[at : at + len(some)]).float().cpu().numpy()
                 pieces.append(metrics.score(logits, some, span.top))
             answers.append(_joined(pieces))
         return answers

@@ -47,18 +47,18 @@ class Seat:
 
 
 class Probe:
-    """What one plain forward teaches: attention modules in call order, KV shapes, windows."""
+    """What one plain forward teaches: attention modules in call order, how they attend, shapes."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.shapes: list[LayerShape] = []
-        self.windows: list[int | None] = []
+        self.specs: list[Spec] = []
         self.masks: list[Any] = []
         self.is_causal = True
 
-    def see(self, module: nn.Module, key: Tensor, value: Tensor, window: int | None) -> None:
+    def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: Spec) -> None:
         self.modules.append(module)
-        self.windows.append(window)
+        self.specs.append(spec)
         self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False
         self.shapes.append(
             LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, value.dtype)
@@ -123,7 +123,7 @@ def attention(
     if seat.call.step is not None:
         return seat.call.step.run(seat.layer, query, key, value, spec), None
     if seat.call.probe is not None:
-        seat.call.probe.see(module, key, value, spec.window)
+        seat.call.probe.see(module, key, value, spec)
     out, _lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
     return out.transpose(1, 2), None
 

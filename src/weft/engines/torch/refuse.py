@@ -73,11 +73,11 @@ def refuse_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
     if not probe.is_causal:
         raise _unsupported(name, "its attention looks at later tokens (encoder-only model)")
     kinds = list(getattr(text, "layer_types", None) or [])
-    if len(kinds) == len(probe.windows) and getattr(text, "sliding_window", None):
-        for layer, (kind, window) in enumerate(zip(kinds, probe.windows, strict=True)):
-            if kind == "sliding_attention" and window is None:
+    if len(kinds) == len(probe.specs) and getattr(text, "sliding_window", None):
+        for layer, (kind, spec) in enumerate(zip(kinds, probe.specs, strict=True)):
+            if kind == "sliding_attention" and spec.window is None:
                 raise _unsupported(name, f"layer {layer} does not tell the hook its sliding window")
-    told = any(w is not None and w < n_ctx for w in probe.windows)
+    told = any(s.window is not None and s.window < n_ctx for s in probe.specs)
     if not told and probe.narrowest_mask((n_ctx - 1,)) is not None:
         raise _unsupported(
             name, "its mask hides earlier tokens in a way the hook is not told (chunked attention)"

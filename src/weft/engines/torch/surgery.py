@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ...errors import Unsupported
+from .fused import SIBLINGS
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -32,17 +34,31 @@ def lay_by_column(model: PreTrainedModel) -> None:
     """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
 
     The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
-    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. A weight
-    that is an embedding too stays, as its rows are looked up.
+    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. Layers
+    of one input lie side by side, in one piece. A weight that is an embedding too stays, as its
+    rows are looked up.
     """
     modules = list(model.modules())
-    looked_up = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     for module in modules:
-        if not isinstance(module, nn.Linear) or id(module.weight) in looked_up:
-            continue
-        weight = module.weight
-        if weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():
-            weight.data = weight.data.t().contiguous().t()
+        children = dict(module.named_children())
+        siblings = [[children.get(name) for name in names] for names in SIBLINGS]
+        for layers in [*siblings, *([child] for child in children.values())]:
+            weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
+            if len(weights) == len(layers) and not any(id(weight) in seen for weight in weights):
+                seen.update(map(id, weights))
+                _lay_together(weights)
+
+
+def _lay_together(weights: Sequence[Tensor]) -> None:
+    """Let weights [out, in] of one `in` be parts of one piece that holds column after column."""
+    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
+        return
+    if len({weight.shape[1] for weight in weights}) > 1:
+        return
+    whole = torch.cat([weight.data.t() for weight in weights], 1).t()
+    for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):
+        weight.data = part
 
 
 class Head(nn.Module):
