@@ -64,12 +64,14 @@ class LM:
         n_batch: int | None = None,
         n_seq_max: int | None = None,
         kv_bytes: int | None = None,
+        offload_bytes: int | None = None,
         row_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
         """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
 
-        row_bytes: of logits rows that are kept, over all faces.
+        offload_bytes: of the host, for KV beyond that. row_bytes: of logits rows that are kept,
+        over all faces.
         """
         self.engine = engine
         self.text = text
@@ -81,6 +83,7 @@ class LM:
             engine.fragments,
             capacity=capacity_of(kv_bytes, engine.info),
             max_paths=least(n_seq_max, engine.info),
+            host_capacity=host_capacity_of(offload_bytes, engine.info),
         )
         self.scheduler = Scheduler(
             engine,
@@ -438,6 +441,23 @@ def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
         raise ConfigError(
             f"kv_budget of {kv_bytes} bytes holds not one token of {info.kv_bytes_per_token} bytes",
             hint='give more, or "auto"',
+        )
+    return capacity
+
+
+def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
+    """Return how many slots the host may keep for the engine."""
+    if offload_bytes is None:
+        return 0
+    if info.kv == "hidden":
+        raise Unsupported(
+            f"the {info.name} engine keeps its KV to itself, so offload has no effect; leave it out"
+        )
+    capacity = offload_bytes // info.kv_bytes_per_token
+    if capacity < 1:
+        raise ConfigError(
+            f"offload of {offload_bytes} bytes holds not one token of {info.kv_bytes_per_token}"
+            " bytes; give more, or leave it out"
         )
     return capacity
 
