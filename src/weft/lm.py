@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from .adapters import Adapters
 from .chat import ChatPrompt
+from .checks import whole_number
 from .constraints import json_schema_to_grammar
 from .constraints.compiler import Compiler
 from .embedding import Pooling, embed
@@ -89,7 +90,7 @@ class LM:
             engine,
             self.tree,
             n_ctx=self.n_ctx,
-            n_batch=at_least_one("n_batch", N_BATCH if n_batch is None else n_batch),
+            n_batch=whole_number("n_batch", N_BATCH if n_batch is None else n_batch, 1),
             row_cache_bytes=ROW_CACHE_BYTES if row_bytes is None else row_bytes,
         )
         self.driver = Driver(self.scheduler)
@@ -425,7 +426,7 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     """Return the context length to use."""
     if n_ctx is None:
         return info.n_positions
-    if at_least_one("n_ctx", n_ctx) > info.n_positions:
+    if whole_number("n_ctx", n_ctx, 1) > info.n_positions:
         raise ConfigError(
             f"n_ctx is {n_ctx}, but {info.model} has {info.n_positions} positions; use at most that"
         )
@@ -462,17 +463,10 @@ def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
     return capacity
 
 
-def at_least_one(name: str, value: int) -> int:
-    """Return a count, or refuse it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from 1 on")
-    return value
-
-
 def least(n_seq_max: int | None, info: EngineInfo) -> int | None:
     """Return the smaller limit of resident paths; None for none."""
     if n_seq_max is not None:
-        at_least_one("n_seq_max", n_seq_max)
+        whole_number("n_seq_max", n_seq_max, 1)
         if info.kv == "hidden":
             raise Unsupported(
                 f"the {info.name} engine keeps its KV to itself, so n_seq_max has no effect;"

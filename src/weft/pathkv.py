@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from . import files
 from .adapters import name_of
+from .checks import whole_number
 from .errors import ConfigError, FormatError, KVFull, ModelMismatch, Unsupported
 from .kv.cursor import Cursor, Place
 from .kv.parts import is_evictable
@@ -60,10 +61,7 @@ class PathKV:
         Raises: ConfigError for a length that is not on the path.
         """
         place = self._place(path)
-        if isinstance(length, bool) or not isinstance(length, int):
-            raise ConfigError(f"length is {length!r}; allowed is a whole number of tokens")
-        if not 0 <= length <= place.depth:
-            raise ConfigError(f"length is {length}; allowed on this path are 0 to {place.depth}")
+        length = whole_number("length", length, 0, place.depth)
         return self._lm.driver.exclusive(lambda: self._trim(place, length))
 
     def to_bytes(self, path: Path) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow
 from ..kv.cursor import Place
 from ..lm import LM
@@ -19,7 +20,6 @@ from .base import (
     AbstractAsyncLM,
     Contexts,
     TopRows,
-    checked_count,
     checked_ids,
     joined,
     known_token_class,
@@ -69,11 +69,11 @@ class AsyncLM(AbstractAsyncLM):
             raise ConfigError(f"AsyncLM is of an LM, not {type(lm).__name__}; see weft.load")
         super().__init__(lm.tokenizer)
         self.lm = lm
-        self.batch_size = None if batch_size is None else checked_count("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.strict = strict
         self._as_torch = True if as_torch is None and lm.info.name == "torch" else as_torch
         self._device = lm.info.device if on_device else None
-        self._exact = ExactRows(lm, checked_count("strict_bytes", strict_bytes, 0))
+        self._exact = ExactRows(lm, whole_number("strict_bytes", strict_bytes, 0))
         self._waiting: weakref.WeakSet[Ticket] = weakref.WeakSet()
         self._gates: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
         self._gates = weakref.WeakKeyDictionary()
@@ -317,7 +317,7 @@ class AsyncLM(AbstractAsyncLM):
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _checked_top(self, k: int) -> int:
-        if checked_count("k", k, 1) > self.lm.info.n_vocab:
+        if whole_number("k", k, 1) > self.lm.info.n_vocab:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return k
 

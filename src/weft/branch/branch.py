@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from ..checks import whole_number
 from ..errors import ConfigError, HasChildren
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
@@ -191,9 +192,7 @@ class Branch(Tunable):
         Cost: O(accepted tokens).
         """
         self._refuse_ahead("rewind")
-        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= self.position:
-            raise ConfigError(f"n is {n!r}; allowed is a whole number from 0 to {self.position}")
-        if n == 0:
+        if whole_number("n", n, 0, self.position) == 0:
             return
         position = self.position - n
         last = self.accepted_by(position)
@@ -329,11 +328,7 @@ class Branch(Tunable):
         return f"<Branch {self.number} {state}>"
 
     def _on_path(self, name: str, position: int) -> int:
-        if isinstance(position, bool) or not isinstance(position, int):
-            raise ConfigError(f"{name} is {position!r}; allowed is a whole number")
-        if not 0 <= position <= self.position:
-            raise ConfigError(f"{name} is {position}; allowed is 0 to {self.position}")
-        return position
+        return whole_number(name, position, 0, self.position)
 
     def _refuse_ahead(self, call: str) -> None:
         self.alive()

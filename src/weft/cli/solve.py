@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.live import Live
 
 from .. import samples
+from ..checks import whole_number
 from ..errors import ConfigError, FormatError
 from ..search.strategies import STRATEGIES, Strategy
 from . import advice, objects, options
@@ -160,8 +161,8 @@ def search(
     progress: Callable[[Level], object] | None = None,
 ) -> SearchResult:
     """Run a search below a loom's root."""
-    if (n := chosen.get("n")) is not None and n < 1:
-        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+    if (n := chosen.get("n")) is not None:
+        whole_number("-n", n, 1)
     return strategy.run(lm, loom, progress=progress, **chosen)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..results import Distribution, TextScore, TokenProb
 from ..sampling.metrics import log_softmax
@@ -32,8 +33,7 @@ def at_end(node: Node) -> Place:
 
 def next_item(node: Node, top: int) -> Extend:
     """Return the work item of `next`."""
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise ConfigError(f"top is {top!r}; allowed is a whole number from 1")
+    whole_number("top", top, 1)
     place = at_end(node)
     return Extend(place, (), (Logits(place.depth),))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, cast
 
+from ..checks import whole_number
 from ..errors import ConfigError, TreeError
 from ..sched.driver import deferred_interrupt
 from . import walk
@@ -57,8 +58,7 @@ def replace(node: Node, given: Sequence[int]) -> None:
 @deferred_interrupt()
 def clip(node: Node, limit: int) -> None:
     """Keep the first `limit` tokens; negative counts from the end and stops at none."""
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise ConfigError(f"the token limit is {limit!r}; allowed is a whole number")
+    limit = whole_number("the token limit", limit)
     length = len(node._tokens)
     keep = max(0, length + limit) if limit < 0 else limit
     if length <= keep:

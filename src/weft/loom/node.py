@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
+from ..checks import whole_number
 from ..errors import ConfigError, TreeError
 from . import constrained, edit, walk
 from .home import Home
@@ -241,11 +242,11 @@ class Node:
 
     def get_prefix_tokens(self, exclude: int = 0) -> list[int]:
         """Return the token ids from the root to here, less those of the first `exclude` nodes."""
-        return [token for node in walk.path(self)[_whole(exclude) :] for token in node._tokens]
+        return [token for node in self._from(exclude) for token in node._tokens]
 
     def get_prefix_text(self, exclude: int = 0) -> str:
         """Return the text from the root to here; a character split over nodes is whole in it."""
-        nodes = walk.path(self)[_whole(exclude) :]
+        nodes = self._from(exclude)
         if self._home.lm is None:
             return "".join(node.text for node in nodes)
         ids = [token for node in nodes for token in node._tokens]
@@ -253,7 +254,11 @@ class Node:
 
     def get_display_text(self, exclude: int = 0) -> str:
         """Return the `display_text()` of all nodes from the root to here, joined."""
-        return "".join(node.display_text() for node in walk.path(self)[_whole(exclude) :])
+        return "".join(node.display_text() for node in self._from(exclude))
+
+    def _from(self, exclude: int) -> list[Heddle]:
+        """Return the path from the root to here without its first nodes."""
+        return walk.path(self)[whole_number("exclude", exclude, 0) :]
 
     def crown(self) -> str:
         """Return the text below the root, down to here."""
@@ -276,7 +281,7 @@ class Node:
 
     def trim(self, token_trim: int) -> Self:
         """Take the last `token_trim` tokens away, as `clip` does; 0 takes none."""
-        if _whole(token_trim):
+        if whole_number("token_trim", token_trim, 0):
             edit.clip(self, -token_trim)
         return self
 
@@ -343,9 +348,3 @@ def _number(name: str, value: float) -> float:
     except (TypeError, ValueError):
         pass
     raise ConfigError(f"{name} is {value!r}; allowed is a number, or None")
-
-
-def _whole(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"got {value!r}; allowed is a whole number, 0 or more")
-    return value

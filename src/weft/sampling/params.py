@@ -7,9 +7,10 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypedDict
 
+from ..checks import whole_number
 from ..constraints import as_constraint, from_dict
 from ..errors import ConfigError
 
@@ -137,11 +138,11 @@ class SamplingParams:
         temperature_first: bool = False,
     ) -> None:
         checked = {
-            "n": _whole("n", n, 1, MAX_N),
-            "max_tokens": _whole("max_tokens", max_tokens, 1),
+            "n": whole_number("n", n, 1, MAX_N),
+            "max_tokens": whole_number("max_tokens", max_tokens, 1),
             "temperature": _number("temperature", temperature, low=0.0),
             "top_p": _number("top_p", top_p, low=0.0, high=1.0, open_low=True),
-            "top_k": _whole("top_k", top_k, 0, 2**31 - 1),
+            "top_k": whole_number("top_k", top_k, 0, 2**31 - 1),
             "min_p": _number("min_p", min_p, low=0.0, high=1.0),
             "typical_p": _number("typical_p", typical_p, low=0.0, high=1.0, open_low=True),
             "repetition_penalty": _number(
@@ -150,11 +151,13 @@ class SamplingParams:
             "presence_penalty": _number("presence_penalty", presence_penalty),
             "frequency_penalty": _number("frequency_penalty", frequency_penalty),
             "penalty_last_n": (
-                None if penalty_last_n is None else _whole("penalty_last_n", penalty_last_n, 1)
+                None
+                if penalty_last_n is None
+                else whole_number("penalty_last_n", penalty_last_n, 1)
             ),
             "logit_bias": _biases(logit_bias),
             "stop": _stops(stop),
-            "seed": None if seed is None else _whole("seed", seed, 0, 2**64 - 1),
+            "seed": None if seed is None else whole_number("seed", seed, 0, 2**64 - 1),
             "constraint": None if constraint is None else as_constraint(constraint),
             "temperature_first": _flag("temperature_first", temperature_first),
             "draw_rule": DRAW_RULE,
@@ -226,7 +229,7 @@ class SamplingParams:
         rule = data.get("draw_rule", 1)  # the first did not say so
         given = {name: value for name, value in data.items() if name != "draw_rule"}
         made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
-        object.__setattr__(made, "draw_rule", _whole("draw_rule", rule, 1))
+        object.__setattr__(made, "draw_rule", whole_number("draw_rule", rule, 1))
         return made
 
     def __repr__(self) -> str:
@@ -249,16 +252,6 @@ def _unknown(name: str) -> ConfigError:
         meant = f"Did you mean {close[0]}? " if close else ""
         message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(_NAMES)}"
     return ConfigError(message, hint=message)
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    allowed = f"a whole number >= {low}" if high is None else f"a whole number from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    whole = int(value)
-    if whole < low or (high is not None and whole > high):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    return whole
 
 
 def _number(
@@ -305,7 +298,7 @@ def _biases(
 
 
 def _bias(token_id: object, value: object) -> tuple[int, float]:
-    whole = _whole("a token id in logit_bias", token_id, 0)
+    whole = whole_number("a token id in logit_bias", token_id, 0)
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
         raise ConfigError(
             f"logit_bias of token {whole} is {value!r}; allowed is any number, "

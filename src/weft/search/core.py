@@ -8,10 +8,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from random import Random
 from typing import Any, Literal
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
@@ -104,9 +104,9 @@ class Settings:
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
-        answer_tokens = whole("answer_tokens", rest.pop("answer_tokens", 256), low=0)
+        answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
         _check_names(rest)
-        whole("max_tokens", rest["max_tokens"])
+        whole_number("max_tokens", rest["max_tokens"], 1)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
             raise ConfigError(
@@ -139,9 +139,9 @@ class Budget:
     def __post_init__(self) -> None:
         tokens, seconds = self.tokens, self.seconds
         if tokens is not None:
-            whole("budget_tokens", tokens)
+            whole_number("budget_tokens", tokens, 1)
         if self.kv_bytes is not None:
-            whole("budget_kv_bytes", self.kv_bytes)
+            whole_number("budget_kv_bytes", self.kv_bytes, 1)
         if seconds is not None and not (
             isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
         ):
@@ -156,7 +156,7 @@ class Meter:
     ) -> None:
         """held: how many bytes the KV of the whole tree takes now; `slot_bytes` is a token's."""
         self.budget = budget
-        self.seed = fresh_seed() if seed is None else whole("seed", seed, low=0)
+        self.seed = fresh_seed() if seed is None else whole_number("seed", seed, 0)
         self.held = held
         self.slot_bytes = 1
         self.tokens = 0
@@ -303,15 +303,6 @@ def lines_of(node: Heddle) -> Lines:
     return tuple(text.split("\n")) if text else ()
 
 
-def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> int:
-    """Return a whole number, or refuse it."""
-    most = math.inf if high is None else high
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= most:
-        allowed = f"from {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name} is {value!r}; allowed is a whole number {allowed}")
-    return int(value)
-
-
 def branches(name: str, value: int, *, low: int = 1) -> int:
     """Return how many branches one node shall have, or refuse it."""
-    return whole(name, value, low=low, high=MAX_N)
+    return whole_number(name, value, low, MAX_N)

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, whole
+from .core import Prompt, SearchOptions, Settings
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Counts, Proposer
@@ -53,7 +54,7 @@ def mcts(
     O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": rounds, "batch": whole("batch", batch)}
+    counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
@@ -81,7 +82,7 @@ class UCT:
         self.rounds = rounds
         self.batch = batch
         self.exploration = exploration
-        self.rollouts = whole("rollouts", rollouts, low=0)
+        self.rollouts = whole_number("rollouts", rollouts, 0)
 
     def ask(self, search: Search) -> Sequence[Want]:
         """Ask for answers of likely full paths, else for steps below the nodes that UCT picks."""

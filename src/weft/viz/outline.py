@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError
+from ..checks import whole_number
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -46,8 +46,8 @@ def oldest_first(node: Heddle) -> Sequence[Heddle]:
 
 def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
     """Return the first `limit` nodes, level by level: parents before children."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigError(f"limit is {limit!r}; allowed is a whole number from 1, or None for all")
+    if limit is not None:
+        whole_number("limit", limit, 1)
     found: list[Heddle] = []
     waiting = deque([root])
     while waiting and (limit is None or len(found) < limit):

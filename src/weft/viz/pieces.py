@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError
+from ..checks import whole_number
 from ..loom import Loom
 from ..results import TokenProb
 from ..sched.work import Extend, Scores
@@ -99,8 +99,7 @@ def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[Seen]]:
     Adds nothing to the tree. Raises ConfigError where the loom has no model.
     Cost: one forward over each node's tokens.
     """
-    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
-        raise ConfigError(f"top is {top!r}; allowed is a whole number from 0")
+    whole_number("top", top, 0)
     sampled = [node for node in nodes if node.logprobs and node.parent is not None]
     if not top or not sampled:
         return {}

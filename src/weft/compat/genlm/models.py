@@ -10,6 +10,7 @@ from typing import Any
 
 from ...aio import AsyncLM
 from ...aio.base import whole_numbers
+from ...checks import whole_number
 from ...engines.source import EMBEDDED, resolve
 from ...errors import ConfigError, EngineUnavailable, Unsupported
 from ...lm import LM
@@ -320,10 +321,9 @@ def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
 
 def cap_rows(lm: LM, n_rows: int) -> None:
     """Keep at most so many rows of logits in the LM's cache."""
-    if not isinstance(n_rows, int) or n_rows < 0:
-        raise ConfigError(f"cache_size is {n_rows!r}; allowed is a whole number from 0 on")
+    n_bytes = whole_number("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
     rows = lm.scheduler.rows
-    rows.budget_bytes = min(rows.budget_bytes, n_rows * 4 * lm.info.n_vocab)
+    rows.budget_bytes = min(rows.budget_bytes, n_bytes)
 
 
 def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
