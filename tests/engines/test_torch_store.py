@@ -412,12 +412,15 @@ def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
     engine, model = plain, llama
     ids = [i % 40 for i in range(180)]
     tail = _grow(engine, ids)
+    pieces = set()
     for step in range(70):  # beyond the room of the first piece
         row = Row((), [step % 40], len(ids), tail, (0,))
         ids.append(step % 40)
         output = engine.forward([row])
         assert (engine.fragments.alone is not None) == (step > 0)
+        pieces.add(engine.fragments.alone)
         assert _error(output, 0, model, ids) < 1e-4
+    assert len(pieces) == 3  # none, and two
 
 
 def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
