@@ -357,3 +357,18 @@ def test_slots_that_somebody_else_has_brought_meanwhile_are_given_back() -> None
     assert leaf.node.fragment.length == 3
     assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
     tree.check()
+
+
+def test_a_leaf_that_got_another_child_meanwhile_gives_the_new_slots_away() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    leaf, end = grown(kv, tree)
+    known, epoch = tree.path(leaf), tree.epoch
+    other = tree.pin(tree.extend(leaf, [9]))
+    tree.grew(leaf.node, end)
+    assert tree.epoch > epoch
+    assert tree.path(leaf) != known
+    assert slots(tree, leaf) == [(token, token - 1) for token in (1, 2, 3)]
+    assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
+    assert not other.node.resident
+    tree.check()

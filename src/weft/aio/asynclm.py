@@ -15,6 +15,7 @@ from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow
 from ..kv.cursor import Place
 from ..lm import LM
 from ..sampling.chain import Sampler
+from ..sampling.metrics import log_softmax
 from ..sched.work import Extend, Logits, Run, RunResult, Ticket
 from .base import (
     AbstractAsyncLM,
@@ -25,7 +26,7 @@ from .base import (
     known_token_class,
     top_of,
 )
-from .exact import ExactRows, log_softmax
+from .exact import ExactRows
 
 if TYPE_CHECKING:
     from .view import CacheNode

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.base import Row
+from ..sampling.metrics import log_softmax
 
 if TYPE_CHECKING:
     from ..kv.cursor import Place
@@ -84,11 +85,3 @@ class ExactRows:
                 self._thread = ThreadPoolExecutor(1, "weft-exact")
             thread = self._thread
         return await asyncio.get_running_loop().run_in_executor(thread, work)
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """Return log-probabilities of raw logits: float32 [V], a new array."""
-    shifted = logits - logits.max()
-    total = np.log(np.exp(shifted).sum(dtype=np.float64))
-    row: Floats = shifted - np.float32(total)
-    return row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice, zip_longest
@@ -15,6 +14,7 @@ from ..adapters import name_of
 from ..errors import ConfigError, StaleHandle
 from ..kv.cursor import Place
 from ..sampling.chain import Sampler
+from ..sampling.metrics import surprisal
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
 from ..sched.driver import deferred_interrupt
@@ -279,22 +279,3 @@ class State:
         self.sampler = self.sampler.clone()
         self.sampler.stream = stream_of(seed, lineage)
         self.drawn = None
-
-
-def surprisal(logits: Floats, token: int) -> float:
-    """Return -log p of a token in nats, by raw logits over all tokens; inf where banned."""
-    wide = logits.astype(np.float64)
-    peak = wide.max()
-    total = float(np.log(np.exp(wide - peak).sum()) + peak)
-    value = float(wide[token])
-    return max(0.0, total - value) if math.isfinite(value) else math.inf
-
-
-def entropy(logits: Floats) -> float:
-    """Return the entropy in nats of raw logits over the full vocabulary."""
-    wide = logits.astype(np.float64)
-    shifted = wide - wide.max()
-    weights = np.exp(shifted)
-    total = weights.sum()
-    finite = weights > 0
-    return max(0.0, float(np.log(total) - (weights[finite] * shifted[finite]).sum() / total))

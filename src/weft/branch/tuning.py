@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ..constraints.base import n_words
 from ..errors import ConfigError
+from ..sampling.metrics import entropy, surprisal
 from ..sampling.params import SamplingParams
 from .metrics import Base, Metrics, in_base, perplexity
-from .state import Floats, State, entropy, surprisal
+from .state import Floats, State
 
 # What the known system draws by when nothing is said.
 DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)

@@ -40,7 +40,7 @@ def next_item(node: Node, top: int) -> Extend:
 
 def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
     """Return the `top` likeliest ids, ties by lower id."""
-    logprobs = log_softmax(logits[None])[0]
+    logprobs = log_softmax(logits)
     order = largest(logprobs[None], top)[0].tolist()
     values = logprobs[order].astype(np.float64)
     text = lm.text

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.base import Score
 from .chain import Chain, DrawBatch, DrawResult, Sampler
 
 
@@ -37,15 +36,3 @@ def draw_rows(
     distinct = {id(row): row for row in logits}
     stacked = np.stack([distinct[key] for key in numbers])
     return Chain(samplers).draw(stacked, rows, np.array(positions, dtype=np.uint64), kept=kept)
-
-
-def join_scores(parts: Sequence[Score]) -> Score:
-    """Put the scores of consecutive positions together."""
-    if len(parts) == 1:
-        return parts[0]
-    return Score(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
-        )
-    )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engines.base import Score
+from ..engines.base import Score, ScoreSpan
 from ..errors import ForwardError
 from .order import largest
 from .scratch import Scratch
 
 Floats = NDArray[np.float32]
+# Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
+SCORE_NUMBERS = 1 << 22
 
 
 class Moments(NamedTuple):
@@ -28,16 +32,11 @@ class Moments(NamedTuple):
     entropies: Floats
 
 
-def shifted(logits: Floats) -> Floats:
-    """Return the logits minus their row's largest."""
-    below: Floats = logits - logits.max(axis=1, keepdims=True)
-    return below
-
-
 def log_softmax(logits: Floats) -> Floats:
-    """Return log-probabilities: float32 [B, V]."""
-    below = shifted(logits)
-    logprobs: Floats = below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+    """Return log-probabilities of raw logits: float32 [..., V], a new array."""
+    below = logits - logits.max(axis=-1, keepdims=True)
+    total = np.log(np.exp(below).sum(axis=-1, keepdims=True, dtype=np.float64))
+    logprobs: Floats = below - total.astype(np.float32)
     return logprobs
 
 
@@ -63,6 +62,57 @@ def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
     log_total = np.log(total)
     entropies = np.maximum(log_total - mean / total, np.float32(0))
     return Moments(peak, total, log_total, entropies)
+
+
+def surprisal(logits: Floats, token: int) -> float:
+    """Return -log p of a token in nats, by raw logits over all tokens; inf where banned."""
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    total = float(np.log(np.exp(wide - peak).sum()) + peak)
+    value = float(wide[token])
+    return max(0.0, total - value) if math.isfinite(value) else math.inf
+
+
+def entropy(logits: Floats) -> float:
+    """Return the entropy in nats of raw logits over the full vocabulary."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max()
+    weights = np.exp(shifted)
+    total = weights.sum()
+    finite = weights > 0
+    return max(0.0, float(np.log(total) - (weights[finite] * shifted[finite]).sum() / total))
+
+
+def score_span(span: ScoreSpan, n_vocab: int, logits_of: Callable[[int, int], Floats]) -> Score:
+    """Score a row's span part by part. logits_of: raw logits of the row's tokens first … last - 1.
+
+    Raises: ForwardError for a target outside of the vocabulary.
+    """
+    targets = np.array(span.targets, dtype=np.int64)
+    if targets.size and not 0 <= int(targets.min()) <= int(targets.max()) < n_vocab:
+        raise ForwardError(
+            f"a token to score is outside the model's vocabulary of {n_vocab}; "
+            f"ids are 0 to {n_vocab - 1}"
+        )
+    size = max(1, SCORE_NUMBERS // n_vocab)
+    parts = []
+    for low in range(0, max(len(targets), 1), size):
+        some = targets[low : low + size]
+        first = span.start + low
+        parts.append(score(logits_of(first, first + len(some)), some, span.top))
+    return join_scores(parts)
+
+
+def join_scores(parts: Sequence[Score]) -> Score:
+    """Put the scores of consecutive positions together."""
+    if len(parts) == 1:
+        return parts[0]
+    return Score(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
+        )
+    )
 
 
 def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..engines.base import LateTokens, Row, ScoreSpan
 from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
 from ..kv.cursor import Place
-from ..sampling.bridge import draw_at, draw_batch, join_scores
+from ..sampling.bridge import draw_at, draw_batch
 from ..sampling.chain import BROKEN, Chain
+from ..sampling.metrics import join_scores
 from .lines import LAST, Line
 from .reads import Claim, Need
 from .rows import LogitsRow

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...aio.base import AbstractAsyncLM
-from ...aio.exact import log_softmax
 from ...engines.source import EMBEDDED, resolve
 from ...errors import ConfigError
+from ...sampling.metrics import log_softmax
 from ...tokens.tokenizer import Tokenizer
 from .vocab import decode_vocab
 

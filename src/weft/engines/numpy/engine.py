@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from .plan import Plan
 from .threads import BlasThreads
 from .weights import Floats, read_weights
 
-_SCORE_ROWS = 64  # logits rows that exist at once while given tokens are scored
+Answer = TypeVar("Answer")
 
 
 class NumpyEngine(Engine):
@@ -98,41 +99,41 @@ class NumpyEngine(Engine):
             ForwardError: a token id, a position or a wanted index is out of range, or paths and
                 positions disagree. No fragment's length has changed then.
         """
-        model = self._open_model()
         if not rows:
+            self._open_model()
             return HostOutput(np.empty((0, self.info.n_vocab), np.float32), [])
-        with self._threads.limited(sum(row.n_tokens for row in rows)):
-            return self._run(model, rows)
 
-    def _run(self, model: Model, rows: Sequence[Row]) -> HostOutput:
-        plan = self._plan
-        if plan is None or not plan.serves(rows):
-            self._plan = None
-            plan = Plan(rows, self._config, self.fragments)
-        ids = plan.begin(rows)
-        _check_ids(ids, self.info.n_vocab)
-        hidden = model.hidden(ids, plan)
-        logits = model.logits(hidden[plan.wanted])
-        scores = [
-            [self._score(model, hidden[plan.first(index) :], span) for span in row.scores]
-            for index, row in enumerate(rows)
-        ]
-        plan.commit()
-        self._plan = plan
-        return HostOutput(logits, scores)
+        def answers(model: Model, plan: Plan, hidden: Floats) -> HostOutput:
+            scores = [
+                [self._score(model, hidden, plan.first(index), span) for span in row.scores]
+                for index, row in enumerate(rows)
+            ]
+            return HostOutput(model.logits(hidden[plan.wanted]), scores)
+
+        return self._run(rows, answers)
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
         """Run rows and return their final hidden states, after the last norm."""
+
+        def states(model: Model, plan: Plan, hidden: Floats) -> list[Floats]:
+            found, starts = model.normed(hidden), [plan.first(i) for i in range(len(rows))]
+            return [found[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
+
+        return self._run(rows, states)
+
+    def _run(self, rows: Sequence[Row], answer: Callable[[Model, Plan, Floats], Answer]) -> Answer:
+        """Run rows and keep their KV; `answer` makes of the hidden states [T, E] what is asked."""
         model = self._open_model()
-        self._plan = None
-        with self._threads.limited(sum(row.n_tokens for row in rows)):
-            plan = Plan(rows, self._config, self.fragments)
+        with self._threads.limited(sum([row.n_tokens for row in rows])):
+            plan, self._plan = self._plan, None
+            if plan is None or not plan.serves(rows):
+                plan = Plan(rows, self._config, self.fragments)
             ids = plan.begin(rows)
             _check_ids(ids, self.info.n_vocab)
-            states = model.normed(model.hidden(ids, plan))
+            found = answer(model, plan, model.hidden(ids, plan))
             plan.commit()
-        starts = [plan.first(index) for index in range(len(rows))]
-        return [states[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
+            self._plan = plan
+        return found
 
     def close(self) -> None:
         """Drop weights and KV; idempotent."""
@@ -144,17 +145,12 @@ class NumpyEngine(Engine):
             raise ForwardError("the engine is closed; load the model again")
         return self._model
 
-    def _score(self, model: Model, hidden: Floats, span: ScoreSpan) -> Score:
-        """Score one span chunk by chunk, so that no [T, V] is made."""
-        targets = np.array(span.targets, np.int64)
-        _check_ids(targets, self.info.n_vocab)
-        parts = []
-        for lo in range(0, max(len(targets), 1), _SCORE_ROWS):
-            chunk = targets[lo : lo + _SCORE_ROWS]
-            first = span.start + lo
-            logits = model.logits(hidden[first : first + len(chunk)])
-            parts.append(metrics.score(logits, chunk, span.top))
-        return parts[0] if len(parts) == 1 else _concatenated(parts)
+    def _score(self, model: Model, hidden: Floats, start: int, span: ScoreSpan) -> Score:
+        return metrics.score_span(
+            span,
+            self.info.n_vocab,
+            lambda first, last: model.logits(hidden[start + first : start + last]),
+        )
 
 
 def _check_ids(ids: NDArray[np.int64], n_vocab: int) -> None:
@@ -164,13 +160,3 @@ def _check_ids(ids: NDArray[np.int64], n_vocab: int) -> None:
             f"token id {wrong} is outside the model's vocabulary of {n_vocab}; "
             f"ids are 0 to {n_vocab - 1}"
         )
-
-
-def _concatenated(parts: Sequence[Score]) -> Score:
-    return Score(
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        entropies=np.concatenate([part.entropies for part in parts]),
-        ranks=np.concatenate([part.ranks for part in parts]),
-        top_ids=np.concatenate([part.top_ids for part in parts]),
-        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
-    )

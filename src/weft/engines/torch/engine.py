@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..source import Progress
-
-# Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
-_SCORE_NUMBERS = 1 << 23
+Answer = TypeVar("Answer")
 
 
 class TorchEngine(Engine):
@@ -135,41 +133,22 @@ class TorchEngine(Engine):
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
         """Run all rows as one packed sequence; see Engine.forward."""
-        tokens = [self._tokens_of(row) for row in rows]
-        try:
-            plan, alone = plan_step(rows, self.fragments), self.fragments.alone_for(rows)
-            step, hidden = self._run(plan, rows, tokens, alone)
-            logits = self._logits(plan, rows, hidden)
+
+        def answers(plan: Plan, hidden: Tensor) -> TorchOutput:
             scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
-            if plan.chunks:
-                self._keep(plan, rows, step)
-        except WeftError:
-            raise
-        except Exception as error:
-            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        for row in rows:
-            if isinstance(row.dest, KV):
-                self.fragments.grew(row.dest, row.n_tokens)
-        if alone is not None:
-            alone.n += 1
-        return TorchOutput(logits, scores)
+            return TorchOutput(self._logits(plan, rows, hidden), scores)
+
+        return self._run(rows, answers)
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
-        tokens = [self._tokens_of(row) for row in rows]
-        try:
-            plan = plan_step(rows, self.fragments)
-            step, hidden = self._run(plan, rows, tokens)
-            if plan.chunks:
-                self._keep(plan, rows, step)
-        except Exception as error:
-            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        for row in rows:
-            if isinstance(row.dest, KV):
-                self.fragments.grew(row.dest, row.n_tokens)
-        states = hidden.float().cpu().numpy()
-        return [states[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
+
+        def states(plan: Plan, hidden: Tensor) -> list[NDArray[np.float32]]:
+            found = hidden.float().cpu().numpy()
+            return [found[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
+
+        return self._run(rows, states)
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
@@ -267,12 +246,30 @@ class TorchEngine(Engine):
             )
         return row.tokens
 
-    def _run(
-        self,
-        plan: Plan,
-        rows: Sequence[Row],
-        tokens: list[Sequence[int]],
-        alone: Alone | None = None,
+    def _run(self, rows: Sequence[Row], answer: Callable[[Plan, Tensor], Answer]) -> Answer:
+        """Run rows and keep their KV; `answer` makes of the plan and the hidden states [T, E] what
+        is asked. No fragment has grown where something fails.
+        """
+        tokens = [self._tokens_of(row) for row in rows]
+        try:
+            plan, alone = plan_step(rows, self.fragments), self.fragments.alone_for(rows)
+            step, hidden = self._hidden(plan, rows, tokens, alone)
+            answers = answer(plan, hidden)
+            if plan.chunks:
+                self._keep(plan, rows, step)
+        except WeftError:
+            raise
+        except Exception as error:
+            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
+        for row in rows:
+            if isinstance(row.dest, KV):
+                self.fragments.grew(row.dest, row.n_tokens)
+        if alone is not None:
+            alone.n += 1
+        return answers
+
+    def _hidden(
+        self, plan: Plan, rows: Sequence[Row], tokens: list[Sequence[int]], alone: Alone | None
     ) -> tuple[StepAttention, Tensor]:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
@@ -298,18 +295,12 @@ class TorchEngine(Engine):
         return self._now.logits(hidden)
 
     def _scores(self, row: Row, start: int, hidden: Tensor) -> list[Score]:
-        chunk = max(1, _SCORE_NUMBERS // self.info.n_vocab)
-        answers = []
-        for span in row.scores:
-            targets = torch.tensor(span.targets).numpy()
-            pieces = []
-            for first in range(0, len(targets), chunk):
-                some = targets[first : first + chunk]
-                at = start + span.start + first
-                logits = self._now.logits(hidden[at : at + len(some)]).float().cpu().numpy()
-                pieces.append(metrics.score(logits, some, span.top))
-            answers.append(_joined(pieces))
-        return answers
+        def logits_of(first: int, last: int) -> NDArray[np.float32]:
+            logits = self._now.logits(hidden[start + first : start + last]).float().cpu()
+            found: NDArray[np.float32] = logits.numpy()
+            return found
+
+        return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
 
     def _keep(self, plan: Plan, rows: Sequence[Row], step: StepAttention) -> None:
         """Write the KV of chunk rows; bank rows wrote theirs on the way."""
@@ -323,11 +314,3 @@ class TorchEngine(Engine):
             dest = rows[i].dest
             if isinstance(dest, KV) and start >= n_banked:
                 self.fragments.append(dest, keys, values, start, start + rows[i].n_tokens)
-
-
-def _joined(pieces: list[Score]) -> Score:
-    if len(pieces) == 1:
-        return pieces[0]
-    names = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
-    arrays = (torch.cat([torch.from_numpy(getattr(p, n)) for p in pieces]).numpy() for n in names)
-    return Score(*arrays)
