@@ -19,6 +19,7 @@ from contract.helpers import (
     run_item,
     sampler,
 )
+from shallow import SLOT
 from weft.errors import ConfigError
 from weft.sampling.chain import Chain
 from weft.sched.work import Extend, Logits, Scores
@@ -115,7 +116,7 @@ def test_5_drop_and_recompute_agree(kv_kind: str, make: Make) -> None:
 def test_5_offloading_and_bringing_back_changes_nothing(
     kv_kind: str, make: Make, oracle: Oracle
 ) -> None:
-    lm = make(kv_kind, kv_bytes=60 * 8192)
+    lm = make(kv_kind, kv_bytes=60 * SLOT)
     lm.tree.host.capacity = 200
     first, second = prompt_ids(lm), prompt_ids(lm, STORY + " And a bear, a long one please.")
     logits_at(lm, [*first, 40])
