@@ -557,10 +557,11 @@ def test_create_refuses_what_has_no_meaning(make) -> None:
         branch.rewind(1)
 
 
-def test_200_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle) -> None:
+@pytest.mark.parametrize("n", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle, n) -> None:
     """The twin: a list of tokens a branch. One LM with little room for all; 10 calls a sequence."""
     lm = make("numpy", kv_bytes=120 * SLOT)
-    for seed in range(200):
+    for seed in range(n):
         twin = random_calls(lm, random.Random(seed), seed)
         branch, tokens = random.Random(seed).choice(list(twin.items()))
         same(branch.logits, oracle(tokens)[-1])
