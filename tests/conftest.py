@@ -12,6 +12,9 @@ import signal
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

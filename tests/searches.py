@@ -8,15 +8,15 @@ import weft
 from weft import Heddle, samples, search
 from weft.search import SearchResult
 
-FEW: dict[str, Any] = {"n_continue": (4, 3, 2), "n_suggest": (6, 4, 2)}
+FEW: dict[str, Any] = {"n_continue": (3, 2, 1), "n_suggest": (4, 2, 1)}
 SMALL: dict[str, dict[str, Any]] = {
     "tot": {"breadth": 3, **FEW},
     "tot-dfs": {"breadth": 3, "order": "dfs", **FEW},
     "mcts": {"batch": 1, "rounds": 8, **FEW},
     "adaptive": {"batch": 2, "rounds": 8},
     "beam": {"width": 3, "n": 3},
-    "smc": {"n": 6},
-    "best_of_n": {"n": 5},
+    "smc": {"n": 5},
+    "best_of_n": {"n": 4},
 }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fakes import HiddenFake, SequenceFake
+from shallow import shallow
 from weft.branch import Branch
 from weft.engines.base import Engine
 from weft.engines.numpy import NumpyEngine
@@ -22,18 +23,17 @@ from weft.sampling.params import SamplingParams
 from weft.sched.work import Extend, Logits, Run
 from weft.tokens.tokenizer import Tokenizer
 
-TINY = Path(__file__).parents[1] / "src" / "weft" / "data" / "tiny"
 IDS = list(range(300, 330))
 
 
 @pytest.fixture(scope="module")
 def text() -> Tokenizer:
-    return Tokenizer.from_folder(TINY)
+    return Tokenizer.from_folder(shallow())
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    engine = NumpyEngine.load(TINY)
+    engine = NumpyEngine.load(shallow())
     yield engine
     engine.close()
 
@@ -46,7 +46,7 @@ def real(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Engine]:
     pytest.importorskip("torch", reason="torch is not installed")
     from weft.engines.torch import TorchEngine
 
-    loaded = TorchEngine.load(TINY, dtype="bfloat16")
+    loaded = TorchEngine.load(shallow(), dtype="bfloat16")
     yield loaded
     loaded.close()
 

@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from interrupts import between_lines, interrupted, quick_collections
+from shallow import shallow
 from weft import Branch, BranchStore, samples
 
 PLACES = ("branch/calls.py", "branch/state.py", "branch/metrics.py")
@@ -23,7 +24,7 @@ def quick() -> Iterator[None]:
 
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_commit_of_many_branches_is_done_whole_or_not_at_all(everywhere: bool) -> None:
-    with weft.load("tiny") as lm:
+    with weft.load(shallow(), engine="numpy") as lm:
         store = BranchStore(lm)
         prompt = lm.tokenize(samples.opening)
 

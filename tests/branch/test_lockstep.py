@@ -5,33 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fakes import BrokenEngine
+from shallow import shallow
 from weft import LM, Branch, BranchStore, Loom
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ForwardError
 from weft.sched.work import Extend, Logits
 from weft.tokens.tokenizer import Tokenizer
 
-TINY = Path(str(files("weft") / "data" / "tiny"))
 PROMPT = [*range(40, 60)]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[NumpyEngine]:
-    engine = NumpyEngine.load(TINY)
+    engine = NumpyEngine.load(shallow())
     yield engine
     engine.close()
 
 
 @pytest.fixture
 def lm(engine: NumpyEngine) -> Iterator[LM]:
-    lm = LM(engine, Tokenizer.from_folder(TINY))
+    lm = LM(engine, Tokenizer.from_folder(shallow()))
     yield lm
     lm.tree.check()
     lm.driver.close()
@@ -184,7 +182,7 @@ def test_a_penalty_window_looks_back_over_prefill_commits_forks_and_rewinds(lm: 
 
 def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine) -> None:
     broken = BrokenEngine(engine, {3})
-    lm = LM(broken, Tokenizer.from_folder(TINY), n_batch=16)
+    lm = LM(broken, Tokenizer.from_folder(shallow()), n_batch=16)
     store = BranchStore(lm)
     first, second = Branch.create(lm, seed=1), Branch.create(lm, seed=2)
     pairs = [(first, [*range(30, 60)]), (second, [*range(80, 120)])]
@@ -198,7 +196,7 @@ def test_a_prefill_of_many_passes_that_fails_changes_nothing(engine: NumpyEngine
 
 def test_a_commit_of_more_branches_than_a_batch_is_one_call(engine: NumpyEngine) -> None:
     wrapped = BrokenEngine(engine, set())
-    lm = LM(wrapped, Tokenizer.from_folder(TINY), n_batch=20)
+    lm = LM(wrapped, Tokenizer.from_folder(shallow()), n_batch=20)
     store, parent = BranchStore(lm), root(lm)
     branches = [parent.fork() for _ in range(50)]
     for _ in range(2):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shallow import shallow
 from weft import LM, Branch, BranchStore
 from weft.engines.numpy import NumpyEngine
 from weft.tokens.tokenizer import Tokenizer
-
-TINY = Path(str(files("weft") / "data" / "tiny"))
 
 
 @pytest.fixture(params=["numpy", "torch"])
@@ -25,13 +22,13 @@ def lm(request, monkeypatch) -> LM:
 
         monkeypatch.setattr(bank, "CROWD_BYTES", 0)
         monkeypatch.setattr(store, "CROWD_BYTES", 0)
-        engine = TorchEngine.load(TINY, dtype="float32")
+        engine = TorchEngine.load(shallow(), dtype="float32")
     else:
         from weft.engines.numpy import bank
 
         monkeypatch.setattr(bank, "CROWDED_BYTES", 0)
-        engine = NumpyEngine.load(TINY)
-    lm = LM(engine, Tokenizer.from_folder(TINY), n_batch=8)
+        engine = NumpyEngine.load(shallow())
+    lm = LM(engine, Tokenizer.from_folder(shallow()), n_batch=8)
     yield lm
     lm.tree.check()
     lm.close()

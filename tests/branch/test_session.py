@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import weft
+from shallow import shallow
 from weft import Branch, samples
 from weft.branch import Rerank, Session
 from weft.errors import ConfigError, ContextOverflow, StaleHandle
@@ -14,7 +15,7 @@ from weft.errors import ConfigError, ContextOverflow, StaleHandle
 
 @pytest.fixture(scope="module")
 def lm():
-    return weft.load("tiny")
+    return weft.load(shallow(), engine="numpy")
 
 
 def answer(branch: Branch, n: int = 6) -> str:
@@ -69,7 +70,7 @@ def test_the_best_of_some_forks_is_promoted_and_the_others_end(lm) -> None:
     with pytest.raises(StaleHandle):
         session.promote(root)
     with pytest.raises(ConfigError, match="another LM"):
-        session.swap(Branch.create(weft.load("tiny")))
+        session.swap(Branch.create(weft.load(shallow(), engine="numpy")))
 
 
 def test_a_swapped_trunk_lives_on_and_forks_know_the_turn_they_are_in(lm) -> None:

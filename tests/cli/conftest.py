@@ -8,10 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer import testing
 from typer.testing import CliRunner, Result
+
+from weft.engines.checkpoint import Checkpoint
+from weft.engines.source import resolve
 
 SOURCE = Path(__file__).parents[2] / "src"
 Weft = Callable[..., Result]
@@ -42,6 +48,30 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def once() -> Iterator[None]:
+    """What every command line in this process would make anew, and always the same, is made once.
+
+    The parser, from the signatures of the verbs; the embedded model's weights, from its file.
+    """
+    from weft.engines.numpy import engine
+
+    tiny, kept = resolve("tiny"), dict[Path, Any]()
+    parser, read = cache(testing._get_command), engine.read_weights
+
+    def read_once(checkpoint: Checkpoint, *rest: Any, **options: Any) -> Any:
+        if checkpoint.folder != tiny:
+            return read(checkpoint, *rest, **options)
+        if tiny not in kept:
+            kept[tiny] = read(checkpoint, *rest, **options)
+        return kept[tiny]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", parser)
+        patch.setattr(engine, "read_weights", read_once)
+        yield
+
+
 @pytest.fixture
 def weft() -> Weft:
     """`weft("run", "Hello", stdin="…")` in this process."""
@@ -68,6 +98,24 @@ def command() -> Command:
             env=clean_environment(**environment),
             timeout=120,
             check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def commands() -> Callable[..., Done]:
+    """`commands([("ls",), …])`: what all write, run as one process's own one after the other."""
+
+    def run(verbs: list[tuple[str, ...]], **environment: str) -> Done:
+        return subprocess.run(
+            [sys.executable, "-c", ALL, json.dumps(verbs)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            env=clean_environment(**environment),
+            timeout=120,
+            check=True,
         )
 
     return run

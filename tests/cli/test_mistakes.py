@@ -189,8 +189,13 @@ def test_a_node_that_was_removed_is_not_there_any_more(weft, kept) -> None:
     assert "node 2 is not in the loom any more" in result.stderr
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"format": "other"}', b"{}"])
-@pytest.mark.parametrize("verb", [("tree",), ("grow", "1"), ("read",), ("export", "a.md")])
+@pytest.mark.parametrize(
+    ("content", "verb"),
+    [
+        *((each, ("tree",)) for each in (b"", b"{", b"[]", b"\xff", b'{"format": "other"}', b"{}")),
+        *((b"{", verb) for verb in (("grow", "1"), ("read",), ("export", "a.md"))),
+    ],
+)
 def test_a_broken_file_is_told_by_its_path(weft, kept, content: bytes, verb) -> None:
     kept.write_bytes(content)
     result = weft(*verb)

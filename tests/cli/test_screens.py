@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
 import typer.main
@@ -108,39 +111,66 @@ def test_json_everywhere_is_one_object(weft) -> None:
         assert result.stderr == ""
 
 
-def test_demo_json_has_the_votes_and_the_path(command) -> None:
-    made = json.loads(command("demo", "--json").stdout)
+def test_demo_json_has_the_votes_and_the_path(weft) -> None:
+    made = json.loads(weft("demo", "--json").stdout)
     assert made["word_problem"]["votes"][0]["answer"] == "5"
     assert made["game_of_24"]["solved"] is True
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("weft tr", {"tree"}),
-        ("weft run -m ti", {"tiny"}),
-        ("weft tree ", {"what-37-58"}),
-        ("weft rm w", {"what-37-58"}),
-        ("weft grow ", {"0", "1", "2"}),
-        ("weft read 1", {"1"}),
-        ("weft export a.md --node ", {"0", "1", "2"}),
-        ("weft export a.md --scope ", {"path", "subtree", "tree"}),
-    ],
-)
-def test_the_shell_is_offered_verbs_models_looms_and_nodes(
-    weft, command, typed: str, offered: set[str]
-) -> None:
-    weft("run", samples.sum, "-n", "2", "--max-tokens", "4")
+OFFERED = {
+    "weft tr": {"tree"},
+    "weft run -m ti": {"tiny"},
+    "weft tree ": {"what-37-58"},
+    "weft rm w": {"what-37-58"},
+    "weft grow ": {"0", "1", "2"},
+    "weft read 1": {"1"},
+    "weft export a.md --node ": {"0", "1", "2"},
+    "weft export a.md --scope ": {"path", "subtree", "tree"},
+}
+# Asks as a shell does, all in one process.
+ASK = """
+import json, os, sys
+from weft.cli import main
+for typed in json.loads(sys.argv.pop()):
     words = typed.split()
     at = len(words) if typed.endswith(" ") else len(words) - 1
-    done = command(_WEFT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(at))
-    assert set(done.stdout.split()) == offered
+    os.environ.update(_WEFT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(at))
+    sys.argv = ["weft"]
+    try:
+        main()
+    except SystemExit:
+        pass
+    print("=====", flush=True)
+"""
 
 
-@pytest.mark.parametrize("typed", ["weft grow ", "weft tree ", "weft rm "])
-def test_nothing_is_offered_where_nothing_is_kept(command, home, typed: str) -> None:
+@pytest.fixture
+def offered(command_environment) -> Callable[[list[str]], list[set[str]]]:
+    """`offered(["weft tr", …])`: the words that the shell is offered for each."""
+
+    def ask(typed: list[str]) -> list[set[str]]:
+        done = subprocess.run(
+            [sys.executable, "-c", ASK, json.dumps(typed)],
+            capture_output=True,
+            text=True,
+            env=command_environment(),
+            check=True,
+        )
+        assert done.stderr == ""
+        return [set(part.split()) for part in done.stdout.split("=====")[:-1]]
+
+    return ask
+
+
+def test_the_shell_is_offered_verbs_models_looms_and_nodes(weft, command, offered) -> None:
+    weft("run", samples.sum, "-n", "2", "--max-tokens", "4")
+    assert dict(zip(OFFERED, offered(list(OFFERED)), strict=True)) == OFFERED
+    # And as the command itself is asked.
+    done = command(_WEFT_COMPLETE="complete_bash", COMP_WORDS="weft tr", COMP_CWORD="1")
+    assert done.stdout.split() == ["tree"]
+
+
+def test_nothing_is_offered_where_nothing_is_kept(home, offered) -> None:
     home.parent.mkdir(exist_ok=True)
     (home.parent / "weft-home").write_text("no folder")
-    at = len(typed.split())
-    done = command(_WEFT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(at))
-    assert (done.stdout.strip(), done.stderr) == ("", "")
+    assert offered(["weft grow ", "weft tree ", "weft rm "]) == [set(), set(), set()]

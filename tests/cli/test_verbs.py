@@ -151,10 +151,11 @@ def test_solve_json_has_the_path_with_scores(weft) -> None:
 @pytest.mark.parametrize("strategy", ["tot", "best-of-n"])
 def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -> None:
     chosen = ("--strategy", strategy, "--seed", "1", "--json")
+    chosen += ("--budget-tokens", "400")
     made = json.loads(weft("solve", samples.game24, *chosen).stdout)
     search = {"tot": weft_package.search.tot, "best-of-n": weft_package.search.best_of_n}
     with weft_package.load("tiny") as lm:
-        expected = search[strategy](lm, samples.game24, seed=1)
+        expected = search[strategy](lm, samples.game24, seed=1, budget_tokens=400)
     assert made["text"] == expected.text
     assert made["cost"]["tokens"] == expected.cost.tokens
     assert made["cost"]["candidates"] == expected.cost.candidates
@@ -183,10 +184,10 @@ def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
 
 @pytest.mark.parametrize("strategy", ["tot-dfs", "beam", "mcts", "adaptive", "smc"])
 def test_solve_offers_every_search(weft, strategy: str) -> None:
-    chosen = ("--strategy", strategy, "-n", "4", "--seed", "1", "--budget-tokens", "700")
+    chosen = ("--strategy", strategy, "-n", "4", "--seed", "1", "--budget-tokens", "300")
     made = json.loads(weft("solve", puzzle(strategy), *chosen, "--json").stdout)
     assert made["strategy"] == strategy
-    assert made["cost"]["tokens"] <= 700
+    assert made["cost"]["tokens"] <= 300
     assert made["nodes"] > 3
 
 
@@ -202,7 +203,8 @@ def test_solve_goes_on_from_a_file_with_every_strategy(weft, strategy: str, tmp_
     """Begun and broken off by a budget; then told nothing but the file; then read, not searched."""
     file = str(tmp_path / "search.json")
     asked = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
-    first = json.loads(weft("solve", *asked, "--budget-tokens", "120", "--json").stdout)
+    few = () if strategy == "greedy" else ("-n", "3")
+    first = json.loads(weft("solve", *asked, *few, "--budget-tokens", "120", "--json").stdout)
     rest = ("--resume", file, "--budget-tokens", "3000", "--json")
     second = json.loads(weft("solve", *rest).stdout)
     assert second["strategy"] == strategy
@@ -264,16 +266,6 @@ def test_doctor_finds_another_distribution_of_the_same_name(weft, monkeypatch, t
     told = weft("doctor").stdout
     assert "weft 9.8, another distribution, has the same package and command" in told
     assert "pip uninstall weft, then pip install --force-reinstall --no-deps weft-lm" in told
-
-
-def test_demo_votes_solves_and_saves(command) -> None:
-    done = command("demo")
-    assert done.returncode == 0, done.stderr
-    assert "The majority says: 5" in done.stdout
-    assert "✓ checked: right" in done.stdout
-    assert "prefilled" in done.stdout
-    assert "unshared" in done.stdout
-    assert "next: weft run" in done.stderr
 
 
 def test_bare_weft_is_a_short_screen_without_the_heavy_imports(command) -> None:

@@ -1,10 +1,8 @@
-"""Every engine and fake over the embedded model, and the oracle: one plain forward pass."""
+"""Every engine and fake over one small model, and the oracle: one plain forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from fakes import HiddenFake, LateFake, SequenceFake
+from shallow import shallow
 from weft.engines.base import Engine
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-TINY = Path(str(files("weft") / "data" / "tiny"))
 KINDS = ["numpy", "torch", "sequence", "hidden", "late"]
 WITH_KV = ["numpy", "torch", "sequence", "late"]
 
@@ -27,12 +25,12 @@ Oracle = Callable[[Sequence[int]], NDArray[np.float32]]
 
 @pytest.fixture(scope="session")
 def text() -> Tokenizer:
-    return Tokenizer.from_folder(TINY)
+    return Tokenizer.from_folder(shallow())
 
 
 @pytest.fixture(scope="session")
 def numpy_engine() -> Iterator[NumpyEngine]:
-    engine = NumpyEngine.load(TINY)
+    engine = NumpyEngine.load(shallow())
     yield engine
     engine.close()
 
@@ -42,7 +40,7 @@ def torch_engine() -> Iterator[Engine]:
     pytest.importorskip("torch", reason="torch is not installed")
     from weft.engines.torch import TorchEngine
 
-    engine = TorchEngine.load(TINY, dtype="float32")
+    engine = TorchEngine.load(shallow(), dtype="float32")
     yield engine
     engine.close()
 
@@ -53,7 +51,7 @@ def oracle() -> Oracle:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(shallow(), dtype=torch.float32).eval()
 
     def run(ids: Sequence[int]) -> NDArray[np.float32]:
         with torch.no_grad():

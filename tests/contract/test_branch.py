@@ -12,6 +12,7 @@ import pytest
 
 from contract.helpers import PROMPT, TOLERANCE, prompt_ids
 from fakes import BrokenEngine
+from shallow import SLOT
 from weft import Branch, BranchStore, Loom
 from weft.constraints import Regex
 from weft.errors import ConfigError, DeadEnd, ForwardError, HasChildren, KVFull, StaleHandle
@@ -154,7 +155,7 @@ def test_a_bias_that_forbids_all_is_told_by_the_draw_and_not_by_the_commit(make)
 
 
 def test_kv_full_in_the_middle_of_a_commit_changes_nothing(make, kv_kind) -> None:
-    lm = make(kv_kind, kv_bytes=(64 + 40) * 8192, n_seq_max=None)
+    lm = make(kv_kind, kv_bytes=(64 + 40) * SLOT, n_seq_max=None)
     store, parent = BranchStore(lm), root(lm)
     branches = [parent.fork() for _ in range(64 if kv_kind != "sequence" else 8)]
     failed = False
@@ -436,7 +437,7 @@ async def _first(branch: Branch, n: int):
 
 
 def test_more_branches_than_fit_live_asleep_and_wake(make, kv_kind, oracle) -> None:
-    lm = make(kv_kind, kv_bytes=100 * 8192)
+    lm = make(kv_kind, kv_bytes=100 * SLOT)
     parent = root(lm)
     branches = [parent.fork() for _ in range(12)]
     for number, branch in enumerate(branches):
@@ -556,10 +557,11 @@ def test_create_refuses_what_has_no_meaning(make) -> None:
         branch.rewind(1)
 
 
-def test_200_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle) -> None:
+@pytest.mark.parametrize("n", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle, n) -> None:
     """The twin: a list of tokens a branch. One LM with little room for all; 10 calls a sequence."""
-    lm = make("numpy", kv_bytes=120 * 8192)
-    for seed in range(200):
+    lm = make("numpy", kv_bytes=120 * SLOT)
+    for seed in range(n):
         twin = random_calls(lm, random.Random(seed), seed)
         branch, tokens = random.Random(seed).choice(list(twin.items()))
         same(branch.logits, oracle(tokens)[-1])

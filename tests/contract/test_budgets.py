@@ -7,11 +7,11 @@ import pytest
 
 from contract.conftest import WITH_KV, Make
 from contract.helpers import assert_close, prompt_ids, run_item
+from shallow import SLOT
 from weft import Branch, BranchStore
 from weft.errors import KVFull
 from weft.sched.work import Extend, Logits
 
-SLOT = 8192  # bytes of one token's KV in the embedded model
 BUDGETS = [*range(1, 9), 11, 14, 18, 22, 27, 33, 40, 56, 80, 120]
 
 

@@ -9,12 +9,11 @@ import pytest
 from contract.conftest import Make
 from contract.helpers import ask, prompt_ids, run_all, run_item
 from fakes import BrokenFragments, Wrapped
+from shallow import SLOT
 from weft.engines.base import Engine
 from weft.errors import ForwardError
 from weft.lm import LM
 from weft.sched.work import Extend, Logits
-
-SLOT = 8192
 
 
 def failing(method: str, number: int) -> Callable[[Engine], Engine]:

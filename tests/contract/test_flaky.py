@@ -12,6 +12,7 @@ import pytest
 from contract.conftest import Make
 from contract.helpers import ask, assert_close, prompt_ids, run_all, run_item
 from fakes import PROTOCOL, FlakyEngine, Odds
+from shallow import SLOT
 from weft import Branch, BranchStore
 from weft.engines.base import Engine
 from weft.errors import ForwardError, KVFull
@@ -67,7 +68,7 @@ def test_eight_threads_over_an_engine_that_fails_get_their_own_or_an_error(
     def flaky(engine: Engine) -> Engine:
         return FlakyEngine(engine, odds)
 
-    budget = {} if kind == "hidden" else {"kv_bytes": SLOTS * 4096 * 2}
+    budget = {} if kind == "hidden" else {"kv_bytes": SLOTS * SLOT}
     lm = make(kind, flaky, **budget)
     want = [CALLS[n % 3](lm, n) for n in range(8)]
     lm.clear_cache()

@@ -42,8 +42,10 @@ def stopped(lm: weft.LM, tmp: Path) -> Heddle:
 
 
 def ended(lm: weft.LM, tmp: Path) -> Heddle:
-    node = Loom(lm, samples.verdict).grow(max_tokens=10, seed=1)[0]
+    likelier = dict.fromkeys(lm.text.stop_ids, 4.0)
+    node = Loom(lm, samples.verdict).grow(max_tokens=40, seed=1, logit_bias=likelier)[0]
     assert node.terminal
+    assert len(node.tokens) > 1
     return node.add("\nWait.")
 
 

@@ -18,12 +18,11 @@ from contract.helpers import (
     run_item,
 )
 from effort import lines_run
+from shallow import SLOT
 from weft.errors import ContextOverflow, KVFull
 from weft.lm import LM
 from weft.sched.driver import Channel
 from weft.sched.work import Extend, Logits, RunResult
-
-SLOT = 8192  # bytes of one token's KV in the embedded model
 
 
 def tokens_of(results: list[RunResult]) -> list[list[int]]:

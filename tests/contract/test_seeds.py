@@ -14,7 +14,7 @@ from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-N_TOKENS = 64
+N_TOKENS = 40
 COMPANIES = [1, 6, 29]  # how many others run beside
 
 

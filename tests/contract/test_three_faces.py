@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from contract.helpers import STORY, TOLERANCE
+from shallow import SLOT
 from weft import AsyncLM, Branch, BranchStore, Loom
 from weft.constraints import Regex
 
@@ -56,7 +57,7 @@ def test_each_face_gets_what_it_gets_alone(make, kind: str, slots: int | None) -
         pytest.skip("a hidden engine keeps its KV to itself: there is no budget")
     jobs = [loom_job, branch_job, async_job]
     alone = [job(make(kind)) for job in jobs]
-    lm = make(kind, kv_bytes=None if slots is None else slots * 8192)
+    lm = make(kind, kv_bytes=None if slots is None else slots * SLOT)
     found: list = [None] * len(jobs)
     failed: list[BaseException] = []
 

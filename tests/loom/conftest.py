@@ -7,11 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 import weft
+from shallow import shallow
 from weft import Loom
 
 
 @pytest.fixture(scope="session")
 def lm() -> Iterator[weft.LM]:
+    with weft.load(shallow(), engine="numpy") as lm:
+        yield lm
+
+
+@pytest.fixture(scope="session")
+def fluent() -> Iterator[weft.LM]:
+    """The whole model, where a test is about what it says."""
     with weft.load("tiny") as lm:
         yield lm
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 import weft
+from shallow import shallow
 from weft.loom.grow import Beside
 
 
 @pytest.fixture(scope="module")
 def lm() -> Iterator[weft.LM]:
-    with weft.load("tiny") as lm:
+    with weft.load(shallow(), engine="numpy") as lm:
         yield lm
 
 

@@ -95,8 +95,9 @@ def test_many_nodes_grow_in_one_batch_with_their_own_lineage(lm: weft.LM, loom: 
 
 
 def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
-    loom: Loom, caplog: pytest.LogCaptureFixture
+    fluent: weft.LM, caplog: pytest.LogCaptureFixture
 ) -> None:
+    loom = Loom(fluent, samples.game24)
     node, live = ended(loom), loom.add("4")
     count = node.count_children()
     with pytest.raises(Terminal) as caught:
@@ -116,16 +117,17 @@ def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
     assert len(node.grow(2, force=True, max_tokens=3, seed=1)) == 2
 
 
-def test_an_end_token_is_terminal_and_not_in_the_tokens(lm: weft.LM, loom: Loom) -> None:
-    node = ended(loom)
+def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None:
+    node = ended(Loom(fluent, samples.game24))
     assert node.finish_reason == "stop"
     assert node.stop_string is None
-    assert not set(node.tokens) & lm.text.stop_ids
+    assert not set(node.tokens) & fluent.text.stop_ids
     assert node.add("\nWait.").grow(max_tokens=2, seed=1)
 
 
-def test_a_stop_string_ends_the_call_and_not_the_branch(loom: Loom) -> None:
+def test_a_stop_string_ends_the_call_and_not_the_branch(fluent: weft.LM) -> None:
     """B13: seen at the token that completes it; its text stays; the node grows on."""
+    loom = Loom(fluent, samples.game24)
     whole = loom.grow(max_tokens=40, temperature=0)[0].text
     stop = "= "
     at = whole.index(stop) + len(stop)

@@ -64,9 +64,9 @@ def test_a_clipped_text_node_equals_a_fresh_prefix(lm: weft.LM, loom: Loom, limi
     assert node.next(5) == fresh.next(5)
 
 
-def test_a_clipped_ended_node_grows(lm: weft.LM) -> None:
+def test_a_clipped_ended_node_grows(fluent: weft.LM) -> None:
     """B6."""
-    node = Loom(lm, samples.verdict).grow(max_tokens=10, seed=3)[0]
+    node = Loom(fluent, samples.verdict).grow(max_tokens=10, seed=3)[0]
     assert node.terminal
     node.trim(1)
     assert not node.terminal

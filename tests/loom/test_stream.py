@@ -222,7 +222,7 @@ def test_an_item_read_late_shows_its_own_moment(loom: Loom) -> None:
 
 
 def test_the_known_stream_returns_its_children_and_honours_terminal(
-    lm: weft.LM, loom: Loom
+    fluent: weft.LM, loom: Loom
 ) -> None:
     """B12."""
 
@@ -233,7 +233,7 @@ def test_the_known_stream_returns_its_children_and_honours_terminal(
     out: list[list[Heddle]] = []
     list(returned(loom))
     assert out == [loom.children]
-    ended = Loom(lm, samples.verdict).grow(max_tokens=10, seed=3)[0]
+    ended = Loom(fluent, samples.verdict).grow(max_tokens=10, seed=3)[0]
     items = list(ended.make_child_stream(n=2))
     assert [item["type"] for item in items] == ["final"]
     assert items[0]["children"] == []

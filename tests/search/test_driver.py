@@ -126,7 +126,7 @@ def _twice_shuffled(tell: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_token_budget_is_never_exceeded(name: str, lm: weft.LM) -> None:
-    budget = 150
+    budget = 100
     before = lm.stats().decoded
     result = small(name, lm, puzzle(name), budget_tokens=budget)
     assert result.cost.tokens == lm.stats().decoded - before <= budget

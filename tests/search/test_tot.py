@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -24,13 +26,42 @@ def small(lm: weft.LM, prompt: object = EASY.prompt, **options: object) -> Searc
     return tot(lm, prompt, **{"seed": 1, "breadth": 3, **FEW, **options})  # type: ignore[arg-type]
 
 
+@dataclass
+class Seen:
+    """A search that was run once, for the tests that look at it and change nothing."""
+
+    result: SearchResult
+    levels: list[Level]
+    decoded: int
+
+
+def seen(lm: weft.LM, call: Callable[..., SearchResult]) -> Seen:
+    levels: list[Level] = []
+    lm.clear_cache()
+    before = lm.stats().decoded
+    result = call(lm, EASY.prompt, seed=1, progress=levels.append)
+    return Seen(result, levels, lm.stats().decoded - before)
+
+
+@pytest.fixture(scope="module")
+def plain(lm: weft.LM) -> Seen:
+    """`small`, as it is."""
+    return seen(lm, small)
+
+
+@pytest.fixture(scope="module")
+def whole(lm: weft.LM) -> Seen:
+    """`tot` without numbers."""
+    return seen(lm, tot)
+
+
 def texts(loom: Heddle) -> list[str]:
     return [node.text for node in loom.walk()]
 
 
 @pytest.mark.parametrize("puzzle", [EASY, HARD])
-def test_puzzle_is_solved_within_the_target(lm: weft.LM, puzzle: Game24) -> None:
-    result = tot(lm, puzzle.prompt, seed=1)
+def test_puzzle_is_solved_within_the_target(lm: weft.LM, whole: Seen, puzzle: Game24) -> None:
+    result = whole.result if puzzle is EASY else tot(lm, puzzle.prompt, seed=1)
     assert result.solved
     assert puzzle.is_solved(result.text)
     assert result.cost.tokens < 5000
@@ -38,9 +69,8 @@ def test_puzzle_is_solved_within_the_target(lm: weft.LM, puzzle: Game24) -> None
     assert result.best.path[0] is result.loom
 
 
-def test_every_candidate_stays_in_the_tree_with_its_score(lm: weft.LM) -> None:
-    levels: list[Level] = []
-    result = small(lm, progress=levels.append)
+def test_every_candidate_stays_in_the_tree_with_its_score(plain: Seen) -> None:
+    levels, result = plain.levels, plain.result
     assert [level.depth for level in levels] == [1, 2, 3]
     in_tree = set(result.loom.walk())
     for level in levels:
@@ -54,27 +84,23 @@ def test_every_candidate_stays_in_the_tree_with_its_score(lm: weft.LM) -> None:
     assert n_candidates == result.cost.candidates == result.cost.valued
 
 
-def test_equal_lines_below_a_node_are_one_candidate(lm: weft.LM) -> None:
-    result = small(lm)
-    for node in result.loom.walk():
+def test_equal_lines_below_a_node_are_one_candidate(plain: Seen) -> None:
+    for node in plain.result.loom.walk():
         if node.children and not any(child.terminal for child in node.children):
             counts = Counter(child.text.strip() for child in node.children)
             assert max(counts.values()) == 1
 
 
-def test_one_state_is_followed_once(lm: weft.LM) -> None:
-    levels: list[Level] = []
-    tot(lm, EASY.prompt, seed=1, progress=levels.append)
-    for level in levels[:-1]:
+def test_one_state_is_followed_once(whole: Seen) -> None:
+    for level in whole.levels[:-1]:
         states = [EASY.state(tuple(n.crown().strip().split("\n"))) for n in level.kept]
         assert len(set(states)) == len(states)
 
 
-def test_same_seed_same_tree_and_another_seed_another(lm: weft.LM) -> None:
-    first = small(lm)
+def test_same_seed_same_tree_and_another_seed_another(lm: weft.LM, plain: Seen) -> None:
     lm.clear_cache()
-    assert texts(small(lm).loom) == texts(first.loom)
-    assert texts(small(lm, seed=2).loom) != texts(first.loom)
+    assert texts(small(lm).loom) == texts(plain.result.loom)
+    assert texts(small(lm, seed=2).loom) != texts(plain.result.loom)
 
 
 def test_frontier_grows_in_one_batch(lm: weft.LM) -> None:
@@ -97,10 +123,8 @@ def test_frontier_grows_in_one_batch(lm: weft.LM) -> None:
         assert steps <= tokens + 12
 
 
-def test_tokens_are_counted_as_the_model_counts_them(lm: weft.LM) -> None:
-    before = lm.stats().decoded
-    result = small(lm)
-    assert result.cost.tokens == lm.stats().decoded - before
+def test_tokens_are_counted_as_the_model_counts_them(plain: Seen) -> None:
+    assert plain.result.cost.tokens == plain.decoded
 
 
 @pytest.mark.parametrize("budget", [1, 50, 300, 700])
@@ -111,17 +135,17 @@ def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
     assert result.cost.stopped == "tokens"
 
 
-def test_small_kv_budget_changes_nothing(lm: weft.LM) -> None:
+def test_small_kv_budget_changes_nothing(lm: weft.LM, plain: Seen) -> None:
     """Parking, eviction and recompute in the middle of a search."""
     with weft.load("tiny", kv_budget=120 * lm.info.kv_bytes_per_token) as tight:
         found = texts(small(tight).loom)
         assert tight.stats().parked
         assert tight.stats().evicted
-    assert found == texts(small(lm).loom)
+    assert found == texts(plain.result.loom)
 
 
-def test_token_budget_that_suffices_changes_nothing(lm: weft.LM) -> None:
-    assert texts(small(lm, budget_tokens=100_000).loom) == texts(small(lm).loom)
+def test_token_budget_that_suffices_changes_nothing(lm: weft.LM, plain: Seen) -> None:
+    assert texts(small(lm, budget_tokens=100_000).loom) == texts(plain.result.loom)
 
 
 def test_small_token_budget_still_ends_in_an_answer(lm: weft.LM) -> None:
@@ -129,18 +153,20 @@ def test_small_token_budget_still_ends_in_an_answer(lm: weft.LM) -> None:
     assert "Answer:" in result.text
 
 
-def test_seconds_are_honoured(lm: weft.LM) -> None:
+def test_seconds_are_honoured(lm: weft.LM, whole: Seen) -> None:
     result = tot(lm, EASY.prompt, seed=1, budget_s=0.05)
     assert result.cost.stopped == "seconds"
-    assert result.cost.tokens < tot(lm, EASY.prompt, seed=1).cost.tokens
+    assert result.cost.tokens < whole.result.cost.tokens
     assert lm.stats().pinned_tokens >= 0
 
 
-def test_seconds_that_suffice_change_the_order_of_children_at_most(lm: weft.LM) -> None:
+def test_seconds_that_suffice_change_the_order_of_children_at_most(
+    lm: weft.LM, plain: Seen
+) -> None:
     """Timed growth attaches a child when it ends."""
-    timed, plain = small(lm, budget_s=1e6), small(lm)
-    assert timed.text == plain.text
-    assert sorted(texts(timed.loom)) == sorted(texts(plain.loom))
+    timed = small(lm, budget_s=1e6)
+    assert timed.text == plain.result.text
+    assert sorted(texts(timed.loom)) == sorted(texts(plain.result.loom))
 
 
 def test_callable_value_ranks(lm: weft.LM) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import weft
+from shallow import shallow
 from weft import Loom, samples
 from weft.errors import ConfigError, ModelMismatch
 
 
 @pytest.fixture(scope="module")
 def lm() -> Iterator[weft.LM]:
-    with weft.load("tiny") as lm:
+    with weft.load(shallow(), engine="numpy") as lm:
         yield lm
 
 
