@@ -13,15 +13,15 @@ from .adapters import Adapters
 from .chat import ChatPrompt
 from .checks import whole_number
 from .constraints import json_schema_to_grammar
-from .constraints.compiler import Compiler
+from .constraints.base import Compiler
 from .embedding import Pooling, embed
 from .engines.base import Engine, EngineInfo
 from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
-from .kv.cursor import Place
+from .kv.place import Place
 from .kv.tree import TokenTree
 from .pathkv import PathKV
-from .sampling.chain import Sampler
 from .sampling.params import SamplingParams
+from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
 from .sched.scheduler import Scheduler
 from .sched.work import Item, Run, Ticket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .kv.node import Node
+from .kv.place import Node
 from .kv.tree import TokenTree
 from .sched.scheduler import Scheduler
 
@@ -67,9 +67,9 @@ class Stats:
         return f"Stats({self})"
 
     def _repr_html_(self) -> str:
-        from .viz import cards
+        from .viz.notebook import stats_card
 
-        return cards.stats(self)
+        return stats_card(self)
 
 
 def format_bytes(n_bytes: int) -> str:

@@ -21,7 +21,7 @@ from contract.helpers import (
 )
 from shallow import SLOT
 from weft.errors import ConfigError
-from weft.sampling.chain import Chain
+from weft.sampling.sampler import Chain
 from weft.sched.work import Extend, Logits, Scores
 
 

@@ -7,12 +7,9 @@ import pytest
 
 from fakes import BrokenFragments
 from kv.listkv import ListFragments
-from weft.kv.cursor import Cursor, resolve
-from weft.kv.evict import EvictionQueue
-from weft.kv.host import HostTier
-from weft.kv.node import Node
-from weft.kv.parts import common_prefix, split_exported
-from weft.kv.tree import TokenTree
+from weft.kv.place import Cursor, Node, resolve
+from weft.kv.room import EvictionQueue, HostTier
+from weft.kv.tree import TokenTree, common_prefix, split_exported
 from weft.sched.rows import LogitsRow
 
 

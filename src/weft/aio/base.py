@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from ..checks import whole_number
 from ..errors import ConfigError, ForwardError
-from ..sampling.chain import Chain, Sampler
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
-from ..tokens.token import Token, tokens_of
+from ..sampling.sampler import Chain, Sampler
 from ..tokens.tokenizer import Tokenizer
+from ..tokens.vocab import Token, tokens_of
 
 Contexts = Sequence[Sequence[int]]
 

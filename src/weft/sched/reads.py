@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Fragment, Row, ScoreSpan, Span
-from ..kv.cursor import Cursor, Place, resolve
-from ..kv.node import Node
+from ..kv.place import Cursor, Node, Place, resolve
 from ..kv.tree import TokenTree
 from .rows import LogitsRow, RowStore
 from .step import Part, as_forward_error

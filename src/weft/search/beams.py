@@ -8,12 +8,11 @@ from typing import Unpack
 from ..checks import whole_number
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, branches
+from .core import Prompt, SearchOptions, SearchResult, Settings, branches
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
 from .ranking import DEEPEST, ranked
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 from .thoughts import BreadthFirst
 

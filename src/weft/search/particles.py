@@ -14,11 +14,10 @@ from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
 from .callbacks import Callback
-from .core import Prompt, SearchOptions, Settings, branches
+from .core import Prompt, SearchOptions, SearchResult, Settings, branches
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
 # A value of 0 is a low weight, not an impossible one: models err.

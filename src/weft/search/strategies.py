@@ -15,8 +15,7 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..lm import LM
-    from .core import Prompt
-    from .result import SearchResult
+    from .core import Prompt, SearchResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,11 @@ from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings
+from .core import Prompt, SearchOptions, SearchResult, Settings
 from .driver import Algorithm, Search, Want
 from .judge import Judge
 from .propose import Counts, Proposer
 from .ranking import deepest, is_answered, paths, ranked, worth_following
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
 

@@ -20,26 +20,32 @@ from ...errors import (
     WeftError,
 )
 from ...sampling import metrics
-from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
-from .alone import Alone
+from ..base import Engine, EngineInfo, HostDraws, LateTokens, Output, Row, Score, Span
+from .check import check_paths, check_tree, refuse_model, refuse_probe
 from .fused import FusedDecoder
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
-from .loading import config_of, context_of, fingerprint_of, load_model, resolve_device
-from .lora import Adapters
-from .output import TorchOutput
-from .plan import Plan, plan_step
-from .refuse import refuse_model, refuse_probe
-from .selfcheck import check_paths, check_tree
-from .step import StepAttention
-from .store import KV, Store
-from .surgery import Head, freeze_rope, structural_copy
+from .lora import LoraAdapters
+from .model import (
+    Head,
+    config_of,
+    context_of,
+    fingerprint_of,
+    freeze_rope,
+    load_model,
+    resolve_device,
+    structural_copy,
+)
+from .padded.kv import KV, Alone, Store
+from .padded.step import LanePlan, StepAttention, plan_step
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ...sampling.sampler import DrawBatch
     from ..source import Progress
+
 Answer = TypeVar("Answer")
 
 
@@ -62,7 +68,7 @@ class TorchEngine(Engine):
         n_positions = context_of(model.config, n_ctx)
         rope = freeze_rope(model, n_positions)
         self._call = seat_modules(model)
-        self._lora = Adapters(model)
+        self._lora = LoraAdapters(model)
         self._device = model.device
         self._closed = False
         self._counted = [each for each in model.parameters() if not each.is_inference()]
@@ -134,7 +140,7 @@ class TorchEngine(Engine):
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
         """Run all rows as one packed sequence; see Engine.forward."""
 
-        def answers(plan: Plan, hidden: Tensor) -> TorchOutput:
+        def answers(plan: LanePlan, hidden: Tensor) -> TorchOutput:
             scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
             return TorchOutput(self._logits(plan, rows, hidden), scores)
 
@@ -144,7 +150,7 @@ class TorchEngine(Engine):
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
 
-        def states(plan: Plan, hidden: Tensor) -> list[NDArray[np.float32]]:
+        def states(plan: LanePlan, hidden: Tensor) -> list[NDArray[np.float32]]:
             found = hidden.float().cpu().numpy()
             return [found[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
 
@@ -246,7 +252,7 @@ class TorchEngine(Engine):
             )
         return row.tokens
 
-    def _run(self, rows: Sequence[Row], answer: Callable[[Plan, Tensor], Answer]) -> Answer:
+    def _run(self, rows: Sequence[Row], answer: Callable[[LanePlan, Tensor], Answer]) -> Answer:
         """Run rows and keep their KV; `answer` makes of the plan and the hidden states [T, E] what
         is asked. No fragment has grown where something fails.
         """
@@ -269,7 +275,7 @@ class TorchEngine(Engine):
         return answers
 
     def _hidden(
-        self, plan: Plan, rows: Sequence[Row], tokens: list[Sequence[int]], alone: Alone | None
+        self, plan: LanePlan, rows: Sequence[Row], tokens: list[Sequence[int]], alone: Alone | None
     ) -> tuple[StepAttention, Tensor]:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
@@ -286,7 +292,7 @@ class TorchEngine(Engine):
         finally:
             self._call.step = None
 
-    def _logits(self, plan: Plan, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+    def _logits(self, plan: LanePlan, rows: Sequence[Row], hidden: Tensor) -> Tensor:
         at = [plan.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
@@ -302,7 +308,7 @@ class TorchEngine(Engine):
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
 
-    def _keep(self, plan: Plan, rows: Sequence[Row], step: StepAttention) -> None:
+    def _keep(self, plan: LanePlan, rows: Sequence[Row], step: StepAttention) -> None:
         """Write the KV of chunk rows; bank rows wrote theirs on the way."""
         n_layers = self.info.n_layers
         keys, values = (
@@ -314,3 +320,33 @@ class TorchEngine(Engine):
             dest = rows[i].dest
             if isinstance(dest, KV) and start >= n_banked:
                 self.fragments.append(dest, keys, values, start, start + rows[i].n_tokens)
+
+
+class TorchOutput(Output):
+    """Logits [N, V] on the engine's device and in its dtype; scores on the host."""
+
+    __slots__ = ("_device_logits", "_host_logits", "_scores")
+
+    def __init__(self, logits: Tensor, scores: list[list[Score]]) -> None:
+        self._device_logits = logits
+        self._host_logits: NDArray[np.float32] | None = None
+        self._scores = scores
+
+    def wait(self) -> None:
+        self._host()
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        return self._host()[index].copy()
+
+    def scores(self) -> list[list[Score]]:
+        return self._scores
+
+    def draw(self, batch: DrawBatch) -> HostDraws:
+        return HostDraws(
+            batch.chain.draw(self._host(), batch.rows, batch.positions, kept=batch.kept)
+        )
+
+    def _host(self) -> NDArray[np.float32]:
+        if self._host_logits is None:
+            self._host_logits = self._device_logits.float().cpu().numpy()
+        return self._host_logits

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attend import Spec
-from .hook import Call
+from .hook import RunningForward
+from .padded.products import Spec
 
 # What `FusedDecoder` computes is what these classes do, and no other.
 _MODELS = frozenset(
@@ -30,7 +30,9 @@ class FusedDecoder:
     """
 
     @classmethod
-    def of(cls, model: PreTrainedModel, specs: Sequence[Spec], call: Call) -> FusedDecoder | None:
+    def of(
+        cls, model: PreTrainedModel, specs: Sequence[Spec], call: RunningForward
+    ) -> FusedDecoder | None:
         """Return it for a model that it knows in full; None for any other.
 
         specs: how each layer attends. call: the forward that is running.
@@ -47,7 +49,7 @@ class FusedDecoder:
             return None
         return cls(model, specs, call)
 
-    def __init__(self, model: Any, specs: Sequence[Spec], call: Call) -> None:
+    def __init__(self, model: Any, specs: Sequence[Spec], call: RunningForward) -> None:
         base = model.base_model
         self._embedding = base.embed_tokens
         self._rotary = base.rotary_emb

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .attend import Spec, attend_causal, bands_of
 from .layout import LayerShape
-from .step import StepAttention
+from .padded.products import Spec, attend_causal, bands_of
+from .padded.step import StepAttention
 
 NAME = "weft_tree"
 _SEAT = "weft_seat"
 
 
-class Call:
+class RunningForward:
     """The forward that is running: `step` attends; else `probe` watches a plain sequence."""
 
     __slots__ = ("probe", "step")
@@ -38,7 +38,7 @@ class Seat:
 
     __slots__ = ("call", "layer")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RunningForward) -> None:
         self.call = call
         self.layer = -1
 
@@ -78,7 +78,7 @@ _probing: ContextVar[Probe | None] = ContextVar("weft_probing", default=None)
 
 
 @contextmanager
-def probing(call: Call) -> Iterator[Probe]:
+def probing(call: RunningForward) -> Iterator[Probe]:
     """Let the forwards inside attend plainly and record what they do."""
     probe = call.probe = Probe()
     token = _probing.set(probe)
@@ -89,9 +89,9 @@ def probing(call: Call) -> Iterator[Probe]:
         call.probe = None
 
 
-def seat_modules(model: nn.Module) -> Call:
+def seat_modules(model: nn.Module) -> RunningForward:
     """Hang a seat on every module of our copy, so that the attention function finds its call."""
-    call = Call()
+    call = RunningForward()
     for module in model.modules():
         module.__dict__[_SEAT] = Seat(call)
     return call
