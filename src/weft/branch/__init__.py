@@ -5,9 +5,8 @@ from __future__ import annotations
 from .branch import Branch
 from .rerank import Ranked, Rerank
 from .session import Session
-from .state import Metrics, Produced
+from .state import Metrics, Pressure, Produced
 from .store import BranchStore
-from .tenancy import Pressure
 
 __all__ = [
     "Branch",

@@ -167,7 +167,7 @@ class Tunable(State):
     def metrics(self) -> Metrics:
         """Figures of this branch. Cost: O(nodes of the path)."""
         self.alive()
-        kv_tokens = self.tenancy.kv_tokens(self)
+        kv_tokens = self.peers.kv_tokens(self)
         return Metrics(
             position=self.position,
             n_accepted=self.last.n if self.last else 0,
@@ -234,7 +234,7 @@ class Branch(Tunable):
         self._children: WeakValueDictionary[int, Branch] | None = None  # by number, as forked
         self._fork_head = 0
         self._forks_at: dict[int, int] = {}
-        self.tenancy.branches.add(self)
+        self.peers.branches.add(self)
 
     @classmethod
     def create(
@@ -424,7 +424,7 @@ class Branch(Tunable):
         self.ended_by = call
         self.row = self.last = self.drawn = None
         self.place = self.lm.place(()) if not self.lm.closed else self.place.at(0)
-        self.tenancy.branches.discard(self)
+        self.peers.branches.discard(self)
 
     def detach(self) -> None:
         """Have no parent any more: what ends that one's subtree leaves this one alone."""
@@ -478,7 +478,7 @@ class Branch(Tunable):
     def is_active(self) -> bool:
         """Its KV is resident. A branch that is not is computed again when used."""
         self.alive()
-        return self.tenancy.active(self)
+        return self.peers.active(self)
 
     @property
     def disposed(self) -> bool:

@@ -12,8 +12,7 @@ from ..errors import ConfigError
 from ..sched import work
 from ..sched.driver import deferred_interrupt
 from ..sched.work import Extend, Item, Logits, Scores
-from .state import Accepted
-from .tenancy import Tenancy
+from .state import Accepted, LiveBranches
 
 if TYPE_CHECKING:
     from ..engines.base import Score
@@ -180,7 +179,7 @@ class ReadCall:
 
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """Check, run and finish a call; the branches' other calls wait meanwhile."""
-    with turn(Tenancy.of(lm), branches), placed(branches):
+    with turn(LiveBranches.of(lm), branches), placed(branches):
         lm.see_weights()
         call: BranchCall = make(of)
         for items, finish in call.stages():
@@ -204,7 +203,7 @@ def placed(branches: Sequence[Branch]) -> Iterator[None]:
 
 async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """The awaitable form of `run`; cancelled, it leaves the branches as they were."""
-    async with aturn(Tenancy.of(lm), branches):
+    async with aturn(LiveBranches.of(lm), branches):
         with placed(branches):
             await lm.asee_weights()
             call: BranchCall = make(of)
@@ -231,31 +230,33 @@ def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
 
 
 @contextmanager
-def turn(tenancy: Tenancy, branches: Sequence[Branch]) -> Iterator[None]:
+def turn(peers: LiveBranches, branches: Sequence[Branch]) -> Iterator[None]:
     """Have the branches for oneself; blocks while others have them."""
     mine: Future[Any] = Future()
-    while (other := _claim(tenancy, branches, mine)) is not None:
+    while (other := _claim(peers, branches, mine)) is not None:
         other.result()
     try:
         yield
     finally:
-        _release(tenancy, branches, mine)
+        _release(peers, branches, mine)
 
 
 @asynccontextmanager
-async def aturn(tenancy: Tenancy, branches: Sequence[Branch]) -> AsyncIterator[None]:
+async def aturn(peers: LiveBranches, branches: Sequence[Branch]) -> AsyncIterator[None]:
     """The same for an event loop, which goes on meanwhile."""
     mine: Future[Any] = Future()
-    while (other := _claim(tenancy, branches, mine)) is not None:
+    while (other := _claim(peers, branches, mine)) is not None:
         await asyncio.shield(asyncio.wrap_future(other))
     try:
         yield
     finally:
-        _release(tenancy, branches, mine)
+        _release(peers, branches, mine)
 
 
-def _claim(tenancy: Tenancy, branches: Sequence[Branch], mine: Future[Any]) -> Future[Any] | None:
-    with tenancy.turns:
+def _claim(
+    peers: LiveBranches, branches: Sequence[Branch], mine: Future[Any]
+) -> Future[Any] | None:
+    with peers.turns:
         for branch in branches:
             if branch.busy is not None:
                 return branch.busy
@@ -264,8 +265,8 @@ def _claim(tenancy: Tenancy, branches: Sequence[Branch], mine: Future[Any]) -> F
         return None
 
 
-def _release(tenancy: Tenancy, branches: Sequence[Branch], mine: Future[Any]) -> None:
-    with tenancy.turns:
+def _release(peers: LiveBranches, branches: Sequence[Branch], mine: Future[Any]) -> None:
+    with peers.turns:
         for branch in branches:
             branch.busy = None
     mine.set_result(None)

@@ -10,8 +10,7 @@ import numpy as np
 from ..errors import ConfigError
 from .branch import Branch
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
-from .state import Produced, draw
-from .tenancy import Pressure, Tenancy
+from .state import LiveBranches, Pressure, Produced, draw
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -26,7 +25,7 @@ class BranchStore:
     def __init__(self, lm: LM) -> None:
         """lm: whose branches."""
         self.lm = lm
-        self._tenancy = Tenancy.of(lm)
+        self._peers = LiveBranches.of(lm)
 
     def commit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
         """Accept a token and run it, on each branch: one forward for all, whatever their depth.
@@ -77,7 +76,7 @@ class BranchStore:
     def retain_only(self, branch: Branch) -> None:
         """End all other branches of the LM; this one stands alone and goes on."""
         checked_pairs(self.lm, [(branch, None)], "retain_only")
-        for other in list(self._tenancy.branches):
+        for other in list(self._peers.branches):
             if other is not branch:
                 other.end(f"retain_only of {branch!r}")
         branch.become_root()
@@ -98,13 +97,13 @@ class BranchStore:
     @property
     def branches(self) -> list[Branch]:
         """The live branches, in the order they were made."""
-        return sorted(self._tenancy.branches, key=lambda branch: branch.number)
+        return sorted(self._peers.branches, key=lambda branch: branch.number)
 
     @property
     def available(self) -> int | None:
         """How many more different tips can be resident: exact with `n_seq_max`, else None."""
-        return self._tenancy.available()
+        return self._peers.available()
 
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""
-        return self._tenancy.pressure()
+        return self._peers.pressure()

@@ -166,27 +166,6 @@ def _window(raw: Mapping[str, Any], architecture: str) -> int | None:
     return None if raw.get("sliding_window") is None else _integer(raw, "sliding_window")
 
 
-class Rope:
-    """Turns for positions 0, 1, …; the table grows to the longest position asked for."""
-
-    def __init__(self, parameters: Mapping[str, Any], head_dim: int) -> None:
-        self._frequencies = frequencies(parameters, head_dim)
-        self._table = np.empty((0, head_dim // 2), np.complex64)
-
-    def turns(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
-        """Return complex64 [N, D/2] for int64 [N] positions."""
-        longest = int(positions.max())
-        if longest >= len(self._table):
-            self._grow(max(256, 2 * longest))
-        return self._table[positions]
-
-    def _grow(self, length: int) -> None:
-        # NOTE: angles are rounded to float32 on purpose: that is what the models were trained with.
-        steps = np.arange(length, dtype=np.float32)
-        angles = (steps[:, None] * self._frequencies).astype(np.float64)
-        self._table = np.exp(1j * angles).astype(np.complex64)
-
-
 def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.float32]:
     """Return the angle per position of each pair: float32 [D/2].
 

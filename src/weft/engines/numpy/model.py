@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import ModelLoadError
 from ..checkpoint import Checkpoint
 from ..source import Progress
-from .config import LlamaConfig, Rope, pair_up
+from .config import LlamaConfig, frequencies, pair_up
 from .step import Plan
 
 
@@ -61,6 +63,27 @@ class Model:
         out = np.empty_like(queries)
         plan.attend(index, queries, out)
         return out.swapaxes(0, 1).reshape(n, h * d)
+
+
+class Rope:
+    """Turns for positions 0, 1, …; the table grows to the longest position asked for."""
+
+    def __init__(self, parameters: Mapping[str, Any], head_dim: int) -> None:
+        self._frequencies = frequencies(parameters, head_dim)
+        self._table = np.empty((0, head_dim // 2), np.complex64)
+
+    def turns(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
+        """Return complex64 [N, D/2] for int64 [N] positions."""
+        longest = int(positions.max())
+        if longest >= len(self._table):
+            self._grow(max(256, 2 * longest))
+        return self._table[positions]
+
+    def _grow(self, length: int) -> None:
+        # NOTE: angles are rounded to float32 on purpose: that is what the models were trained with.
+        steps = np.arange(length, dtype=np.float32)
+        angles = (steps[:, None] * self._frequencies).astype(np.float64)
+        self._table = np.exp(1j * angles).astype(np.complex64)
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
