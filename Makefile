@@ -88,9 +88,10 @@ imports: $(VENV)/.stamp
 
 check: test lint types imports docs sizes
 
-# Files and code lines of each package; `python -m tools.house` also counts what calls run through.
+# Files and code lines of each package, and its rules on names; `python -m tools.house` also counts
+# what calls run through.
 sizes: $(VENV)/.stamp
-	$(BIN)/python -m tools.house --sizes
+	$(BIN)/python -m tools.house --check
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

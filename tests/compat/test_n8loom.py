@@ -63,7 +63,7 @@ def test_a_nodes_fragments_fuse_to_its_path(lm: weft.LM) -> None:
     frags = [each.frag for each in node.path]
     fused = n8loom.fuse_cache_frags([list(layer) for layer in zip(*frags, strict=True)])
     assert fused.token_ids == node.get_prefix_tokens()
-    want = logits(lm, node._where())
+    want = logits(lm, node.place)
     lm.clear_cache()
     assert np.abs(logits(lm, fused.place(lm)) - want).max() < 1e-4
 
@@ -175,7 +175,7 @@ def test_a_bfloat16_model_has_fragments() -> None:
     node = loom.add_text_child("4 + 9 = 13")
     assert node.frag[0].keys.dtype == np.float32
     lm = weft.LM.of(model, tokenizer)
-    want = logits(lm, node._where())
+    want = logits(lm, node.place)
     frags = [each.frag for each in node.path]
     fused = n8loom.fuse_cache_frags([list(layer) for layer in zip(*frags, strict=True)])
     lm.clear_cache()

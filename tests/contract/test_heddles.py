@@ -131,7 +131,7 @@ def after_losing_all_kv(lm: weft.LM, tmp: Path) -> Heddle:
 
 def imported(lm: weft.LM, tmp: Path) -> Heddle:
     node = generated(lm, tmp)
-    arrays = {name: array.copy() for name, array in lm.kv.export(node._where()).items()}
+    arrays = {name: array.copy() for name, array in lm.kv.export(node.place).items()}
     lm.clear_cache()
     fresh = Loom(lm, node.get_prefix_tokens())
     fresh._place = lm.kv.insert(fresh.tokens, arrays)
@@ -176,7 +176,7 @@ def test_9_next_token_logits_equal_a_plain_forward(
         pytest.skip("a hidden engine keeps its KV to itself")
     lm = make(kind)
     node = heddle(lm, tmp_path)
-    place = node._where()
+    place = node.place
     found = ask(lm, place, Logits(place.depth))[0]
     assert_close(found, oracle(node.get_prefix_tokens())[-1])
 

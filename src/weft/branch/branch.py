@@ -365,7 +365,7 @@ class Branch(Tunable):
         ordinal = self._forks_at.get(position, 0)
         self._forks_at[position] = ordinal + 1
         if seed is None:
-            child.reseed(self._seed, (*self._lineage, position, ordinal))
+            child.reseed(self.seed, (*self.lineage, position, ordinal))
         else:
             child.reseed(SamplingParams(seed=seed).seed or 0, (0,))
         child._parent, child._fork_head = self, position
@@ -520,5 +520,5 @@ class Branch(Tunable):
 
     def _refuse_ahead(self, call: str) -> None:
         self.alive()
-        if self._ahead:
+        if self.ahead:
             raise ConfigError(f"{self!r} has accepted tokens to commit; do that before {call}")

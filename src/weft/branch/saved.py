@@ -42,11 +42,11 @@ def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
         "fingerprint": branch.lm.fingerprint(adapter),
         "tokens": branch.tokens,
         "params": branch.params.to_dict(),
-        "seed": branch._seed,
-        "lineage": list(branch._lineage),
+        "seed": branch.seed,
+        "lineage": list(branch.lineage),
         "grammar_from": branch.grammar_from,
         "accepted": [[each.position, each.token, *each.own()] for each in chain(branch.last)][::-1],
-        "ahead": list(branch._ahead),
+        "ahead": list(branch.ahead),
         "steering": SamplingParams(logit_bias=branch.steering).to_dict()["logit_bias"],
         "adapter": adapter,
     }
@@ -96,7 +96,7 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     stream = stream_of(seed, lineage)
     place = lm.place(tokens, namespace=data.get("adapter"))
     branch = kind(lm, place, params, lm.sampler(params, stream))
-    branch._seed, branch._lineage = seed, lineage
+    branch.seed, branch.lineage = seed, lineage
     for index, each in enumerate(field(data, "accepted", list, WHAT)):
         where = f"accepted token {index} of {WHAT}"
         if not isinstance(each, list | tuple) or len(each) != 4:
@@ -111,7 +111,7 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     )
     if len(ahead) > n_accepted:
         raise FormatError(f"{WHAT} has more tokens ahead than accepted ones")
-    branch._ahead = ahead
+    branch.ahead = ahead
     steering = {"logit_bias": data.get("steering") or {}}
     branch.steering = branch.biases(SamplingParams.from_dict(steering).logit_bias)
     branch.sampler = branch.sampler_at(branch.last, stream)

@@ -60,9 +60,9 @@ class State:
         self.stream = lm.text.stream()
         self.busy: Future[Any] | None = None
         self.ended_by: str | None = None
-        self._ahead: list[int] = []  # accepted, and not yet committed or prefilled
-        self._seed = params.seed if params.seed is not None else 0
-        self._lineage: tuple[int, ...] = (0,)
+        self.ahead: list[int] = []  # accepted, and not yet committed or prefilled
+        self.seed = params.seed if params.seed is not None else 0
+        self.lineage: tuple[int, ...] = (0,)
 
     @property
     def position(self) -> int:
@@ -154,30 +154,30 @@ class State:
 
     def accept_now(self, token: int) -> None:
         """Go on by a token without running it."""
-        known = None if self._ahead else self.surprisals(token)
-        if known is None and self.position and not self._ahead:
+        known = None if self.ahead else self.surprisals(token)
+        if known is None and self.position and not self.ahead:
             known = (surprisal(self.raw(), token), None)
         sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
         sampler.accept(token)
-        at = self.position + len(self._ahead)
+        at = self.position + len(self.ahead)
         last = Accepted(self.last, at, token, *(known or (None, None)))
         with deferred_interrupt():
             self.sampler, self.drawn, self.last = sampler, None, last
-            self._ahead.append(token)
+            self.ahead.append(token)
 
     def accepted_ahead(self, token: int) -> bool:
         """Whether `accept` was called for this token already. Raises: ConfigError for another."""
-        if not self._ahead:
+        if not self.ahead:
             return False
         self.check_ahead([token])
         return True
 
     def check_ahead(self, ids: Sequence[int]) -> int:
         """Return how many of these were accepted ahead; refuse what contradicts that."""
-        n = min(len(ids), len(self._ahead))
-        if list(ids[:n]) != self._ahead[:n]:
+        n = min(len(ids), len(self.ahead))
+        if list(ids[:n]) != self.ahead[:n]:
             raise ConfigError(
-                f"{self!r} has accepted {self._ahead[:n]}; what is run next must be that,"
+                f"{self!r} has accepted {self.ahead[:n]}; what is run next must be that,"
                 f" not {list(ids[:n])}"
             )
         return n
@@ -187,13 +187,13 @@ class State:
 
         The row that it is scored by comes with the tokens before it.
         """
-        behind = len(self._ahead) - number - 1
+        behind = len(self.ahead) - number - 1
         record = next(islice(chain(self.last), behind, None))
         return record.own()[0] is None
 
     def take_accepted(self, found: Sequence[float | None]) -> None:
         """As many tokens were run: they are no longer ahead. found: surprisals, where missing."""
-        n, found = len(self._ahead), list(found)
+        n, found = len(self.ahead), list(found)
         if any(value is not None for value in found):
             records = list(islice(chain(self.last), n))[::-1]
             last = records[0].before
@@ -202,7 +202,7 @@ class State:
                 own = (value if raw is None else raw, kept)
                 last = Accepted(last, record.position, record.token, *own)
             self.last = last
-        del self._ahead[: len(found)]
+        del self.ahead[: len(found)]
 
     def surprisals(self, token: int) -> tuple[float | None, float | None] | None:
         """Return the token's raw and kept surprisal in nats, as far as known; None: not at all."""
@@ -280,7 +280,7 @@ class State:
 
     def reseed(self, seed: int, lineage: tuple[int, ...]) -> None:
         """Draw from another random stream."""
-        self._seed, self._lineage = seed, lineage
+        self.seed, self.lineage = seed, lineage
         self.sampler = self.sampler.clone()
         self.sampler.stream = stream_of(seed, lineage)
         self.drawn = None

@@ -27,6 +27,7 @@ from ..loom import Loom as _Loom
 from ..loom.grow import Growth, seeded
 from ..loom.known import items
 from ..loom.kvfrag import Exported
+from ..loom.node import set_place
 from ..sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -347,8 +348,9 @@ def _growth(
     if cache is not None and cache.token_ids:
         root = Heddle(lm, None, _path(cache.token_ids, list(prompt)))
         place = cache.place(lm)
-        if root._tokens[: place.depth] == cache.token_ids:
-            root._place = lm.place(root._tokens[place.depth :], after=place)
+        tokens = root.tokens
+        if tokens[: place.depth] == cache.token_ids:
+            set_place(root, lm.place(tokens[place.depth :], after=place))
     else:
         root = Heddle(lm, None, list(prompt))
     growth = Growth(lm, streamed=streamed)
@@ -368,7 +370,7 @@ def _path(cached: list[int], prompt: list[int]) -> list[int]:
 
 
 def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
-    found = [kvfrag.export(lm, child._where()) for child in children]
+    found = [kvfrag.export(lm, child.place) for child in children]
     rows = [child.tokens for child in children]
     return PromptCache(_layers(found, start), rows, start, found[0].marks)
 

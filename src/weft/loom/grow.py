@@ -21,7 +21,18 @@ from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import Channel, deferred_interrupt
 from ..sched.work import FinishReason, Run, RunState, Ticket
 from ..tokens.text import StopStrings, TextStream
-from .node import constrained_so_far
+from .node import (
+    child_list,
+    constrained_so_far,
+    growing_lists,
+    lm_of,
+    new_child,
+    set_batch,
+    set_deferred,
+    set_place,
+    set_run,
+    stands_at,
+)
 
 if TYPE_CHECKING:
     from ..kv.place import Place
@@ -119,7 +130,7 @@ class Beside:
     def insert(self, number: int, child: Heddle) -> None:
         """Put a branch's child before those of later ones. Cost: O(1) while nobody else edits."""
         at = bisect.bisect(self._numbers, number)
-        children = self._parent._children
+        children = child_list(self._parent)
         where = self._where(children, at)
         if not self._there:
             self._first = where
@@ -172,8 +183,7 @@ class Shoot:
             return
         result = self.ticket.value
         child = self.child
-        child._tokens, child._text = list(result.tokens), None
-        child.logprobs, child.entropies = list(result.logprobs), list(result.entropies)
+        set_run(child, result)
         child.stop_string = None if self.watch is None else self.watch.stopped
         child.terminal = result.ended_by is not None
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
@@ -199,10 +209,10 @@ class Shoot:
     def _attach(self, end: Place | None) -> None:
         self.over = True
         child = self.child
-        if not child._tokens and child.finish_reason in ("cancelled", "interrupted"):
+        if not child.tokens and child.finish_reason in ("cancelled", "interrupted"):
             return
         # The parent may have changed meanwhile: the child's place is then made anew when used.
-        child._place = end if self.parent._place is self.origin else None
+        set_place(child, end if stands_at(self.parent, self.origin) else None)
         self.beside.insert(self.index, child)
         self.attached = True
 
@@ -224,11 +234,11 @@ class Growth:
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
-        if node._home.live_lm() is not self.lm:
+        if lm_of(node) is not self.lm:
             raise ConfigError(
                 "the nodes of one call must belong to one model; grow the others apart"
             )
-        origin = node._where()
+        origin = node.place
         if not origin.depth:
             raise ConfigError(
                 "the node's whole path is empty: there are no tokens to continue. Add text"
@@ -236,7 +246,7 @@ class Growth:
         made = []
         beside = Beside(node)
         for branch in range(params.n):
-            child = node._child([])
+            child = new_child(node)
             child.params, child.lineage = params, (first + branch,)
             # No sink where nobody needs each token: the host then does nothing for it.
             watched = params.stop or self._channel is not None
@@ -446,8 +456,7 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     piece = "".join(text.push(token) for token in tokens)
     if is_over:
         piece += text.flush()
-    child._text = None
-    lists: tuple[list[Any], ...] = (child._tokens, child.logprobs, child.entropies)
+    lists: tuple[list[Any], ...] = growing_lists(child)
     _at_once(map(_extend, lists, (tokens, logprobs, entropies)))
     if is_over:
         _end(shoot)
@@ -470,7 +479,7 @@ def plan(
     first: the number of its first branch.
     """
     params = seeded(params)
-    growth = Growth(nodes[0]._home.live_lm(), streamed=streamed)
+    growth = Growth(lm_of(nodes[0]), streamed=streamed)
     for place, node in enumerate(nodes):
         if node.terminal and not force:
             growth.skipped.append(node)
@@ -512,7 +521,7 @@ class Batch:
         """Take a growing call over; return the list that its children will be in."""
         promised = Promised(self)
         self._calls.append((node, params, self.number(node, params), promised))
-        node._deferred = self
+        set_deferred(node, self)
         return promised
 
     def number(self, node: Heddle, params: SamplingParams) -> int:
@@ -526,10 +535,11 @@ class Batch:
         """Grow everything put off so far, in one batch. On an error nothing of it is there."""
         calls, self._calls = self._calls, []
         for node, _, _, promised in calls:
-            node._deferred, promised.batch = None, None
+            set_deferred(node, None)
+            promised.batch = None
         if not calls:
             return
-        growth = Growth(calls[0][0]._home.live_lm())
+        growth = Growth(lm_of(calls[0][0]))
         planned: list[list[Shoot]] = [
             growth.add(node, params, first=first) for node, params, first, _ in calls
         ]
@@ -559,11 +569,11 @@ def at_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
     results = []
     try:
         for node in nodes:
-            node._batch = batch
+            set_batch(node, batch)
             try:
                 results.append(func(node))
             finally:
-                node._batch = None
+                set_batch(node, None)
     except Exception:
         # The calls before the one that failed were made: their children are there.
         batch.flush()

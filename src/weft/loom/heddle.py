@@ -19,7 +19,7 @@ from ..sched.work import Extend, Logits, Scores
 from . import known
 from .grow import Branches, Growth, adeltas, at_each, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
-from .node import HeddleState, leaves_below
+from .node import HeddleState, add_text, add_tokens, encoded, leaves_below, lm_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -290,15 +290,9 @@ class Heddle(Shown):
         special: True reads special tokens that stand in the text as such, False as plain text; None
         as the class does (`reads_special`, False here). Never True for what others have typed.
         """
-        if self._home.is_text and isinstance(text, str):
-            child = self._child([])
-            child._text = text
-            self.children.append(child)
-            return child
-        child = self._child(ids_of(self, text, special))
-        child._place = self._home.live_lm().place(child._tokens, after=self._where())
-        self.children.append(child)
-        return child
+        if isinstance(text, str):
+            return add_text(self, text, special)
+        return add_tokens(self, ids_of(self, text, special))
 
     # Asking
 
@@ -371,7 +365,7 @@ class Heddle(Shown):
         if self.terminal:
             return Branches()
         if self._batch is not None:
-            self._where()
+            _ = self.place  # which says what is wrong, if something is
             # A UserList: it reads and behaves like the list it becomes.
             return self._batch.put_off(self, seeded(params))  # type: ignore[return-value]
         return plan([self], params, force=False, streamed=False).run()
@@ -429,18 +423,10 @@ class Heddle(Shown):
         """Return the number of a call's first branch: more than 0 for equal leaves in a batch."""
         return 0 if self._batch is None else self._batch.number(self, params)
 
-    def _child(self, token_ids: Sequence[int]) -> Heddle:
-        """Make a child that is in no list yet."""
-        return self._child_class(self._home, None, list(token_ids), None, None, self)
-
-    @property
-    def _child_class(self) -> type[Heddle]:
-        return type(self)
-
 
 def at_end(node: HeddleState) -> Place:
     """Return the node's place; ConfigError when nothing stands before it."""
-    place = node._where()
+    place = node.place
     if not place.depth:
         raise ConfigError("there is nothing to ask after: the node's whole path is empty. Add text")
     return place
@@ -470,7 +456,7 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
 def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
     """Return a text's token ids as what goes on after the node; token ids as they are."""
     if isinstance(text, str):
-        return node._encode(text, special)
+        return encoded(node, text, special)
     if special is not None:
         raise ConfigError("special is about how a text is read; token ids are what they are")
     return text
@@ -484,7 +470,7 @@ def measure_item(
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
     place = at_end(node)
-    node._home.live_lm().place(ids, after=place)
+    lm_of(node).place(ids, after=place)
     return Extend(place, ids, (Scores(place.depth, place.depth + len(ids)),))
 
 

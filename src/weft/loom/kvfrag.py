@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..adapters import name_of
+from .node import lm_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,13 +100,13 @@ def load(
 
 def fragments(node: HeddleState) -> list[KVFrag]:
     """Return the node's own KV, one fragment a layer. Cost: exports the whole path."""
-    lm, place = node._home.live_lm(), node._where()
+    lm, place, tokens = lm_of(node), node.place, node.tokens
     if not place.depth:
         return []
-    start = place.depth - len(node._tokens)
+    start = place.depth - len(tokens)
     found = export(lm, place)
     return [
-        KVFrag(keys[None, :, start:], values[None, :, start:], node._tokens, start, found.marks)
+        KVFrag(keys[None, :, start:], values[None, :, start:], tokens, start, found.marks)
         for keys, values in found.layers
     ]
 

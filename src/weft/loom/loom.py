@@ -126,7 +126,7 @@ class Loom(Heddle):
         self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
-    def _restored(cls, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> Self:
+    def restored(cls, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> Self:
         """Make a loom from a file's content: nothing is tokenised or templated again."""
         loom = cls.__new__(cls)
         loom._begin(home, made, heddle_class)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..kv.place import Place
     from ..lm import LM
     from ..sampling.params import SamplingParams
-    from ..sched.work import FinishReason
+    from ..sched.work import FinishReason, RunResult
     from .grow import Batch
     from .heddle import Heddle
 
@@ -163,6 +163,15 @@ class HeddleState:
     def score(self, score: float | None) -> None:
         self._score = None if score is None else _number("score", score)
 
+    def _child(self, token_ids: Sequence[int]) -> Heddle:
+        """Make a child that is in no list yet."""
+        child: Heddle = self._child_class(self._home, None, list(token_ids), None, None, self)
+        return child
+
+    @property
+    def _child_class(self) -> type[Any]:
+        return type(self)
+
     def _encode(self, text: str, special: bool | None = None) -> list[int]:
         special = self.reads_special if special is None else special
         return self._home.text_lm().text.continuation(text, special=special) if text else []
@@ -225,10 +234,7 @@ class HeddleState:
     @property
     def place(self) -> Place:
         """Where the node ends in the token tree; `lm.kv` takes it."""
-        return self._where()
-
-    def _where(self) -> Place:
-        """Return the node's place, made from the nearest ancestor that has one."""
+        # Made from the nearest ancestor that has one.
         lm = self._home.live_lm()
         if self._place is None:
             parts: list[list[int]] = []
@@ -344,6 +350,84 @@ class HeddleState:
         return f"<{type(self).__name__} {self.id} {shown!r} {', '.join(facts)}>"
 
 
+# What a node is made of, for the files of this package and of the store: users have its methods.
+
+
+def lm_of(node: HeddleState) -> LM:
+    """Return the LM that runs a node. Raises: ConfigError without one, StaleHandle when closed."""
+    return node._home.live_lm()
+
+
+def encoded(node: HeddleState, text: str, special: bool | None) -> list[int]:
+    """Return a text's token ids as what goes on after the node."""
+    return node._encode(text, special)
+
+
+def new_child(parent: HeddleState, token_ids: Sequence[int] = ()) -> Heddle:
+    """Return a child that is in no list yet."""
+    return parent._child(token_ids)
+
+
+def child_list(parent: HeddleState) -> list[Heddle]:
+    """Return the node's own list as it stands: nothing that was put off is made for it."""
+    return parent._children
+
+
+def add_text(parent: HeddleState, text: str, special: bool | None = None) -> Heddle:
+    """Append a child with this text; in a loom without a model it has no tokens."""
+    if parent._home.is_text:
+        child = new_child(parent)
+        set_text(child, text)
+        parent.children.append(child)
+        return child
+    return add_tokens(parent, encoded(parent, text, special))
+
+
+def add_tokens(parent: HeddleState, token_ids: Sequence[int]) -> Heddle:
+    """Append a child with these tokens. Raises: ContextOverflow, and nothing has changed."""
+    child = new_child(parent, token_ids)
+    child._place = lm_of(parent).place(child._tokens, after=parent.place)
+    parent.children.append(child)
+    return child
+
+
+def set_text(node: HeddleState, text: str) -> None:
+    """Say what a node's text is, where no tokenizer says it."""
+    node._text = text
+
+
+def set_run(node: HeddleState, result: RunResult) -> None:
+    """Give a node the tokens and figures of a finished run."""
+    node._tokens, node._text = list(result.tokens), None
+    node.logprobs, node.entropies = list(result.logprobs), list(result.entropies)
+
+
+def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float]]:
+    """Return the node's own tokens, logprobs and entropies, which are about to get longer."""
+    node._text = None
+    return node._tokens, node.logprobs, node.entropies
+
+
+def set_place(node: HeddleState, place: Place | None) -> None:
+    """Say where a node ends; None: it is made anew when used."""
+    node._place = place
+
+
+def stands_at(node: HeddleState, place: Place) -> bool:
+    """Whether this very place still is the node's: nothing before it has changed."""
+    return node._place is place
+
+
+def set_batch(node: HeddleState, batch: Batch | None) -> None:
+    """Let the growing calls that are made on a node be put off, into a batch."""
+    node._batch = batch
+
+
+def set_deferred(node: HeddleState, batch: Batch | None) -> None:
+    """Say which batch a node's children are in until it is grown."""
+    node._deferred = batch
+
+
 def _number(name: str, value: float) -> float:
     try:
         if not isinstance(value, str | bytes):
@@ -380,7 +464,7 @@ def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
     """Give the node other tokens. Nothing has changed if they are refused."""
     lm, new = node._home.live_lm(), checked_ids(given)
     # Refuses what is no token or does not fit, before anything changes.
-    lm.place(new, after=None if node.parent is None else node.parent._where())
+    lm.place(new, after=None if node.parent is None else node.parent.place)
     node._tokens = new
     node._text = None
     node.logprobs, node.entropies = [], []
@@ -453,7 +537,7 @@ def split_node(node: HeddleState, at: int) -> Heddle:
         allowed = f"1 to {length - 1}, or negative from the end" if length > 1 else "no split"
         raise ConfigError(f"cannot split before token {at!r} of {length}; allowed is {allowed}")
     node._home.text_lm()
-    lower = cast("Heddle", node)._child(node._tokens[cut:])
+    lower = new_child(node, node._tokens[cut:])
     lower.logprobs, lower.entropies = node.logprobs[cut:], node.entropies[cut:]
     lower.params, lower.lineage = node.params, node.lineage
     lower.finish_reason, lower.stop_string = node.finish_reason, node.stop_string

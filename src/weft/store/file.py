@@ -24,7 +24,7 @@ from ..errors import ConfigError, FormatError, ModelMismatch, StoreError, WeftEr
 from ..files import field, number, shown, whole
 from ..loom import Heddle, Loom
 from ..loom.loom import Prompt
-from ..loom.node import Home
+from ..loom.node import Home, child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
 
@@ -290,7 +290,7 @@ def _made(
         field(prompt, "chat_template_used", bool, "prompt"),
     )
     home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
-    loom = loom_class._restored(home, made, heddle_class)
+    loom = loom_class.restored(home, made, heddle_class)
     loom.created = field(data, "created", str, "the file")
     home.adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
     _grow_back(loom, records)
@@ -319,8 +319,8 @@ def _grow_back(loom: Loom, records: list[Record]) -> None:
     _fill(loom, records[0])
     for record in records[1:]:
         parent = nodes[record.parent]
-        node = parent._child(record.tokens)
-        parent._children.append(node)
+        node = new_child(parent, record.tokens)
+        child_list(parent).append(node)
         _fill(node, record)
         nodes.append(node)
 
@@ -333,7 +333,7 @@ def _fill(node: Heddle, record: Record) -> None:
     node.finish_reason, node.stop_string = record.finish_reason, record.stop_string
     node.terminal, node.score, node.meta = record.terminal, record.score, record.meta
     if node.lm is None:
-        node._text = record.text
+        set_text(node, record.text)
 
 
 def _params(record: Record) -> SamplingParams | None:

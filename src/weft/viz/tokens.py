@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from ..checks import whole_number
 from ..errors import ConfigError
 from ..loom import Loom
+from ..loom.node import lm_of
 from ..results import TokenProb
 from ..sched.work import Extend, Scores
 from .escape import as_html, visible
@@ -176,7 +177,7 @@ def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
     sampled = [node for node in nodes if node.logprobs and node.parent is not None]
     if not top or not sampled:
         return {}
-    lm = sampled[0]._home.live_lm()
+    lm = lm_of(sampled[0])
     top = min(top, lm.info.n_vocab)
     found: dict[str, list[TokenRank]] = {}
     for first in range(0, len(sampled), _ASKED_AT_ONCE):
@@ -190,7 +191,7 @@ def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
 
 def _item(node: Heddle, top: int) -> Extend:
     assert node.parent is not None
-    place, tokens = node.parent._where(), node.tokens
+    place, tokens = node.parent.place, node.tokens
     return Extend(place, tokens, (Scores(place.depth, place.depth + len(tokens), top),))
 
 
