@@ -9,8 +9,9 @@ so every branch has them all), temperature 0.8. Sides, in turn in one run, each 
   sequential    Transformers' generate, one sequence after another, the prompt prefilled every time
 
 tok/s counts new tokens over the whole job, prefill included; medians over the rounds. Weft's sides
-record the log-probability and entropy of every token, generate records nothing. Peak memory is that
-of the process.
+record the log-probability and entropy of every token, generate records nothing. With one thread
+the seconds are CPU time, which other work on the machine moves less. Peak memory is that of the
+process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from typing import Any
 
 SIDES = ("numpy", "torch", "generate", "sequential")
 N_PROMPT, N_NEW, TEMPERATURE = 512, 128, 0.8
-MUST = {("numpy", 8): 2.5, ("numpy", 32): 3.5, ("torch", 8): 1.5, ("torch", 32): 1.6}
+MUST = {
+    ("numpy", 8): 2.5,
+    ("numpy", 32): 3.5,
+    ("torch", 1): 1.15,
+    ("torch", 8): 1.5,
+    ("torch", 32): 1.6,
+}
 MOST_SEQUENTIAL = 8  # more would only repeat the figure
 TINY = Path(str(files("weft") / "data" / "tiny"))
 
@@ -102,10 +109,11 @@ def child(side: str, n: int) -> None:
         job = weft_job(side, n)
     else:
         job = generate_job(n, n if side == "generate" else 1)
+    clock = time.process_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
     job(4)
-    began = time.perf_counter()
+    began = clock()
     made, more = job(N_NEW)
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     print(json.dumps({"seconds": seconds, "tokens": made, "peak_mb": peak_mb(), **more}))
 
 

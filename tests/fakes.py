@@ -27,7 +27,7 @@ from weft.engines.base import (
     Score,
     Usage,
 )
-from weft.sampling.chain import DrawBatch, DrawResult
+from weft.sampling.sampler import DrawBatch, DrawResult
 
 
 class Boom(RuntimeError):

@@ -16,7 +16,7 @@ from rig import (
     text_after,
 )
 from weft.errors import Cancelled, ForwardError, KVFull
-from weft.kv.cursor import Place
+from weft.kv.place import Place
 from weft.sched.work import Extend, Logits, Run, Scores, Ticket, Want
 
 RECIPES: list[dict[str, Any]] = [

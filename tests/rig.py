@@ -13,14 +13,22 @@ from typing import Any
 import numpy as np
 
 from kv.listkv import ListFragments
-from weft.engines.base import Engine, EngineInfo, LateTokens, Output, Row, Score, ScoreSpan
-from weft.engines.host import HostOutput
-from weft.kv.cursor import Place
+from weft.engines.base import (
+    Engine,
+    EngineInfo,
+    HostOutput,
+    LateTokens,
+    Output,
+    Row,
+    Score,
+    ScoreSpan,
+)
+from weft.kv.place import Place
 from weft.kv.tree import TokenTree
 from weft.sampling import metrics
-from weft.sampling.chain import Chain, DrawResult, Sampler
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
+from weft.sampling.sampler import Chain, DrawResult, Sampler
 from weft.sched.driver import Driver
 from weft.sched.scheduler import Scheduler
 from weft.sched.work import Extend, Run, RunResult, Ticket, Want

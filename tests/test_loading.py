@@ -191,6 +191,34 @@ def test_the_budget_of_logits_rows_is_kept_and_shown() -> None:
         assert lm.stats().row_budget_bytes == 1 << 20
 
 
+def test_kv_beyond_the_budget_goes_to_the_host_and_comes_back() -> None:
+    prompts = [list(range(40 * i, 40 * i + 40)) for i in range(1, 9)]
+    with weft.load("tiny") as plain:
+        size = plain.info.kv_bytes_per_token
+        want = [weft.AsyncLM(plain).next_token_logprobs_sync(ids) for ids in prompts]
+    again = {}
+    for offload in (None, 400 * size):
+        with weft.load("tiny", kv_budget=100 * size, offload=offload, row_cache=1) as lm:
+            model = weft.AsyncLM(lm)
+            for _ in range(2):
+                got = [model.next_token_logprobs_sync(ids) for ids in prompts]
+                np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+            stats = lm.stats()
+            assert stats.kv_bytes <= 100 * size
+            assert stats.offload_budget_bytes == (offload or 0)
+            assert 0 < stats.offloaded_bytes <= 400 * size if offload else not stats.offloaded_bytes
+            again[offload] = stats.recomputed + stats.prefilled
+    n_all = sum(map(len, prompts))
+    assert again[None] >= 2 * n_all - 100  # nearly all of it is run twice
+    assert again[400 * size] <= n_all + 2 * len(prompts)  # only what is asked for is
+
+
+@pytest.mark.parametrize("offload", ["auto", "much", 0, -1, True, 1])
+def test_an_offload_that_is_no_size_is_refused(offload: object) -> None:
+    with pytest.raises(ConfigError, match=r"^offload (is|of) .*"):
+        weft.load("tiny", offload=offload)
+
+
 def test_importing_weft_imports_no_engine_and_nothing_heavy() -> None:
     code = "import sys, weft; print([m for m in sys.modules if m.split('.')[0] in sys.argv[1:]])"
     heavy = ["torch", "transformers", "numpy", "tokenizers", "jinja2", "rich", "typer"]

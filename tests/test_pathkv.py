@@ -18,8 +18,8 @@ from weft.engines.numpy import NumpyEngine
 from weft.errors import ConfigError, FormatError, KVFull, ModelMismatch, StoreError, Unsupported
 from weft.lm import LM
 from weft.loom import Loom
-from weft.sampling.chain import Sampler
 from weft.sampling.params import SamplingParams
+from weft.sampling.sampler import Sampler
 from weft.sched.work import Extend, Logits, Run
 from weft.tokens.tokenizer import Tokenizer
 

@@ -11,16 +11,17 @@ from weakref import WeakValueDictionary
 
 from .adapters import Adapters
 from .chat import ChatPrompt
+from .checks import whole_number
 from .constraints import json_schema_to_grammar
-from .constraints.compiler import Compiler
+from .constraints.base import Compiler
 from .embedding import Pooling, embed
 from .engines.base import Engine, EngineInfo
 from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
-from .kv.cursor import Place
+from .kv.place import Place
 from .kv.tree import TokenTree
 from .pathkv import PathKV
-from .sampling.chain import Sampler
 from .sampling.params import SamplingParams
+from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
 from .sched.scheduler import Scheduler
 from .sched.work import Item, Run, Ticket
@@ -64,12 +65,14 @@ class LM:
         n_batch: int | None = None,
         n_seq_max: int | None = None,
         kv_bytes: int | None = None,
+        offload_bytes: int | None = None,
         row_bytes: int | None = None,
         defaults: SamplingParams | None = None,
     ) -> None:
         """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
 
-        row_bytes: of logits rows that are kept, over all faces.
+        offload_bytes: of the host, for KV beyond that. row_bytes: of logits rows that are kept,
+        over all faces.
         """
         self.engine = engine
         self.text = text
@@ -81,12 +84,13 @@ class LM:
             engine.fragments,
             capacity=capacity_of(kv_bytes, engine.info),
             max_paths=least(n_seq_max, engine.info),
+            host_capacity=host_capacity_of(offload_bytes, engine.info),
         )
         self.scheduler = Scheduler(
             engine,
             self.tree,
             n_ctx=self.n_ctx,
-            n_batch=at_least_one("n_batch", N_BATCH if n_batch is None else n_batch),
+            n_batch=whole_number("n_batch", N_BATCH if n_batch is None else n_batch, 1),
             row_cache_bytes=ROW_CACHE_BYTES if row_bytes is None else row_bytes,
         )
         self.driver = Driver(self.scheduler)
@@ -422,7 +426,7 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     """Return the context length to use."""
     if n_ctx is None:
         return info.n_positions
-    if at_least_one("n_ctx", n_ctx) > info.n_positions:
+    if whole_number("n_ctx", n_ctx, 1) > info.n_positions:
         raise ConfigError(
             f"n_ctx is {n_ctx}, but {info.model} has {info.n_positions} positions; use at most that"
         )
@@ -442,17 +446,27 @@ def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
     return capacity
 
 
-def at_least_one(name: str, value: int) -> int:
-    """Return a count, or refuse it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from 1 on")
-    return value
+def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
+    """Return how many slots the host may keep for the engine."""
+    if offload_bytes is None:
+        return 0
+    if info.kv == "hidden":
+        raise Unsupported(
+            f"the {info.name} engine keeps its KV to itself, so offload has no effect; leave it out"
+        )
+    capacity = offload_bytes // info.kv_bytes_per_token
+    if capacity < 1:
+        raise ConfigError(
+            f"offload of {offload_bytes} bytes holds not one token of {info.kv_bytes_per_token}"
+            " bytes; give more, or leave it out"
+        )
+    return capacity
 
 
 def least(n_seq_max: int | None, info: EngineInfo) -> int | None:
     """Return the smaller limit of resident paths; None for none."""
     if n_seq_max is not None:
-        at_least_one("n_seq_max", n_seq_max)
+        whole_number("n_seq_max", n_seq_max, 1)
         if info.kv == "hidden":
             raise Unsupported(
                 f"the {info.name} engine keeps its KV to itself, so n_seq_max has no effect;"

@@ -41,6 +41,7 @@ def load(
     n_batch: int | None = None,
     n_seq_max: int | None = None,
     kv_budget: str | int = "auto",
+    offload: str | int | None = None,
     row_cache: str | int = "auto",
     engine_options: Mapping[str, Any] | None = None,
     progress: Any = None,
@@ -66,6 +67,8 @@ def load(
         kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
             branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
             the device memory that is free after loading, 4 GiB on a CPU.
+        offload: bytes of host memory for KV that the budget has no room for: it is brought back
+            when it is needed, and not computed again. None keeps none.
         row_cache: bytes of logits rows that are kept for who asks again, over all faces; a row is
             4 bytes a token of the vocabulary. "auto" is 64 MiB.
         engine_options: passed on to the engine.
@@ -83,6 +86,7 @@ def load(
         "n_batch": n_batch,
         "n_seq_max": n_seq_max,
         "row_bytes": parse_bytes(row_cache, "row_cache"),
+        "offload_bytes": None if offload is None else parse_bytes(offload, "offload", auto=False),
     }
     options = dict(engine_options or {})
     if not isinstance(model, str | os.PathLike):
@@ -144,7 +148,7 @@ def _load_object(
     if not is_new:
         for name, value in asked.items():
             if value is not None and value != lm.made_with.get(name):
-                shown = {"row_bytes": "row_cache"}.get(name, name)
+                shown = {"row_bytes": "row_cache", "offload_bytes": "offload"}.get(name, name)
                 raise ConfigError(
                     f"this model has an LM already, loaded with {shown}={lm.made_with.get(name)!r};"
                     " close that one first, or leave the argument out"
@@ -281,9 +285,9 @@ def refuse_for_loaded(**given: Any) -> None:
             )
 
 
-def parse_bytes(budget: str | int, name: str = "kv_budget") -> int | None:
+def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True) -> int | None:
     """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name."""
-    if budget == "auto":
+    if auto and budget == "auto":
         return None
     if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
@@ -292,7 +296,8 @@ def parse_bytes(budget: str | int, name: str = "kv_budget") -> int | None:
         size = int(float(match[1]) * _UNITS[match[2]])
         if size > 0:
             return size
-    raise ConfigError(f'{name} is {budget!r}; allowed are "auto", bytes, or a size like "4GiB"')
+    allowed = '"auto", bytes, or' if auto else "bytes, or"
+    raise ConfigError(f'{name} is {budget!r}; allowed are {allowed} a size like "4GiB"')
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:

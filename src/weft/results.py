@@ -29,9 +29,9 @@ class TokenProb:
         return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
 
     def _repr_html_(self) -> str:
-        from .viz import cards
+        from .viz.notebook import token_prob_card
 
-        return cards.token_prob(self)
+        return token_prob_card(self)
 
 
 class Distribution(tuple[TokenProb, ...]):
@@ -48,9 +48,9 @@ class Distribution(tuple[TokenProb, ...]):
         return "\n".join([*lines, *_more(len(self))])
 
     def _repr_html_(self) -> str:
-        from .viz import cards
+        from .viz.notebook import distribution_card
 
-        return cards.distribution(self)
+        return distribution_card(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,9 +89,9 @@ class TextScore:
         return "\n".join([head, *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:
-        from .viz import cards
+        from .viz.notebook import text_score_card
 
-        return cards.text_score(self)
+        return text_score_card(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .kv.node import Node
+from .kv.place import Node
 from .kv.tree import TokenTree
 from .sched.scheduler import Scheduler
 
@@ -16,8 +16,9 @@ class Stats:
     prefilled, decoded: tokens run and drawn. reused: path tokens that were there when work began.
     recomputed: tokens run again, because their KV was evicted or their logits were not kept.
     kv_bytes: KV of the tokens held; kv_bytes_unshared: what a cache of its own for every branch
-    would take; kv_bytes_allocated: what the engine has reserved for it. row_bytes: logits rows that
-    are kept, of row_budget_bytes at most. Seconds are wall clock.
+    would take; kv_bytes_allocated: what the engine has reserved for it. offloaded_bytes: KV that
+    the host keeps for it, of offload_budget_bytes at most. row_bytes: logits rows that are kept, of
+    row_budget_bytes at most. Seconds are wall clock.
     """
 
     prefilled: int
@@ -30,6 +31,8 @@ class Stats:
     kv_bytes_unshared: int
     kv_bytes_allocated: int
     kv_budget_bytes: int | None
+    offloaded_bytes: int
+    offload_budget_bytes: int
     row_bytes: int
     row_budget_bytes: int
     pinned_tokens: int
@@ -64,9 +67,9 @@ class Stats:
         return f"Stats({self})"
 
     def _repr_html_(self) -> str:
-        from .viz import cards
+        from .viz.notebook import stats_card
 
-        return cards.stats(self)
+        return stats_card(self)
 
 
 def format_bytes(n_bytes: int) -> str:
@@ -98,6 +101,8 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             kv_bytes=held * per_token,
             kv_bytes_unshared=unshared_tokens(tree) * per_token,
             kv_bytes_allocated=usage.bytes if usage is not None else 0,
+            offloaded_bytes=tree.host.slots * per_token,
+            offload_budget_bytes=tree.host.capacity * per_token,
             row_bytes=rows.used_bytes,
             row_budget_bytes=rows.budget_bytes,
             kv_budget_bytes=None if capacity is None else capacity * per_token,

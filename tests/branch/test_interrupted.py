@@ -11,7 +11,7 @@ from interrupts import between_lines, interrupted, quick_collections
 from shallow import shallow
 from weft import Branch, BranchStore, samples
 
-PLACES = ("branch/calls.py", "branch/state.py", "branch/metrics.py")
+PLACES = ("branch/calls.py", "branch/state.py")
 FINISHING = ("run", "_finish", "finish", "advanced", "surprisals", "produced", "moved", "__init__")
 
 

@@ -18,15 +18,16 @@ def lm(request, monkeypatch) -> LM:
     """An LM whose engine has a crowd from the first tail on, and steps of eight rows."""
     if request.param == "torch":
         pytest.importorskip("torch")
-        from weft.engines.torch import TorchEngine, bank, store
+        from weft.engines.torch import TorchEngine
+        from weft.engines.torch.padded import kv
 
-        monkeypatch.setattr(bank, "CROWD_BYTES", 0)
-        monkeypatch.setattr(store, "CROWD_BYTES", 0)
+        monkeypatch.setattr(kv, "CROWD_BYTES", 0)
+        monkeypatch.setattr(kv, "CROWD_BYTES", 0)
         engine = TorchEngine.load(shallow(), dtype="float32")
     else:
-        from weft.engines.numpy import bank
+        from weft.engines.numpy import kv
 
-        monkeypatch.setattr(bank, "CROWDED_BYTES", 0)
+        monkeypatch.setattr(kv, "CROWDED_BYTES", 0)
         engine = NumpyEngine.load(shallow())
     lm = LM(engine, Tokenizer.from_folder(shallow()), n_batch=8)
     yield lm

@@ -115,7 +115,7 @@ def test_exporting_changes_nothing_that_is_kept(weft, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("suffix", "module", "start"),
-    [("dot", "dot", "digraph"), ("mmd", "mermaid", ""), ("html", "html", "<!doctype html>")],
+    [("dot", "graph", "digraph"), ("mmd", "graph", ""), ("html", "html", "<!doctype html>")],
 )
 def test_pictures_are_drawn_where_this_version_can(
     weft, tmp_path: Path, suffix: str, module: str, start: str

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from weft import samples
 from weft.cli.advice import quoted
-from weft.cli.lanes import Lanes, Printer
+from weft.cli.draw import Lanes, Printer
 from weft.cli.out import Out
 from weft.results import Delta
 

@@ -17,10 +17,9 @@ import weft as package
 from weft import Loom, samples
 from weft.cli import kept as kept_module
 from weft.cli import shelf as shelf_module
-from weft.cli import terminal as terminal_module
+from weft.cli import shelf as terminal_module
 from weft.cli.kept import Kept
-from weft.cli.shelf import Shelf
-from weft.cli.terminal import terminal
+from weft.cli.shelf import Shelf, terminal
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
 NAME = "tell-story-about-fox"
@@ -437,15 +436,15 @@ def test_nodes_of_the_loom_that_is_named_are_offered_on_tab(weft, grown) -> None
     from typer import Context
     from typer.main import get_command
 
-    from weft.cli import complete
+    from weft.cli import options
     from weft.cli.app import app
 
     weft("run", samples.sum, "-n", "1")
     context = Context(get_command(app))
     context.params = {"loom": NAME}
-    assert [number for number, _ in complete.nodes(context, "")] == ["0", "1", "2", "3"]
+    assert [number for number, _ in options.complete_nodes(context, "")] == ["0", "1", "2", "3"]
     context.params = {}
-    assert [number for number, _ in complete.nodes(context, "")] == ["0", "1"]
+    assert [number for number, _ in options.complete_nodes(context, "")] == ["0", "1"]
 
 
 def test_a_file_that_is_no_loom_is_not_kept(weft, tmp_path: Path) -> None:
@@ -457,7 +456,7 @@ def test_a_file_that_is_no_loom_is_not_kept(weft, tmp_path: Path) -> None:
     assert Shelf().names() == []
 
 
-MARK = "from weft.cli.terminal import terminal; print(terminal())"
+MARK = "from weft.cli.shelf import terminal; print(terminal())"
 
 
 @posix

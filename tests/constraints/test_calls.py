@@ -12,8 +12,8 @@ import weft
 from tokens.call_templates import FORMS
 from tokens.test_form import message, tokenizer, user
 from weft.constraints import Lark, Lazy
+from weft.constraints.base import Compiler
 from weft.constraints.calls import call_constraint
-from weft.constraints.compiler import Compiler
 from weft.errors import ConfigError
 from weft.tokens.form import INDEX
 from weft.tokens.tokenizer import Tokenizer

@@ -23,8 +23,8 @@ from weft.constraints import (
     from_dict,
     json_schema_to_grammar,
 )
-from weft.constraints.compiler import Compiler
-from weft.constraints.masks import Masks
+from weft.constraints.base import Compiler
+from weft.constraints.grammar import Masks
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
 from weft.sampling.params import SamplingParams
 from weft.tokens.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from weft.constraints import GBNF
-from weft.constraints.compiler import Compiler
+from weft.constraints.base import Compiler
 from weft.errors import GrammarError
 from weft.tokens.tokenizer import Tokenizer
 

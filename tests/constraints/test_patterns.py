@@ -16,8 +16,7 @@ import pytest
 
 from tokens import builders
 from weft.constraints import Choice, Lark, Lazy, Regex, from_dict
-from weft.constraints.base import Matcher, n_words
-from weft.constraints.compiler import Compiler
+from weft.constraints.base import Compiler, Matcher, n_words
 from weft.constraints.patterns import _parsed, as_regex, beginnings
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
 from weft.tokens.tokenizer import Tokenizer

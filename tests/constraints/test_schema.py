@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from weft.constraints import GBNF, JsonSchema, json_schema_to_grammar
-from weft.constraints.base import Matcher, n_words
-from weft.constraints.compiler import Compiler
+from weft.constraints.base import Compiler, Matcher, n_words
 from weft.errors import GrammarError
 from weft.tokens.tokenizer import Tokenizer
 

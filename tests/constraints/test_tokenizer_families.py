@@ -18,9 +18,8 @@ from llama_reference import CONFIG, random_tensors, write_safetensors
 from tokens import builders
 from weft import Branch, Loom
 from weft.constraints import GBNF, Allow, Choice, Constraint, JsonSchema, Lark, Lazy, Regex
-from weft.constraints.base import Matcher, n_words
-from weft.constraints.compiler import Compiler
-from weft.constraints.masks import Masks
+from weft.constraints.base import Compiler, Matcher, n_words
+from weft.constraints.grammar import Masks
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConstraintError
 from weft.lm import LM

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.kv.cursor import Place
+from weft.kv.place import Place
 from weft.lm import LM
-from weft.sampling.chain import Sampler
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
+from weft.sampling.sampler import Sampler
 from weft.sched.work import Extend, Logits, Run, RunResult, Want
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.02}

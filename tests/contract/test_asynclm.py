@@ -16,11 +16,10 @@ from contract.helpers import PROMPT, STORY, TOLERANCE, prompt_ids
 from fakes import BrokenEngine
 from weft import AsyncLM, Branch, Loom
 from weft.aio import AbstractAsyncLM
-from weft.aio.asynclm import Paths
+from weft.aio.asynclm import ExactRows, Paths
 from weft.aio.base import sampler_of, top_of
-from weft.aio.exact import ExactRows
 from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
-from weft.tokens.token import Token
+from weft.tokens.vocab import Token
 
 
 def log_softmax(rows):

@@ -21,7 +21,7 @@ from contract.helpers import (
 )
 from shallow import SLOT
 from weft.errors import ConfigError
-from weft.sampling.chain import Chain
+from weft.sampling.sampler import Chain
 from weft.sched.work import Extend, Logits, Scores
 
 
@@ -116,13 +116,12 @@ def test_5_drop_and_recompute_agree(kv_kind: str, make: Make) -> None:
 def test_5_offloading_and_bringing_back_changes_nothing(
     kv_kind: str, make: Make, oracle: Oracle
 ) -> None:
-    lm = make(kv_kind, kv_bytes=60 * SLOT)
-    lm.tree.host.capacity = 200
+    lm = make(kv_kind, kv_bytes=60 * SLOT, offload_bytes=200 * SLOT)
     first, second = prompt_ids(lm), prompt_ids(lm, STORY + " And a bear, a long one please.")
     logits_at(lm, [*first, 40])
     filler = [*second, *range(40, 90 - len(second))]
     logits_at(lm, filler)
-    assert lm.tree.host.slots > 0
+    assert 0 < lm.stats().offloaded_bytes <= lm.stats().offload_budget_bytes == 200 * SLOT
     before = lm.stats().prefilled
     assert_close(logits_at(lm, [*first, 40, 41]), oracle([*first, 40, 41])[-1])
     assert lm.stats().prefilled - before < len(first)

@@ -306,8 +306,7 @@ def test_an_atomic_call_that_just_fits_runs(kv_kind: str, make: Make) -> None:
 
 def test_a_parked_run_goes_on_when_its_kv_comes_back_from_the_host(make: Make) -> None:
     want = tokens_of(batch(make("sequence"), 3, max_tokens=12))
-    lm = make("sequence", n_seq_max=1)
-    lm.tree.host.capacity = 1000
+    lm = make("sequence", n_seq_max=1, offload_bytes=1000 * SLOT)
     assert tokens_of(batch(lm, 3, max_tokens=12)) == want
 
 

@@ -12,7 +12,7 @@ import pytest
 from llama_reference import write_folder
 from weft.engines.base import Fragment, Row, Span
 from weft.engines.numpy import NumpyEngine
-from weft.engines.numpy.bank import TailBank
+from weft.engines.numpy.kv import TailBank
 from weft.errors import ModelMismatch
 
 

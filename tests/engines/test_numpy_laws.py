@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from llama_reference import PlainLlama, write_folder
 from weft.engines.base import Fragment, LateTokens, Row, Score, ScoreSpan, Span
-from weft.engines.numpy import NumpyEngine, bank, fragments, plan
+from weft.engines.numpy import NumpyEngine, kv
+from weft.engines.numpy import step as plan
 
 TOLERANCE = 1e-4
 IDS = list(np.random.default_rng(7).integers(0, 61, 120).tolist())
@@ -48,9 +49,9 @@ class Rig(SimpleNamespace):
 def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Tight: every threshold so small that short tests cross them all."""
     if request.param == "tight":
-        monkeypatch.setattr(bank, "GROWTH", 3)
-        monkeypatch.setattr(fragments, "_WIDE", 6)
-        monkeypatch.setattr(fragments, "_SMALL", 4)
+        monkeypatch.setattr(kv, "GROWTH", 3)
+        monkeypatch.setattr(kv, "_WIDE", 6)
+        monkeypatch.setattr(kv, "_SMALL", 4)
         monkeypatch.setattr(plan, "_MIN_BLOCK", 3)
         monkeypatch.setattr(plan, "_MAX_SCORES", 1)
     plain = write_folder(tmp_path)

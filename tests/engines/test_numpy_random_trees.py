@@ -9,7 +9,7 @@ import pytest
 
 from llama_reference import PlainLlama, write_folder
 from weft.engines.base import Fragment, Row, Span
-from weft.engines.numpy import NumpyEngine, bank, fragments, plan
+from weft.engines.numpy import NumpyEngine, kv, step
 
 
 class Node:
@@ -180,12 +180,12 @@ OPERATIONS = [
 def test_random_operations_agree_with_the_twin(
     seed: int, growth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bank, "GROWTH", growth)
+    monkeypatch.setattr(kv, "GROWTH", growth)
     if growth == 2:
-        monkeypatch.setattr(fragments, "_WIDE", 4)
-        monkeypatch.setattr(fragments, "_SMALL", 3)
-        monkeypatch.setattr(plan, "_MIN_BLOCK", 2)
-        monkeypatch.setattr(plan, "_MAX_SCORES", 1)
+        monkeypatch.setattr(kv, "_WIDE", 4)
+        monkeypatch.setattr(kv, "_SMALL", 3)
+        monkeypatch.setattr(step, "_MIN_BLOCK", 2)
+        monkeypatch.setattr(step, "_MAX_SCORES", 1)
     plain = write_folder(tmp_path)
     tree = RandomTree(NumpyEngine.load(tmp_path), plain, seed)
     for _ in range(150):

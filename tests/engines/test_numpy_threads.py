@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from threadpoolctl import threadpool_info
 
-from weft.engines.numpy import threads as threads_module
-from weft.engines.numpy.threads import Account, BlasThreads, Choice
+from weft.engines.numpy import engine as threads_module
+from weft.engines.numpy.engine import Account, BlasThreads, ThreadChoice
 from weft.errors import ConfigError
 
 Machine = Callable[[int], float]  # seconds of a forward of one token, by threads
@@ -31,7 +31,7 @@ def noisy(machine: Machine, seed: int) -> Machine:
     return lambda n: machine(n) * (rng.uniform(2, 8) if rng.random() < 0.1 else rng.uniform(1, 1.2))
 
 
-def ran(choice: Choice, machine: Machine, seconds: float) -> float:
+def ran(choice: ThreadChoice, machine: Machine, seconds: float) -> float:
     """Let forwards run for that long; return the time of one, in the mean."""
     spent, n = 0.0, 0
     while spent < seconds:
@@ -46,7 +46,7 @@ def ran(choice: Choice, machine: Machine, seconds: float) -> float:
 @pytest.mark.parametrize("most", [2, 3, 8])
 def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) -> None:
     for machine in (idle, busy):
-        choice = Choice(most, Account())
+        choice = ThreadChoice(most, Account())
         best = min(choice.counts, key=machine)
         mean = ran(choice, noisy(machine, seed), 4.0)
         fixed = noisy(machine, seed)
@@ -55,7 +55,7 @@ def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) ->
 
 
 def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
-    choice = Choice(2, Account())
+    choice = ThreadChoice(2, Account())
     ran(choice, idle, 1.0)
     assert choice.counts[choice.at] == 2
     assert ran(choice, busy, 3.0) < 1.3 * busy(1)
@@ -66,7 +66,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
 
 def test_trials_of_all_sizes_pay_into_one_account() -> None:
     account = Account()
-    sizes = [Choice(2, account) for _ in range(6)]
+    sizes = [ThreadChoice(2, account) for _ in range(6)]
     spent, lost = 0.0, 0.0
     while spent < 10.0:
         for choice in sizes:
@@ -78,7 +78,7 @@ def test_trials_of_all_sizes_pay_into_one_account() -> None:
 
 
 def test_a_machine_that_is_busy_at_the_beginning_gets_no_trials_at_first() -> None:
-    choice = Choice(2, Account(owed_s=1.0))
+    choice = ThreadChoice(2, Account(owed_s=1.0))
     seen = set()
     for _ in range(600):
         seen.add(choice.threads)

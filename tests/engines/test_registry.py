@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weft.engines as registry
-from weft.engines.host import HostOutput
+from weft.engines.base import HostOutput
 from weft.errors import ConfigError, EngineUnavailable
 
 

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from weft.engines.torch import attend as products  # noqa: E402
-from weft.engines.torch.attend import Mask, Spec  # noqa: E402
+from weft.engines.torch.padded import products  # noqa: E402
+from weft.engines.torch.padded.products import Mask, Spec  # noqa: E402
 
 pytestmark = pytest.mark.torch
 B, K, Q, S, D = 2, 3, 4, 9, 8

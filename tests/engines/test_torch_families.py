@@ -152,7 +152,7 @@ def test_export_free_load_changes_nothing(bench: Bench) -> None:
 
 
 def test_scores_equal_log_softmax(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.engines.torch.engine._SCORE_NUMBERS", 4 * N_VOCAB)
+    monkeypatch.setattr("weft.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
     trunk = bench.node((), IDS[:6])
     targets = tuple(IDS[7:17])
     row = Row(trunk, IDS[6:16], 6, None, (), (ScoreSpan(0, targets, 3), ScoreSpan(9, (4,))))

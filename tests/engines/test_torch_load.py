@@ -54,6 +54,31 @@ def test_a_folder_gives_the_logits_of_its_model(folder: Path) -> None:
     assert [s[0] for s in seen] == ["load", "load"]
 
 
+def test_linear_weights_lie_by_column_and_say_what_they_said(folder: Path) -> None:
+    loaded, plain = TorchEngine.load(folder).model, build("llama")
+    looked_up = loaded.get_input_embeddings().weight
+    assert looked_up.is_contiguous()
+    linear = [m.weight for m in loaded.modules() if type(m) is torch.nn.Linear]
+    assert {weight.stride(0) for weight in linear} == {1}
+    assert len(linear) == 3 * 7 + 1  # of each layer, and the output
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+
+
+def test_an_output_layer_that_is_the_embedding_too_stays_by_row(tmp_path: Path) -> None:
+    model = _causal("llama", tie_word_embeddings=True, intermediate_size=64)
+    model.save_pretrained(tmp_path)
+    head = TorchEngine.load(tmp_path).model.get_output_embeddings()
+    assert head.weight.is_contiguous()
+
+
+def test_a_handed_over_models_weights_lie_where_they_lay() -> None:
+    model = build("llama")
+    before = {name: (w.data_ptr(), w.stride()) for name, w in model.state_dict().items()}
+    TorchEngine.adopt(model)
+    assert before == {name: (w.data_ptr(), w.stride()) for name, w in model.state_dict().items()}
+
+
 def test_info_says_what_was_loaded(folder: Path) -> None:
     info = TorchEngine.load(folder).info
     assert (info.name, info.model, info.dtype, info.device) == ("torch", "model", "float32", "cpu")

@@ -33,8 +33,8 @@ from weft.errors import (  # noqa: E402
     StaleHandle,
     Unsupported,
 )
-from weft.sampling.chain import Sampler  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
+from weft.sampling.sampler import Sampler  # noqa: E402
 from weft.sched.work import Run  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]

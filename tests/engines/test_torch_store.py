@@ -13,8 +13,10 @@ pytest.importorskip("transformers")
 
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, bank, spans, store  # noqa: E402
-from weft.engines.torch.plan import plan_step  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.padded import kv  # noqa: E402
+from weft.engines.torch.padded import step as spans  # noqa: E402
+from weft.engines.torch.padded.step import StepAttention, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -55,7 +57,7 @@ def _allocated(engine: TorchEngine) -> int:
     """Bytes of the distinct buffers behind all tensors of the store, found without its counters."""
     memory = engine.fragments
     slots = [b.slots for b in memory._banks.values()]
-    slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, store.Block)}.values()
+    slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, kv.DeviceBlock)}.values()
     own = [t.untyped_storage() for s in slots for t in (*s.keys, *s.values)]
     if memory.alone is not None:
         own += [t.untyped_storage() for t in (*memory.alone._keys, *memory.alone._values)]
@@ -189,9 +191,9 @@ def test_random_operations_agree_with_token_lists(
     monkeypatch: pytest.MonkeyPatch, seed: int, name: str
 ) -> None:
     """Small widths, so that tails change banks, rows and homes all the time."""
-    monkeypatch.setattr(bank, "SMALLEST", 4)
-    monkeypatch.setattr(bank, "GROW_BY", 2)
-    monkeypatch.setattr(store, "LONG", 7)
+    monkeypatch.setattr(kv, "SMALLEST", 4)
+    monkeypatch.setattr(kv, "GROW_BY", 2)
+    monkeypatch.setattr(kv, "LONG", 7)
     _ALL.clear()
     model = build(name)
     engine = TorchEngine.adopt(model)
@@ -279,7 +281,7 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
     for short in (0, spans.SHORT):
         monkeypatch.setattr(spans, "SHORT", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
-        assert kinds == ({spans.Part} if short == 0 else {spans.Part, spans.Bundle})
+        assert kinds == ({spans.LaneSpan} if short == 0 else {spans.LaneSpan, spans.Bundle})
         output = engine.forward(rows)
         logits.append([torch.from_numpy(output.logits(i)) for i in range(2 * len(rows))])
     for alone, bundled in zip(*logits, strict=True):
@@ -289,11 +291,11 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
 def test_a_long_fragment_grows_in_its_block(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
-    monkeypatch.setattr(store, "LONG", 20)
+    monkeypatch.setattr(kv, "LONG", 20)
     fragment = _grow(engine, IDS[:30])
     for at in range(30, 50):
         output = engine.forward([Row((), IDS[at : at + 1], at, fragment, (0,))])
-        assert isinstance(fragment.home, store.Block)
+        assert isinstance(fragment.home, kv.DeviceBlock)
     assert _error(output, 0, model, IDS[:50]) < 1e-4
 
 
@@ -306,12 +308,16 @@ def test_a_failing_forward_leaves_every_length(
     rows = [Row(path, [5], 10, tails[0], (0,)), Row(path, [5, 6], 10, tails[1], (1,))]
     calls = []
 
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
+    run = StepAttention.run
+
+    def fail(self: StepAttention, layer: int, *rest: Any) -> Any:
+        if layer < 2:
+            return run(self, layer, *rest)
+        calls.append(layer)
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model.model.layers[2], "forward", fail)
+        patch.setattr(StepAttention, "run", fail)
         with pytest.raises(ForwardError, match="out of luck"):
             engine.forward(rows)
     assert calls
@@ -403,16 +409,19 @@ def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str,
 def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
     plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "LONG", 100)
+    monkeypatch.setattr(kv, "LONG", 100)
     engine, model = plain, llama
     ids = [i % 40 for i in range(180)]
     tail = _grow(engine, ids)
+    pieces = set()
     for step in range(70):  # beyond the room of the first piece
         row = Row((), [step % 40], len(ids), tail, (0,))
         ids.append(step % 40)
         output = engine.forward([row])
         assert (engine.fragments.alone is not None) == (step > 0)
+        pieces.add(engine.fragments.alone)
         assert _error(output, 0, model, ids) < 1e-4
+    assert len(pieces) == 3  # none, and two
 
 
 def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
@@ -429,7 +438,7 @@ def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
         step(token)
         ids.append(token)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._head, "logits", lambda hidden: 1 / 0)
+        patch.setattr(engine, "_logits", lambda *given: 1 / 0)
         with pytest.raises(ForwardError):
             step(9)
     output = step(8)

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from kv.listkv import ListFragments
-from weft.kv.cursor import Cursor, Place, climb, path_ids, resolve, resolve_joined
+from weft.kv.place import Cursor, Place, climb, path_ids, resolve, resolve_joined
 from weft.kv.tree import TokenTree
 
 

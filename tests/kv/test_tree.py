@@ -7,12 +7,10 @@ import pytest
 
 from fakes import BrokenFragments
 from kv.listkv import ListFragments
-from weft.kv.cursor import Cursor, resolve
-from weft.kv.evict import EvictionQueue
-from weft.kv.host import HostTier
-from weft.kv.node import Node
-from weft.kv.parts import common_prefix, split_exported
-from weft.kv.tree import TokenTree
+from weft.kv.place import Cursor, Node, resolve
+from weft.kv.room import EvictionQueue, HostTier
+from weft.kv.tree import TokenTree, common_prefix, split_exported
+from weft.sched.rows import LogitsRow
 
 
 def compute(tree: TokenTree, kv: ListFragments, ids: list[int]) -> Cursor:
@@ -313,4 +311,61 @@ def test_a_leaf_whose_copy_to_the_host_fails_is_dropped() -> None:
     assert (tree.room.resident, tree.host.slots, tree.n_evicted) == (0, 0, 3)
     tree.check()
     tree.unpin(wanted)
+    tree.check()
+
+
+# A leaf that takes in what comes after it -------------------------------------------------------
+
+
+def grown(kv: ListFragments, tree: TokenTree) -> tuple[Cursor, Cursor]:
+    """A leaf [1, 2, 3] whose fragment has the slots of an absent child [4, 5] too; both pinned."""
+    leaf = compute(tree, kv, [1, 2, 3])
+    end = tree.pin(tree.extend(leaf, [4, 5]))
+    assert tree.may_grow(end.node) is leaf.node
+    kv.write(leaf.node.fragment, [4, 5], 3)
+    return leaf, end
+
+
+def test_a_leaf_takes_in_its_child_with_its_rows() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    leaf, end = grown(kv, tree)
+    row = LogitsRow()
+    row.node, row.depth = end.node, 5
+    end.node.rows = {5: row}
+    tree.grew(leaf.node, end)
+    assert resolve(end) == Cursor(leaf.node, 5)
+    assert leaf.node.tokens == [1, 2, 3, 4, 5]
+    assert leaf.node.rows == {5: row}
+    assert row.node is leaf.node
+    assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
+    tree.check()
+
+
+def test_slots_that_somebody_else_has_brought_meanwhile_are_given_back() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    leaf, end = grown(kv, tree)
+    other = kv.new(None)
+    kv.write(other, [4, 5], 3)
+    tree.fill(end, 3, other)
+    tree.grew(leaf.node, end)
+    assert leaf.node.fragment is not None
+    assert leaf.node.fragment.length == 3
+    assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
+    tree.check()
+
+
+def test_a_leaf_that_got_another_child_meanwhile_gives_the_new_slots_away() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv)
+    leaf, end = grown(kv, tree)
+    known, epoch = tree.path(leaf), tree.epoch
+    other = tree.pin(tree.extend(leaf, [9]))
+    tree.grew(leaf.node, end)
+    assert tree.epoch > epoch
+    assert tree.path(leaf) != known
+    assert slots(tree, leaf) == [(token, token - 1) for token in (1, 2, 3)]
+    assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
+    assert not other.node.resident
     tree.check()

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.listkv import ListFragments
-from weft.kv.cursor import Cursor, Place, resolve
-from weft.kv.tail import Tail
+from weft.kv.place import Cursor, Place, Tail, resolve
 from weft.kv.tree import TokenTree
 
 CAPACITY, MAX_PATHS, MOST_PLACES = 60, 6, 16

@@ -13,7 +13,7 @@ from interrupts import between_lines, interrupted, quick_collections
 from weft import Heddle, Loom
 
 # Where a tree is changed. The scheduler below has laws of its own.
-PLACES = ("loom/grow.py", "loom/known.py", "loom/edit.py", "loom/node.py")
+PLACES = ("loom/grow.py", "loom/known.py", "loom/node.py")
 OPTIONS: dict[str, Any] = {"max_tokens": 3, "seed": 4, "temperature": 1.0}
 
 Told = dict[int, list[int]]  # tokens by branch, as far as they were told to the caller

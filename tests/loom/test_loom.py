@@ -200,7 +200,7 @@ def test_a_begin_token_that_a_text_says_is_no_second_one() -> None:
     from tokenizers import AddedToken, processors
 
     from tokens.builders import byte_level
-    from weft.loom import prompt
+    from weft.loom import loom as prompt
     from weft.tokens.tokenizer import Tokenizer
 
     backend = byte_level()
@@ -211,8 +211,8 @@ def test_a_begin_token_that_a_text_says_is_no_second_one() -> None:
     )
     text = Tokenizer(backend, special_tokens={"bos_token": "<s>"})
     for given in ("Hi", "<s>Hi"):
-        assert prompt.read(text, given, special=True).ids == text.encode("Hi")
-    assert prompt.read(text, "<s>Hi").ids.count(begin) == 1
+        assert prompt.read_prompt(text, given, special=True).ids == text.encode("Hi")
+    assert prompt.read_prompt(text, "<s>Hi").ids.count(begin) == 1
 
 
 def test_special_is_refused_where_it_means_nothing(lm: weft.LM, loom: Loom) -> None:

@@ -5,10 +5,10 @@ import pytest
 
 from weft.engines.base import Score
 from weft.sampling import metrics
-from weft.sampling.bridge import draw_batch, draw_rows, join_scores
-from weft.sampling.chain import Chain, Sampler
+from weft.sampling.metrics import join_scores
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
+from weft.sampling.sampler import Chain, Sampler, draw_batch, draw_rows
 
 FIELDS = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
 

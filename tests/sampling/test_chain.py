@@ -7,10 +7,10 @@ import pytest
 
 from sampling import naive
 from weft.errors import ConfigError
-from weft.sampling.chain import BROKEN, NOTHING, Chain, DrawBatch, DrawResult, Sampler
 from weft.sampling.metrics import score
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
+from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, DrawResult, Sampler
 
 RECIPES: list[dict[str, Any]] = [
     {},

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from sampling import naive
-from weft.sampling.gumbel import group_noise, member_noise, token_noise
-from weft.sampling.order import MEMBERS, group_of, members, n_groups
-from weft.sampling.rng import keys_of, stream_of
+from weft.sampling.metrics import MEMBERS, group_of, members, n_groups
+from weft.sampling.rng import group_noise, keys_of, member_noise, stream_of, token_noise
 
 STREAMS = [stream_of(3, (i,)) for i in range(3)]
 

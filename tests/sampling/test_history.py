@@ -5,9 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from weft.sampling.chain import Sampler
-from weft.sampling.history import History
 from weft.sampling.params import SamplingParams
+from weft.sampling.sampler import History, Sampler
 
 
 def counted(history: History) -> dict[int, int]:

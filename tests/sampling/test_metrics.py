@@ -5,8 +5,7 @@ import pytest
 
 from sampling import naive
 from weft.errors import ForwardError
-from weft.sampling.metrics import log_softmax, moments, score
-from weft.sampling.scratch import Scratch
+from weft.sampling.metrics import Scratch, log_softmax, moments, score
 
 
 def some_logits(n: int = 6, n_vocab: int = 300, scale: float = 3) -> np.ndarray:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.sampling.order import floors_of, group_of, group_peaks, largest, members, n_groups, rank
+from weft.sampling.metrics import floors_of, group_of, group_peaks, largest, members, n_groups, rank
 
 SIZES = [1, 3, 64, 65, 700, 4096, 4097, 4200, 20_000]
 

@@ -11,7 +11,7 @@ from fakes import LateFake
 from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft.engines.base import Output, Row
 from weft.errors import Cancelled, ForwardError, StaleHandle, WeftError
-from weft.kv.cursor import PILE
+from weft.kv.place import PILE
 from weft.sched import driver as driver_module
 from weft.sched.driver import Channel
 from weft.sched.work import Extend, FinishReason, Logits, RunState

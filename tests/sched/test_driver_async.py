@@ -10,7 +10,7 @@ import pytest
 
 from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft.errors import Cancelled, ConfigError, StaleHandle
-from weft.kv.cursor import Place
+from weft.kv.place import Place
 from weft.sched import driver as driver_module
 from weft.sched.driver import Channel
 from weft.sched.outbox import TURNS, Outbox, Waiter

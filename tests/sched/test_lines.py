@@ -13,7 +13,7 @@ from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
 from rig import MakeRig, MemoryEngine, Rig, draw_after, logits_after, run, sampler
 from weft.engines.base import Engine
 from weft.errors import Cancelled, ForwardError, KVFull
-from weft.kv.cursor import Place
+from weft.kv.place import Place
 from weft.sched.lines import Line
 from weft.sched.work import Commit, Extend, Logits, Ticket
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kv.listkv import ListFragments
-from weft.engines.host import HostOutput
-from weft.kv.cursor import Cursor
+from weft.engines.base import HostOutput
+from weft.kv.place import Cursor
 from weft.kv.tree import TokenTree
 from weft.sched.rows import LogitsRow, RowStore
 

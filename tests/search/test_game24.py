@@ -12,7 +12,7 @@ from recipe.corpus.arithmetic import NotArithmetic
 from recipe.corpus.arithmetic import evaluate as evaluate_by_ast
 from weft import samples
 from weft.search import Game24
-from weft.search.game24 import evaluate
+from weft.search.task import evaluate
 
 PUZZLE = Game24((4, 9, 10, 13))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import ConfigError
-from weft.tokens.specials import mark_specials
-from weft.tokens.tokenizer import Tokenizer
+from weft.tokens.tokenizer import Tokenizer, mark_specials
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from weft import Loom, samples
 from weft.errors import ConfigError, StoreError
 from weft.viz.html import LARGE
 from weft.viz.outline import MAX_FORKS, best_path
-from weft.viz.tints import ENTROPY, PROBABILITY, percent
+from weft.viz.tokens import ENTROPY, PROBABILITY, percent
 from written_looms import file_of, node_record, open_written
 
 NASTY = (
@@ -396,7 +396,7 @@ def numbers(page: str) -> dict[str, int]:
 
 
 def test_nodes_have_the_numbers_that_the_command_gives(grown: Loom, tmp_path: Path) -> None:
-    from weft.cli.numbering import Numbering
+    from weft.cli.kept import Numbering
 
     expected = Numbering().extend(grown)
     assert numbers(grown.to_html()) == {id: n for id, n in expected.items() if n}

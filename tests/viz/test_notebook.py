@@ -13,7 +13,7 @@ import pytest
 
 import weft
 from weft import Loom, samples
-from weft.viz import lanes as live
+from weft.viz import live
 from weft.viz.notebook import LIMIT
 from written_looms import open_written
 
@@ -148,7 +148,7 @@ def test_ipython_in_a_terminal_gets_a_line_a_branch(
 
 
 def test_many_lanes_are_counted_and_model_text_is_escaped() -> None:
-    lanes = live.Lanes(40)
+    lanes = live.LiveLanes(40)
     lanes.push(0, [("<script>\x1b", -3.0), ("x" * 5000, 0.0)], "stop")
     lanes.push(39, [], "length")
     html, text = lanes._repr_html_(), repr(lanes)

@@ -1,34 +1,34 @@
-"""`AsyncLM`: log-probabilities out of an LM's token tree."""
+"""`AsyncLM`: log-probabilities out of an LM's token tree; views of what is cached; by name."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole_number
+from ..engines.base import Row
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow
-from ..kv.cursor import Place
+from ..kv.place import Cursor, Place, climb, resolve
 from ..lm import LM
-from ..sampling.chain import Sampler
+from ..sampling.metrics import log_softmax
+from ..sampling.sampler import Sampler
 from ..sched.work import Extend, Logits, Run, RunResult, Ticket
-from .base import (
-    AbstractAsyncLM,
-    Contexts,
-    TopRows,
-    checked_count,
-    checked_ids,
-    joined,
-    known_token_class,
-    top_of,
-)
-from .exact import ExactRows, log_softmax
+from .base import AbstractAsyncLM, Contexts, TopRows, checked_ids, joined, known_token_class, top_of
 
 if TYPE_CHECKING:
-    from .view import CacheNode
+    from ..compat.genlm.models import MockAsyncLM
 
 Floats = NDArray[np.float32]
 # Whole rows that are on the host at once while only their top is wanted.
@@ -69,11 +69,11 @@ class AsyncLM(AbstractAsyncLM):
             raise ConfigError(f"AsyncLM is of an LM, not {type(lm).__name__}; see weft.load")
         super().__init__(lm.tokenizer)
         self.lm = lm
-        self.batch_size = None if batch_size is None else checked_count("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.strict = strict
         self._as_torch = True if as_torch is None and lm.info.name == "torch" else as_torch
         self._device = lm.info.device if on_device else None
-        self._exact = ExactRows(lm, checked_count("strict_bytes", strict_bytes, 0))
+        self._exact = ExactRows(lm, whole_number("strict_bytes", strict_bytes, 0))
         self._waiting: weakref.WeakSet[Ticket] = weakref.WeakSet()
         self._gates: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
         self._gates = weakref.WeakKeyDictionary()
@@ -275,7 +275,6 @@ class AsyncLM(AbstractAsyncLM):
         the deepest place before its end with KV, base tokens down; None at the root. Views are
         read-only and say how things were.
         """
-        from .view import walk
 
         return walk(self.lm, self._place(token_ids, lora_name))
 
@@ -317,7 +316,7 @@ class AsyncLM(AbstractAsyncLM):
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _checked_top(self, k: int) -> int:
-        if checked_count("k", k, 1) > self.lm.info.n_vocab:
+        if whole_number("k", k, 1) > self.lm.info.n_vocab:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return k
 
@@ -385,3 +384,193 @@ def rows_of(ticket: Ticket) -> list[Floats]:
         return [log_softmax(logits) for logits in ticket.result()]
     except Cancelled as error:
         raise BatchAbandoned("the query was reset before it was answered") from error
+
+
+Value = TypeVar("Value")
+
+
+class ExactRows:
+    """Plain rows, kept apart from the LM's: at most `n_bytes` of them, any thread may ask.
+
+    Each forward stands alone between two steps of the LM, as a batch would change last bits. From
+    event loops one thread of this object's own waits for them, whoever and how many ask.
+    """
+
+    def __init__(self, lm: LM, n_bytes: int) -> None:
+        self._lm = lm
+        self._n_rows = max(1, n_bytes // (4 * lm.info.n_vocab))
+        self._rows: OrderedDict[tuple[Any, ...], Floats] = OrderedDict()
+        self._lock = threading.Lock()  # of the rows and of the thread's beginning
+        self._thread: ThreadPoolExecutor | None = None
+
+    def plain(self, place: Place) -> Floats:
+        """Return a row from a forward of its own."""
+        ids = place.ids()
+
+        def forward() -> Floats:
+            row = Row((), ids, 0, None, (len(ids) - 1,), (), place.namespace)
+            return self._lm.engine.forward([row]).logits(0)
+
+        return log_softmax(self._lm.driver.exclusive(forward))
+
+    def rows(self, places: Sequence[Place]) -> list[Floats]:
+        """Return the rows of places, the caller's own; each new one costs a forward."""
+        return [self._row(place).copy() for place in places]
+
+    async def aplain(self, place: Place) -> Floats:
+        """The same as `plain`, awaited."""
+        return await self._on_thread(lambda: self.plain(place))
+
+    async def arows(self, places: Sequence[Place]) -> list[Floats]:
+        """The same as `rows`, awaited."""
+        return await self._on_thread(lambda: self.rows(places))
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        with self._lock:
+            self._rows.clear()
+
+    def _row(self, place: Place) -> Floats:
+        self._lm.see_weights()
+        key = (self._lm.scheduler.rows.n_clears, place.namespace, *place.ids())
+        with self._lock:
+            row = self._rows.get(key)
+            if row is not None:
+                self._rows.move_to_end(key)
+                return row
+        row = self.plain(place)
+        with self._lock:
+            self._rows[key] = row
+            while len(self._rows) > self._n_rows:
+                self._rows.popitem(last=False)
+        return row
+
+    async def _on_thread(self, work: Callable[[], Value]) -> Value:
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "weft-exact")
+            thread = self._thread
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNode:
+    """A place in the tree as it was: tokens of its path, whether it has KV, its cached logits.
+
+    logits: float32 [V], raw, a copy; None if no row is cached there.
+    """
+
+    n_tokens: int
+    has_kv: bool
+    logits: NDArray[np.float32] | None
+
+
+def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
+    """See `AsyncLM.walk_cache`."""
+    ids = place.ids()
+
+    def look() -> tuple[CacheNode, int, CacheNode | None, int]:
+        cursor = lm.tree.match(ids, place.namespace)
+        matched = resolve(cursor).depth
+        base = resident_depth(cursor, len(ids) - 1)
+        past = view(lm, Cursor(cursor.node, base)) if base else None
+        return view(lm, cursor), matched, past, base
+
+    return lm.driver.exclusive(look)
+
+
+def view(lm: LM, cursor: Cursor) -> CacheNode:
+    """Return a view of a place."""
+    at = resolve(cursor)
+    row = lm.scheduler.rows.get(at)
+    return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
+
+
+def resident_depth(cursor: Cursor, below: int) -> int:
+    """Return how many tokens of the path, `below` at most, have KV without a gap."""
+    depth = min(resolve(cursor).depth, below)
+    for node in climb(cursor):
+        if node.fragment is None:
+            depth = min(depth, node.start)
+    return depth
+
+
+KNOWN = ("hf", "vllm", "mlx", "mock")
+OWN = ("batch_size", "strict", "strict_bytes", "as_torch", "on_device")
+_log = logging.getLogger(__name__)
+
+
+@overload
+def load_model_by_name(  # type: ignore[overload-overlap]  # "mock" is a str, too
+    name: str, backend: Literal["mock"], llm_opts: Mapping[str, Any] | None = None
+) -> MockAsyncLM: ...
+
+
+@overload
+def load_model_by_name(
+    name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
+) -> AsyncLM: ...
+
+
+def load_model_by_name(
+    name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
+) -> AsyncLM | MockAsyncLM:
+    """Load a model and return its AsyncLM.
+
+    backend: "hf", "vllm", "mlx" or "mock", with that class's options (`weft.compat.genlm`); or an
+    engine of Weft's, with the options of `AsyncLM` and of `weft.load`. None: hf, or vllm where CUDA
+    and vLLM are and Weft has that engine; for the embedded "tiny" the numpy engine. Rows are
+    tensors where torch is installed. Raises: ValueError for another backend.
+    """
+    from ..engines import engine_names
+
+    if not isinstance(name, str | os.PathLike):
+        raise ConfigError(
+            f"name is of type {type(name).__name__}; allowed are a name and a folder. For a loaded"
+            " model: AsyncLM(weft.load(model, tokenizer))"
+        )
+    options, engines = dict(llm_opts or {}), engine_names()
+    chosen = backend if backend is not None else _best(name, engines, options)
+    if chosen in KNOWN:
+        made: AsyncLM | MockAsyncLM = _known(chosen).from_name(name, **options)
+        return made
+    if chosen not in ("auto", *engines):
+        allowed = ", ".join((*KNOWN, "auto", *engines))
+        raise ConfigError(f"Invalid backend: {chosen!r}; allowed are {allowed}")
+    from ..loading import load
+
+    own = {"as_torch": find_spec("torch") is not None}
+    own |= {option: options.pop(option) for option in OWN if option in options}
+    return AsyncLM(load(name, engine=chosen, **options), **own)
+
+
+def _known(backend: str) -> Any:
+    from ..compat.genlm import models
+
+    return {
+        "hf": models.AsyncTransformer,
+        "vllm": models.AsyncVirtualLM,
+        "mlx": models.AsyncMlxLM,
+        "mock": models.MockAsyncLM,
+    }[backend]
+
+
+def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
+    """Choose a backend; what programs give for vLLM on CUDA is left out where torch is taken."""
+    if name == "tiny":
+        return "numpy"
+    if not _has_cuda():
+        return "hf"
+    if "vllm" in engines and find_spec("vllm") is not None:
+        return "vllm"
+    if options.pop("engine_opts", None):
+        _log.warning("engine_opts are for vLLM, which Weft does not run; torch is used without")
+    return "hf"
+
+
+def _has_cuda() -> bool:
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole_number
 from ..errors import ConfigError, ForwardError
-from ..sampling.chain import Chain, Sampler
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
-from ..tokens.token import Token, tokens_of
+from ..sampling.sampler import Chain, Sampler
 from ..tokens.tokenizer import Tokenizer
+from ..tokens.vocab import Token, tokens_of
 
 Contexts = Sequence[Sequence[int]]
 
@@ -87,7 +88,7 @@ class AbstractAsyncLM(ABC):
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
         """Return the `k` likeliest tokens after each context, instead of whole rows."""
-        k = checked_count("k", k, 1)
+        k = whole_number("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
             return top_of(await self.next_token_logprobs(ids, lora_name), k)
@@ -98,7 +99,7 @@ class AbstractAsyncLM(ABC):
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
         """The same, blocking."""
-        k = checked_count("k", k, 1)
+        k = whole_number("k", k, 1)
         rows = (self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list)
         return joined([top_of(row, k) for row in rows], k)
 
@@ -118,7 +119,7 @@ class AbstractAsyncLM(ABC):
         Raises: ContextOverflow when the context is full before there are max_tokens.
         """
         prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
-        n, ends = checked_count("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         samplers = [sampler_of(temperature, seed, 0)]
         return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
 
@@ -133,7 +134,7 @@ class AbstractAsyncLM(ABC):
     ) -> list[list[int]]:
         """Return samples after each prompt; equal prompts get different ones under one seed."""
         prompts = [whole_numbers("a prompt", prompt) for prompt in prompt_token_ids_list]
-        n, ends = checked_count("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         seed = fresh_seed() if seed is None else seed
         samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
         return await self._samples(prompts, n, ends, samplers, lora_name)
@@ -244,17 +245,6 @@ def whole_numbers(name: str, given: Any) -> list[int]:
         raise ConfigError(
             f"{name} is {given!r:.80}; allowed is a list of ids: whole numbers"
         ) from error
-
-
-def checked_count(name: str, value: Any, least: int) -> int:
-    """Return a count, or refuse it."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = least - 1
-    if count < least or isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; allowed is a whole number from {least} on")
-    return count
 
 
 def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:

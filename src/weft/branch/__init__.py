@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .branch import Branch
-from .metrics import Metrics, Produced
 from .rerank import Ranked, Rerank
 from .session import Session
+from .state import Metrics, Produced
 from .store import BranchStore
 from .tenancy import Pressure
 

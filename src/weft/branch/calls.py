@@ -1,23 +1,24 @@
-"""Commits and prefills of many branches: checked, run as one atomic call, then put in place."""
+"""Commits and prefills of many branches: in turn, checked, run as one atomic call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError
 from ..sched import work
 from ..sched.driver import deferred_interrupt
 from ..sched.work import Extend, Item, Logits, Scores
-from .metrics import Accepted
+from .state import Accepted
 from .tenancy import Tenancy
-from .turns import aturn, turn
 
 if TYPE_CHECKING:
     from ..engines.base import Score
     from ..lm import LM
-    from ..sampling.chain import Sampler
+    from ..sampling.sampler import Sampler
     from ..sched.jobs import Committed
     from ..sched.lines import Line
     from ..sched.work import Want
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Pairs = Sequence[tuple["Branch", Any]]
 
 
-class Call(Protocol):
+class BranchCall(Protocol):
     """What runs the model for branches; nothing of theirs is changed before all has run.
 
     Each stage: items to run together, and what to do with their answers.
@@ -35,7 +36,7 @@ class Call(Protocol):
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]: ...
 
 
-class Commit:
+class CommitCall:
     """A token accepted and run on each of some branches. Everything advances on copies."""
 
     def __init__(self, pairs: Pairs) -> None:
@@ -48,7 +49,7 @@ class Commit:
         """Read the rows that figures need and nobody kept, then run the tokens."""
         unknown = [part.branch for part in self.parts if part.is_unknown()]
         if unknown:
-            yield from Read(unknown).stages()
+            yield from ReadCall(unknown).stages()
         parts = self.parts
         if parts:
             lines = [part.branch.going_on() for part in parts]
@@ -111,7 +112,7 @@ class _CommitPart:
             branch.drawn = branch.produced(*answer.drawn)
 
 
-class Prefill:
+class PrefillCall:
     """Tokens run on each of some branches, not accepted: penalties, grammar, metrics stay."""
 
     def __init__(self, pairs: Pairs) -> None:
@@ -161,7 +162,7 @@ class _PrefillPart:
         self.branch.stream.flush()
 
 
-class Read:
+class ReadCall:
     """Rows of logits that were forgotten, read again: one token a branch is run, no KV written."""
 
     def __init__(self, branches: Sequence[Branch]) -> None:
@@ -181,7 +182,7 @@ def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     """Check, run and finish a call; the branches' other calls wait meanwhile."""
     with turn(Tenancy.of(lm), branches), placed(branches):
         lm.see_weights()
-        call: Call = make(of)
+        call: BranchCall = make(of)
         for items, finish in call.stages():
             tickets = lm.submit(items, atomic=isinstance(items[0], Extend))
             lm.drive(tickets)
@@ -206,7 +207,7 @@ async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
     async with aturn(Tenancy.of(lm), branches):
         with placed(branches):
             await lm.asee_weights()
-            call: Call = make(of)
+            call: BranchCall = make(of)
             for items, finish in call.stages():
                 tickets = await lm.asubmit(items, atomic=isinstance(items[0], Extend))
                 await lm.adrive(tickets)
@@ -227,3 +228,44 @@ def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
             raise ConfigError(f"{branch!r} is twice in one {call}; give each branch once")
         branches[branch] = None
     return list(branches)
+
+
+@contextmanager
+def turn(tenancy: Tenancy, branches: Sequence[Branch]) -> Iterator[None]:
+    """Have the branches for oneself; blocks while others have them."""
+    mine: Future[Any] = Future()
+    while (other := _claim(tenancy, branches, mine)) is not None:
+        other.result()
+    try:
+        yield
+    finally:
+        _release(tenancy, branches, mine)
+
+
+@asynccontextmanager
+async def aturn(tenancy: Tenancy, branches: Sequence[Branch]) -> AsyncIterator[None]:
+    """The same for an event loop, which goes on meanwhile."""
+    mine: Future[Any] = Future()
+    while (other := _claim(tenancy, branches, mine)) is not None:
+        await asyncio.shield(asyncio.wrap_future(other))
+    try:
+        yield
+    finally:
+        _release(tenancy, branches, mine)
+
+
+def _claim(tenancy: Tenancy, branches: Sequence[Branch], mine: Future[Any]) -> Future[Any] | None:
+    with tenancy.turns:
+        for branch in branches:
+            if branch.busy is not None:
+                return branch.busy
+        for branch in branches:
+            branch.busy = mine
+        return None
+
+
+def _release(tenancy: Tenancy, branches: Sequence[Branch], mine: Future[Any]) -> None:
+    with tenancy.turns:
+        for branch in branches:
+            branch.busy = None
+    mine.set_result(None)

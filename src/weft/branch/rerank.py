@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..sched.work import Extend, Logits, Ticket
 
@@ -57,8 +58,7 @@ class Rerank:
         """
         if "{query}" not in question or "{document}" not in question:
             raise ConfigError(f"question is {question!r}; it needs {{query}} and {{document}}")
-        if isinstance(n_at_once, bool) or not isinstance(n_at_once, int) or n_at_once < 1:
-            raise ConfigError(f"n_at_once is {n_at_once!r}; allowed is a whole number from 1 on")
+        whole_number("n_at_once", n_at_once, 1)
         good, bad = (lm.text.continuation(word) for word in words)
         self._shared = commonprefix([good, bad])
         n = len(self._shared)

@@ -21,7 +21,7 @@ from ..files import field, number, shown, whole
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
 from ..sched.rows import LogitsRow
-from .metrics import Accepted, chain
+from .state import Accepted, chain
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 
 
-class _Turn(NamedTuple):
+class _SessionTurn(NamedTuple):
     """messages: all before the answer that begins at `start`. before: the turn before it."""
 
-    before: _Turn | None
+    before: _SessionTurn | None
     start: int
     messages: tuple[Message, ...]
 
@@ -56,7 +56,7 @@ class Session:
             raise ConfigError("this model has no chat template, so a session cannot write turns")
         check_variables(lm.text.chat_template, self._variables())
         self._first = () if system is None else ({"role": "system", "content": system},)
-        self._turns: WeakKeyDictionary[Branch, _Turn] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[Branch, _SessionTurn] = WeakKeyDictionary()
         self._trunk = Branch.create(lm, **options)
 
     @property
@@ -153,7 +153,7 @@ class Session:
         await trunk.aprefill([*ids, *self._said(answer)])
         self._turns[trunk] = turn
 
-    def _next(self, message: Message) -> tuple[list[int], _Turn]:
+    def _next(self, message: Message) -> tuple[list[int], _SessionTurn]:
         """Return the tokens that a message adds to the trunk, and the turn that begins with it."""
         trunk = self._trunk
         turn = self._turn_of(trunk)
@@ -166,9 +166,9 @@ class Session:
             ids = self.lm.turn_delta(
                 [message], history=history, tools=self.tools, template_kwargs=self.template_kwargs
             )
-        return ids, _Turn(turn, trunk.position + len(ids), tuple(messages))
+        return ids, _SessionTurn(turn, trunk.position + len(ids), tuple(messages))
 
-    def _turn_of(self, branch: Branch) -> _Turn | None:
+    def _turn_of(self, branch: Branch) -> _SessionTurn | None:
         """Return the turn that a branch is in: its own, or the one that it was forked in."""
         at, limit = branch, branch.position
         while (turn := self._turns.get(at)) is None and at.parent is not None:
@@ -178,7 +178,7 @@ class Session:
             turn = turn.before
         return turn
 
-    def _answered(self, turn: _Turn) -> list[Message]:
+    def _answered(self, turn: _SessionTurn) -> list[Message]:
         said = self.lm.text.decode(self._trunk.tokens[turn.start :])
         return [*turn.messages, {"role": "assistant", "content": said}]
 

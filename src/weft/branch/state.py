@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..adapters import name_of
-from ..errors import ConfigError, StaleHandle
-from ..kv.cursor import Place
-from ..sampling.chain import Sampler
+from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
+from ..kv.place import Place
+from ..sampling.metrics import surprisal
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
+from ..sampling.sampler import BROKEN, Sampler, draw_rows
 from ..sched.driver import deferred_interrupt
 from ..sched.rows import LogitsRow
-from .metrics import Accepted, Produced, chain, tokens_of
 from .tenancy import Tenancy
 
 if TYPE_CHECKING:
@@ -221,12 +222,12 @@ class State:
 
     def raw(self) -> Floats:
         """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
-        from .calls import Read, run
+        from .calls import ReadCall, run
 
         row = self.needed_row()
         logits: Floats | None = self._rows.read(row)
         while logits is None:
-            run(self.lm, [self], Read, [self])  # type: ignore[list-item]
+            run(self.lm, [self], ReadCall, [self])  # type: ignore[list-item]
             logits = self._rows.read(row)
         return logits
 
@@ -281,20 +282,151 @@ class State:
         self.drawn = None
 
 
-def surprisal(logits: Floats, token: int) -> float:
-    """Return -log p of a token in nats, by raw logits over all tokens; inf where banned."""
-    wide = logits.astype(np.float64)
-    peak = wide.max()
-    total = float(np.log(np.exp(wide - peak).sum()) + peak)
-    value = float(wide[token])
-    return max(0.0, total - value) if math.isfinite(value) else math.inf
+Base = Literal["nats", "bits"]
+LN2 = math.log(2)
 
 
-def entropy(logits: Floats) -> float:
-    """Return the entropy in nats of raw logits over the full vocabulary."""
-    wide = logits.astype(np.float64)
-    shifted = wide - wide.max()
-    weights = np.exp(shifted)
-    total = weights.sum()
-    finite = weights > 0
-    return max(0.0, float(np.log(total) - (weights[finite] * shifted[finite]).sum() / total))
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A token that a branch drew and has not committed.
+
+    text: what committing it adds; an unfinished character waits for the next token.
+    is_stop: it ends the text; do not commit it.
+    logprob: raw, full vocabulary. kept_logprob: among what the filters left. Nats.
+    """
+
+    token: int
+    text: str
+    is_stop: bool
+    logprob: float
+    kept_logprob: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of a branch.
+
+    position: tokens of the path. n_accepted: those accepted, on this branch and before its forks.
+    perplexity, sampling_perplexity: over accepted tokens, of the model and of what the filters
+    left; inf without any. kv_tokens: tokens of the path whose KV is resident; kv_bytes: its size.
+    """
+
+    position: int
+    n_accepted: int
+    perplexity: float
+    sampling_perplexity: float
+    kv_tokens: int
+    kv_bytes: int
+
+
+class Accepted:
+    """An accepted token and the sums up to it; a chain that forks share and rewinds walk back.
+
+    position: index of the token in the path. Surprisals in nats, None where unknown.
+    """
+
+    __slots__ = ("before", "kept", "n", "n_kept", "n_raw", "position", "raw", "token")
+
+    def __init__(
+        self,
+        before: Accepted | None,
+        position: int,
+        token: int,
+        surprisal: float | None,
+        kept_surprisal: float | None,
+    ) -> None:
+        self.before = before
+        self.position = position
+        self.token = token
+        self.n: int = 1 if before is None else before.n + 1
+        raw: float = 0.0 if before is None else before.raw
+        kept: float = 0.0 if before is None else before.kept
+        n_raw: int = 0 if before is None else before.n_raw
+        n_kept: int = 0 if before is None else before.n_kept
+        if surprisal is not None and math.isfinite(surprisal):
+            raw, n_raw = raw + max(surprisal, 0.0), n_raw + 1
+        if kept_surprisal is not None and math.isfinite(kept_surprisal):
+            kept, n_kept = kept + max(kept_surprisal, 0.0), n_kept + 1
+        self.raw: float = raw
+        self.n_raw: int = n_raw
+        self.kept: float = kept
+        self.n_kept: int = n_kept
+
+    def own(self) -> tuple[float | None, float | None]:
+        """Return the surprisals of this token alone, None where unknown."""
+        before = self.before
+        raw, n_raw = (before.raw, before.n_raw) if before is not None else (0.0, 0)
+        kept, n_kept = (before.kept, before.n_kept) if before is not None else (0.0, 0)
+        return (
+            self.raw - raw if self.n_raw > n_raw else None,
+            self.kept - kept if self.n_kept > n_kept else None,
+        )
+
+
+def chain(last: Accepted | None) -> Iterator[Accepted]:
+    """Yield accepted tokens, the last one first."""
+    while last is not None:
+        yield last
+        last = last.before
+
+
+def tokens_of(last: Accepted | None) -> list[int]:
+    """Return the accepted tokens in order. Cost: O(tokens)."""
+    return [each.token for each in chain(last)][::-1]
+
+
+def perplexity(total: float, n: int) -> float:
+    """Return exp of the mean surprisal; inf without any."""
+    return math.exp(total / n) if n else math.inf
+
+
+def in_base(nats: float, base: str) -> float:
+    """Return nats in the base asked for. Raises: ValueError for another base."""
+    if base not in ("nats", "bits"):
+        raise ValueError(f'base is {base!r}; allowed are "nats" and "bits"')
+    return nats / LN2 if base == "bits" else nats
+
+
+def draw(branches: Sequence[State]) -> list[Produced]:
+    """Draw for each branch from its logits, which must be there; all at once, and remembered.
+
+    Raises: DeadEnd where nothing may come next; the others have drawn then.
+    """
+    fresh = [branch for branch in branches if branch.drawn is None]
+    if fresh:
+        _draw(fresh)
+    return [branch.drawn for branch in branches if branch.drawn is not None]
+
+
+def _draw(branches: Sequence[State]) -> None:
+    rows = [branch.raw() for branch in branches]
+    samplers = [branch.drawing() for branch in branches]
+    positions = [branch.position for branch in branches]
+    result = draw_rows(rows, samplers, positions, kept=True)
+    assert result.kept is not None
+    figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
+    dead: list[tuple[State, int]] = []
+    for branch, token, logprob, kept in zip(branches, *figures, strict=True):
+        if token < 0:
+            dead.append((branch, token))
+        else:
+            branch.drawn = branch.produced(token, logprob, kept)
+    if dead:  # the others have drawn: asked again, they give the same
+        raise _error_of(*dead[0], [branch for branch, _ in dead])
+
+
+def _error_of(branch: State, token: int, dead: Sequence[State]) -> WeftError:
+    if token == BROKEN:
+        return ForwardError(f"the model gave logits with NaN or +inf for {branch!r}")
+    matcher = branch.sampler.matcher
+    if matcher is not None and matcher.failure is not None:
+        return ConstraintError(f"{branch!r}: {matcher.failure}")
+    named = ", ".join(map(repr, dead[:8])) + (f" and {len(dead) - 8} more" if len(dead) > 8 else "")
+    return DeadEnd(
+        f"grammar, bias and steering leave {named} no token",
+        token_ids=branch.ids(),
+        branches=dead,
+    )

@@ -9,9 +9,8 @@ import numpy as np
 
 from ..errors import ConfigError
 from .branch import Branch
-from .calls import Commit, Prefill, Read, arun, checked_pairs, run
-from .draw import draw
-from .metrics import Produced
+from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
+from .state import Produced, draw
 from .tenancy import Pressure, Tenancy
 
 if TYPE_CHECKING:
@@ -37,29 +36,29 @@ class BranchStore:
         anything ran: StaleHandle, ConfigError (a branch twice, or of another LM), ConstraintError,
         ContextOverflow; then KVFull or ForwardError.
         """
-        run(self.lm, checked_pairs(self.lm, pairs, "commit"), Commit, pairs)
+        run(self.lm, checked_pairs(self.lm, pairs, "commit"), CommitCall, pairs)
 
     async def acommit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
         """The awaitable form of `commit`."""
-        await arun(self.lm, checked_pairs(self.lm, pairs, "commit"), Commit, pairs)
+        await arun(self.lm, checked_pairs(self.lm, pairs, "commit"), CommitCall, pairs)
 
     def prefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
         """Run tokens on each branch, in ceil(total / n_batch) forwards; atomic as `commit` is.
 
         Grammar, penalties and metrics do not see them.
         """
-        run(self.lm, checked_pairs(self.lm, pairs, "prefill"), Prefill, pairs)
+        run(self.lm, checked_pairs(self.lm, pairs, "prefill"), PrefillCall, pairs)
 
     async def aprefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
         """The awaitable form of `prefill`."""
-        await arun(self.lm, checked_pairs(self.lm, pairs, "prefill"), Prefill, pairs)
+        await arun(self.lm, checked_pairs(self.lm, pairs, "prefill"), PrefillCall, pairs)
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
         """Draw the next token of each branch, all at once; changes nothing."""
         self.lm.see_weights()
         missing = self._without_rows(branches)
         if missing:
-            run(self.lm, missing, Read, missing)
+            run(self.lm, missing, ReadCall, missing)
         return draw(branches)
 
     async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
@@ -67,7 +66,7 @@ class BranchStore:
         await self.lm.asee_weights()
         missing = self._without_rows(branches)
         if missing:
-            await arun(self.lm, missing, Read, missing)
+            await arun(self.lm, missing, ReadCall, missing)
         return draw(branches)
 
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:

@@ -8,10 +8,10 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..kv.cursor import climb, resolve
+from ..kv.place import climb, resolve
 
 if TYPE_CHECKING:
-    from ..kv.node import Node
+    from ..kv.place import Node
     from ..lm import LM
     from .branch import Branch
     from .state import State

@@ -9,22 +9,17 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import failures, objects, options, screen
+from . import failures, options, screen
 from .chat import chat
 from .demo import demo
-from .doctor import doctor
+from .doctor import doctor, models
 from .export import export
-from .grow import grow
-from .ls import ls
-from .models import models
-from .next import next_
-from .out import Out
-from .read import read
-from .rm import rm
-from .run import run
+from .look import next_, read, tree
+from .looms import ls, rm
+from .out import Out, write_object
+from .run import grow, run
 from .screen import show
 from .solve import solve
-from .tree import tree
 
 
 class Verbs(TyperGroup):
@@ -77,7 +72,7 @@ def top(
         print(f"weft {__version__}")
     elif context.invoked_subcommand is None:
         if as_json:
-            objects.write(
+            write_object(
                 {"weft": __version__, "engines": screen.engines(), "models": screen.models()}
             )
         else:

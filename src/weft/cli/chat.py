@@ -11,15 +11,13 @@ from rich.cells import cell_len
 
 from .. import samples
 from ..errors import ConfigError, WeftError
-from . import advice, objects, options, report
+from . import advice, options
+from .draw import LaneWatcher, Silent, grow_watched, show_tree, watch
 from .failures import guarded, tell
-from .growing import as_object, settings_of
-from .interactive import ask
-from .kept import Kept, with_model
-from .lanes import Silent, Watcher, watch
+from .kept import Kept, said_at, say, with_model
 from .model import TINY, load_model
-from .out import Out
-from .turns import said_at, say
+from .out import Out, write_object
+from .run import ask, growth_object, settings_of
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -152,7 +150,7 @@ class Chat:
         elif word == "/tree":
             if self.kept is None:
                 raise ConfigError("nothing has been said yet", hint=_HINT)
-            report.show_tree(self.out, self.kept)
+            show_tree(self.out, self.kept)
         elif word.startswith("/") and word != "/":
             if word not in ("/help", "/?"):
                 raise ConfigError(f"there is no command {word}", hint=_HINT)
@@ -181,7 +179,7 @@ class Chat:
             self._write(self.kept, text, made, is_kept=is_kept)
 
     def _write(self, kept: Kept, said: str, made: list[Heddle], *, is_kept: bool) -> None:
-        objects.write({"said": said, **as_object(self.lm, kept, made, is_kept=is_kept)})
+        write_object({"said": said, **growth_object(self.lm, kept, made, is_kept=is_kept)})
 
     def fork(self, number: str) -> str | None:
         """Grow other answers to what was said last, and go on from the one that is chosen.
@@ -196,7 +194,7 @@ class Chat:
         n, shown = int(number or 4), Silent() if self.as_json else None
         first = kept.at if kept.at is not node else None
         sampling = self._sampling(node)
-        made, _ = report.grow(self.out, self.lm, kept, node, n, sampling, shown)
+        made, _ = grow_watched(self.out, self.lm, kept, node, n, sampling, shown)
         kept.at = first or kept.at
         numbers = kept.numbers()
         if self.out.is_live:
@@ -253,7 +251,7 @@ class Chat:
     def show_so_far(self) -> None:
         """Write the end of a chat that goes on."""
         if self.kept is not None:
-            from .read import show_path
+            from .look import show_path
 
             show_path(self.out, self.kept, self.kept.at)
 
@@ -267,8 +265,8 @@ class Chat:
             sampling["seed"] = (sampling["seed"] + len(node.children)) % 2**64
         return sampling
 
-    def _grow(self, node: Heddle, n: int, watcher: Watcher) -> list[Heddle]:
-        from ..loom.walk import by_call
+    def _grow(self, node: Heddle, n: int, watcher: LaneWatcher) -> list[Heddle]:
+        from ..loom.node import by_call
 
         before = {child.id for child in node.children}
         stream = node.stream(n=n, **self._sampling(node))

@@ -9,12 +9,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from . import advice, objects, options, solve
+from . import advice, options, solve
+from .draw import Lanes, LaneWatcher, Picture, Silent, watch
 from .failures import guarded
-from .lanes import Lanes, Silent, Watcher, watch
 from .model import TINY, load_model
-from .out import Out, counted
-from .picture import Picture
+from .out import Out, counted, stats_object, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -45,9 +44,9 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         problem, game = word_problem(out, lm), game_of_24(out, lm)
         seconds = time.perf_counter() - began
         if as_json:
-            stats = objects.stats_object(lm)
+            stats = stats_object(lm)
             told = {"model": TINY, "word_problem": problem, "game_of_24": game}
-            objects.write({**told, "seconds": seconds, "stats": stats})
+            write_object({**told, "seconds": seconds, "stats": stats})
             return
         out.line()
         out.facts(str(lm.stats()), "bold")
@@ -104,7 +103,7 @@ def word_problem(out: Out, lm: LM) -> dict[str, Any]:
 
 def grown(out: Out, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
     """Grow n branches at each node in one batch, in lanes where there is a terminal."""
-    watcher: Watcher = Lanes(out, n * len(at)) if out.is_live else Silent()
+    watcher: LaneWatcher = Lanes(out, n * len(at)) if out.is_live else Silent()
     deltas = node.stream(n, at=at, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED)
     if not watch(watcher, deltas):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`weft doctor`: what is here, what works, what to install for what."""
+"""`weft doctor` and `weft models`: what is here, what works, what to install for what."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import platform
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
+from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
 from ..cores import usable_cores
-from ..errors import WeftError
-from . import advice, objects, options, screen
+from ..errors import EngineError, ModelLoadError, WeftError
+from . import advice, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
-from .out import Out, counted
+from .out import Out, counted, write_object
 from .shelf import Shelf, home
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     out = Out.of(sys.stdout)
     if as_json:
         tried = try_embedded()
-        objects.write(as_object(out, tried))
+        write_object(machine_object(out, tried))
     else:
         _system(out)
         _engines(out)
@@ -70,7 +72,7 @@ def try_embedded() -> Tried:
     return Tried(True, loaded - began, ran - loaded, token)
 
 
-def as_object(out: Out, tried: Tried) -> dict[str, Any]:
+def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
     """Return the report for --json."""
     total, available = memory()
     looms, problem = kept_looms()
@@ -233,3 +235,97 @@ def _windows_memory() -> int:
     kilobytes = ctypes.c_ulonglong(0)
     ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
     return kilobytes.value * 1024
+
+
+class Found(NamedTuple):
+    """A model on disk. kind: its architecture; lacks: why it cannot be loaded as it is."""
+
+    name: str
+    n_bytes: int
+    kind: str
+    lacks: str = ""
+
+
+@guarded
+def models(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
+    """List the embedded model and those in the Hub's cache."""
+    found = [embedded(), *map(cached, screen.cached_models())]
+    if as_json:
+        rows = [model_object(each) for each in found]
+        write_object({"cache": cache_folder(), "models": rows})
+        return
+    from ..stats import format_bytes
+
+    out = Out.of(sys.stdout)
+    width = max(cell_len(each.name) for each in found)
+    for each in found:
+        name = each.name + " " * (width - cell_len(each.name))
+        size = format_bytes(each.n_bytes)
+        lacks = (f"  {each.lacks}", "yellow") if each.lacks else ""
+        out.line((name, "cyan"), f"  {size:>8}  {each.kind}", lacks)
+    out.line()
+    out.line(("cache    ", "bold"), cache_folder())
+    out.line(("get one  ", "bold"), "hf download ORG/NAME --local-dir ./folder")
+    out.line(("use it   ", "bold"), "weft run -m ./folder …, or WEFT_MODEL=./folder for all")
+    ready = next((each.name for each in found[1:] if not each.lacks), TINY)
+    advice.suggest(["weft", "run", "-m", ready, samples.story, "-n", "4"])
+
+
+def embedded() -> Found:
+    """Return the embedded model."""
+    import importlib.resources
+
+    folder = Path(str(importlib.resources.files("weft") / "data" / TINY))
+    return _described(TINY, folder)._replace(kind="embedded; a small demo model")
+
+
+def cached(name: str) -> Found:
+    """Return a model of the Hub's cache: the snapshot that was changed last."""
+    snapshots = Path(cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
+    try:
+        newest = max(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, default=None)
+    except OSError:
+        newest = None
+    return Found(name, 0, "", "nothing downloaded") if newest is None else _described(name, newest)
+
+
+def cache_folder() -> str:
+    """Return the Hub's cache."""
+    from huggingface_hub import constants
+
+    return str(constants.HF_HUB_CACHE)
+
+
+def model_object(found: Found) -> dict[str, Any]:
+    """Return one model for --json."""
+    return {
+        "name": found.name,
+        "bytes": found.n_bytes,
+        "architecture": found.kind,
+        "ready": not found.lacks,
+        "lacks": found.lacks or None,
+    }
+
+
+def _described(name: str, folder: Path) -> Found:
+    from ..engines.checkpoint import architectures, read_config
+
+    try:
+        files = [file for file in folder.iterdir() if file.is_file()]
+        n_bytes = sum(file.stat().st_size for file in files)
+        config = read_config(folder)
+        kind = (architectures(config) or [str(config.get("model_type", ""))])[0]
+    except (OSError, ModelLoadError):
+        return Found(name, 0, "", "no config.json that can be read")
+    if not any(file.suffix == ".safetensors" for file in files):
+        return Found(name, n_bytes, kind, "no safetensors weights")
+    return Found(name, n_bytes, kind, "" if _can_run(folder) else "needs torch; see weft doctor")
+
+
+def _can_run(folder: Path) -> bool:
+    from ..loading import choose_engine
+
+    try:
+        return bool(choose_engine(folder, folder))
+    except EngineError:
+        return False

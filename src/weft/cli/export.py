@@ -15,13 +15,12 @@ import typer
 
 from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
-from . import advice, complete, objects, options
+from . import advice, options
+from .draw import label_of
 from .failures import guarded
-from .heat import Tint
-from .kept import Kept, opened, with_model
-from .out import Out, counted
-from .picture import label_of
-from .turns import written
+from .kept import Kept, opened, with_model, written
+from .options import complete_nodes
+from .out import Out, Tint, counted, write_object
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -45,8 +44,8 @@ DEFAULTS = {
     ".html": Scope.TREE,
 }
 _PICTURES = {
-    ".dot": ("dot", "to_dot"),
-    ".mmd": ("mermaid", "to_mermaid"),
+    ".dot": ("graph", "to_dot"),
+    ".mmd": ("graph", "to_mermaid"),
     ".html": ("html", "to_html"),
 }
 _INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
@@ -70,7 +69,7 @@ def export(
         typer.Option(
             "--node",
             help="The path's end, or the subtree's top.",
-            autocompletion=complete.nodes,
+            autocompletion=complete_nodes,
             show_default="the node last read or grown",
         ),
     ] = None,
@@ -109,7 +108,7 @@ def export(
             WRITERS[suffix](kept, at, chosen, path)
     if as_json:
         told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
-        objects.write(told)
+        write_object(told)
     else:
         tell_written(kept, chosen, path, number)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple, ParamSpec
 import typer
 
 from .. import errors
-from . import objects
-from .logs import configure
-from .out import Out
+from ..errors import ConfigError
+from ..viz.escape import visible
+from .out import Out, write_object
 
 Args = ParamSpec("Args")
 # What parsing raises: the library that does it has a module of its own for it in some versions.
@@ -132,7 +133,7 @@ def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
     """Write that the command failed to stderr: a message and a hint, or one JSON object."""
     if as_json:
         told = {"type": kind, "message": message, "hint": hint, "exit_code": code}
-        objects.write({"error": told}, sys.stderr)
+        write_object({"error": told}, sys.stderr)
         return
     out = Out.of(sys.stderr)
     if code == INTERRUPTED:
@@ -154,3 +155,36 @@ def forget_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:
         pass
+
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class ToStderr(logging.Handler):
+    """Writes to what is stderr at that moment: a live display puts its own stream there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        try:
+            name = record.name.removeprefix("weft.")
+            message = visible(record.getMessage(), keep="\n")
+            sys.stderr.write(f"{record.levelname.lower()}: {name}: {message}\n")
+        except OSError:
+            pass
+
+
+def configure(verbose: int) -> None:
+    """Show the library's logs: warnings; from -v infos, from -vv all. The flag beats WEFT_LOG."""
+    chosen = os.environ.get("WEFT_LOG", "").strip().lower() or "warning"
+    if verbose:
+        chosen = "info" if verbose == 1 else "debug"
+    if chosen not in LEVELS:
+        raise ConfigError(f"WEFT_LOG is {chosen!r}; allowed are {', '.join(LEVELS)}")
+    logger = logging.getLogger("weft")
+    for handler in [each for each in logger.handlers if isinstance(each, ToStderr)]:
+        logger.removeHandler(handler)
+    handler = ToStderr()
+    handler.setLevel(chosen.upper())
+    logger.addHandler(handler)
+    # Where warnings are enough, the level stays what the program around us says.
+    logger.setLevel(chosen.upper() if chosen in ("debug", "info") else logging.NOTSET)

@@ -1,18 +1,17 @@
-"""An open loom of the shelf: its name, its numbers, where the reader stands."""
+"""An open loom of the shelf: its name, its numbers, where the reader stands, what he says."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ..errors import ModelLoadError, ModelMismatch, StoreError, TreeError
+from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError, TreeError
 from .model import TINY, load_model
-from .numbering import Numbering
 from .out import Out
 from .shelf import Seen, Shelf
 
@@ -239,7 +238,7 @@ def ids_of(loom: Loom) -> frozenset[str]:
 
 def best_of(nodes: list[Heddle]) -> Heddle | None:
     """Return the likeliest of some branches: where the reader goes on."""
-    from ..loom.walk import by_call
+    from ..loom.node import by_call
 
     return max(by_call(nodes), key=lambda node: node.mean_logprob, default=None)
 
@@ -250,3 +249,112 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Numbering:
+    """Ids by number; 0 is the root. A number whose node is gone is not given again."""
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        self.ids = list(ids)
+
+    @property
+    def next(self) -> int:
+        """The number that the next new node gets."""
+        return len(self.ids)
+
+    def by_id(self) -> dict[str, int]:
+        """Return number by id."""
+        return {node_id: number for number, node_id in enumerate(self.ids)}
+
+    def extend(self, root: Heddle) -> dict[str, int]:
+        """Number what has no number yet, as it is drawn; return number by id."""
+        from ..loom.node import numbered
+
+        known = self.by_id()
+        for node in numbered(root):
+            if node.id not in known:
+                known[node.id] = len(self.ids)
+                self.ids.append(node.id)
+        return known
+
+    def node(self, root: Heddle, given: str) -> Heddle:
+        """Return the node with this number or id. Raises ConfigError for none such."""
+        if not given.isdecimal() or len(given) > 9:
+            try:
+                return root.find(given)
+            except TreeError:
+                pass
+            raise ConfigError(
+                f"NODE is {given!r}; allowed is {self._allowed()}", hint="weft tree shows them"
+            )
+        if not self.ids:
+            raise ConfigError(
+                "no tree of this loom has been drawn yet, so its nodes have no numbers",
+                hint="weft tree draws it",
+            )
+        number = int(given)
+        if number >= len(self.ids):
+            raise ConfigError(
+                f"there is no node {number}; allowed is {self._allowed()}",
+                hint="weft tree draws it again",
+            )
+        try:
+            return root.find(self.ids[number])
+        except TreeError:
+            raise ConfigError(
+                f"node {number} is not in the loom any more", hint="weft tree draws what is there"
+            ) from None
+
+    def _allowed(self) -> str:
+        return f"a number of the last tree drawn: 0 (the prompt) to {max(len(self.ids) - 1, 0)}"
+
+
+SAID = "said"  # in a node's meta: what the user said, without the template around it
+
+
+def say(
+    lm: LM, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
+) -> Heddle:
+    """Add what the user says at a node.
+
+    chat: as a turn, in which special tokens are letters; None: as the loom's prompt was given.
+    special: read those of a text that is no turn.
+    """
+    loom = node.path[0]
+    if not text:
+        raise ConfigError("there is nothing to say: the text is empty")
+    if not (getattr(loom, "chat_template_used", False) if chat is None else chat):
+        return node.add(text, special=special)
+    refuse_special(special)
+    if lm.text.chat_template is None:
+        raise ConfigError(
+            "this model has no chat template: it continues text and does not answer",
+            hint="--raw adds the text as it is",
+        )
+    said = node.add(lm.turn_delta([{"role": "user", "content": text}]))
+    said.meta[SAID] = text
+    return said
+
+
+def refuse_special(special: bool) -> None:
+    """Refuse --special for what is said in a chat."""
+    if special:
+        raise ConfigError(
+            "what is said in a chat is text, special tokens in it too",
+            hint="--raw --special gives the text as it is",
+        )
+
+
+def said_at(node: Heddle) -> str | None:
+    """Return what the user said at this node; None for what a model made or was added as text."""
+    said = node.meta.get(SAID)
+    return said if isinstance(said, str) else None
+
+
+def written(nodes: list[Heddle]) -> str:
+    """Return the text of nodes below a root, turns set apart."""
+    parts = []
+    for node in nodes:
+        said = said_at(node)
+        parts.append(node.text if said is None else f"\n\n> {said}\n\n")
+    return "".join(parts)

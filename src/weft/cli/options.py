@@ -1,20 +1,82 @@
-"""The options that verbs share, and how they become values."""
+"""The options that verbs share, how they become values, and what Tab offers for them."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .. import files
-from ..errors import ConfigError, GrammarError
-from . import complete
+from ..errors import ConfigError, GrammarError, WeftError
+from ..viz.escape import visible
 from .advice import quoted
-from .heat import Tint
-from .out import Out
+from .out import Out, Tint
+
+_LABEL = 40
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Return the models here that begin so; folders are the shell's own business."""
+    from .screen import cached_models
+
+    return [name for name in ("tiny", *cached_models()) if name.startswith(incomplete)]
+
+
+def complete_looms(incomplete: str) -> list[tuple[str, str]]:
+    """Return the looms that begin so, with their prompts."""
+    return [pair for pair in _looms() if pair[0].startswith(incomplete)]
+
+
+def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return the numbers of the loom's last tree that begin so, with the nodes' texts."""
+    try:
+        found = list(_nodes(context.params.get("loom")))
+    except WeftError:
+        return []
+    return [pair for pair in found if pair[0].startswith(incomplete)]
+
+
+def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return both."""
+    return complete_looms(incomplete) + complete_nodes(context, incomplete)
+
+
+def _looms() -> Iterator[tuple[str, str]]:
+    from .shelf import Shelf
+
+    shelf = Shelf()
+    try:
+        names = shelf.names()
+    except WeftError:
+        return
+    for name in filter(str.isprintable, names):
+        try:
+            yield name, _line(shelf.summary(name).prompt)
+        except WeftError:
+            yield name, "broken"
+
+
+def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
+    from .draw import label_of
+    from .kept import Kept
+    from .shelf import Shelf
+
+    shelf = Shelf()
+    kept = Kept.open(shelf, loom or shelf.own() or shelf.anybodys())
+    here = {node.id: node for node in kept.loom.walk()}
+    for number, node_id in enumerate(kept.numbering.ids):
+        if node_id in here:
+            yield str(number), _line(label_of(here[node_id]))
+
+
+def _line(text: str) -> str:
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= _LABEL else f"{line[: _LABEL - 1]}…"
+
 
 # Nothing but escapes: "\\neq" is LaTeX.
 _ESCAPES = re.compile(r"(\\[nt])+")
@@ -38,7 +100,7 @@ Model = Annotated[
         "-m",
         envvar="WEFT_MODEL",
         help='"tiny" (embedded), a folder, or a Hub id org/name[@revision].',
-        autocompletion=complete.models,
+        autocompletion=complete_models,
     ),
 ]
 OwnModel = Annotated[
@@ -48,7 +110,7 @@ OwnModel = Annotated[
         "-m",
         help="Where the loom's model is now.",
         show_default="the loom's",
-        autocompletion=complete.models,
+        autocompletion=complete_models,
     ),
 ]
 Engine = Annotated[
@@ -127,7 +189,7 @@ Node = Annotated[
     str,
     typer.Argument(
         help="A number of the last tree drawn; 0 is the prompt.",
-        autocompletion=complete.nodes,
+        autocompletion=complete_nodes,
         show_default=False,
     ),
 ]
@@ -135,7 +197,7 @@ OptionalNode = Annotated[
     str | None,
     typer.Argument(
         help="A number of the last tree drawn; 0 is the prompt.",
-        autocompletion=complete.nodes,
+        autocompletion=complete_nodes,
         show_default="the node last read or grown",
     ),
 ]
@@ -143,7 +205,7 @@ OptionalLoom = Annotated[
     str | None,
     typer.Argument(
         help="A loom's name (weft ls), or a .loom.json file to keep.",
-        autocompletion=complete.looms,
+        autocompletion=complete_looms,
         show_default="the one drawn last in this terminal",
     ),
 ]
@@ -152,7 +214,7 @@ Loom = Annotated[
     typer.Option(
         "--loom",
         help="A loom's name (weft ls), or a .loom.json file to keep.",
-        autocompletion=complete.looms,
+        autocompletion=complete_looms,
         show_default="the one drawn last in this terminal",
     ),
 ]

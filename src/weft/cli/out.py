@@ -1,18 +1,27 @@
-"""Where the command writes: results to stdout, messages to stderr, as plain as they need it."""
+"""What the command writes: text as plain as its reader needs it, tints, and JSON."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TextIO
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ..viz.escape import visible
+from ..viz.escape import shows, visible
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle, Loom
+    from ..tokens.tokenizer import Tokenizer
 
 # Width where the output is no terminal: as wide as a page is read.
 WIDTH = 100
@@ -139,3 +148,154 @@ def _can_write(encoding: str | None, text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+class Tint(StrEnum):
+    """What the colour of a token says."""
+
+    PROB = "prob"
+    ENTROPY = "entropy"
+
+
+# From plain to strong, with the figure from which (entropy) or below which (p) each one begins.
+# One hue growing darker each, told apart without colour vision; black on it is readable.
+_PROB = ((0.9, 230), (0.6, 223), (0.3, 216), (0.1, 209), (0.01, 203))
+_ENTROPY = ((0.2, 195), (0.7, 153), (1.5, 117), (2.5, 75), (4.0, 69))
+# Where there are no colours, the figure is written beside tokens that stand out this much.
+_TOLD_P, _TOLD_ENTROPY = 0.5, 1.0
+
+
+def tinted(out: Out, text: Tokenizer, node: Heddle, tint: Tint) -> Text:
+    """Return a node's text with its tokens coloured; without colours, figures in braces."""
+    made = Text()
+    stream = text.stream()
+    colours = has_colours(out)
+    tokens = node.tokens
+    for at, token in enumerate(tokens):
+        piece = stream.push(token) + (stream.flush() if at == len(tokens) - 1 else "")
+        if not node.logprobs:
+            made.append(out.shown(piece))
+            continue
+        p, entropy = math.exp(node.logprobs[at]), node.entropies[at]
+        style = style_of(p, entropy, tint) if colours else ""
+        made.append(out.shown(piece), style)
+        if not colours and piece:
+            made.append(_figure(p, entropy, tint))
+    return made
+
+
+def has_colours(out: Out) -> bool:
+    """Whether colours can be seen there."""
+    return out.console.color_system is not None and not out.console.no_color
+
+
+def style_of(p: float, entropy: float, tint: Tint) -> str:
+    """Return the style of a token; "" where nothing stands out."""
+    if tint is Tint.PROB:
+        number = next((number for below, number in _PROB[::-1] if p < below), None)
+    else:
+        number = next((number for start, number in _ENTROPY[::-1] if entropy >= start), None)
+    return "" if number is None else f"black on color({number})"
+
+
+def legend(out: Out, tint: Tint) -> Text:
+    """Return what the colours mean."""
+    if not has_colours(out):
+        what = f"p below {_TOLD_P}" if tint is Tint.PROB else f"entropy from {_TOLD_ENTROPY} nats"
+        return out.text((f"in braces: {what}", "dim"))
+    if tint is Tint.PROB:
+        steps = [("≥ 0.9" if not out.is_ascii else ">= 0.9", "")]
+        steps += [(f"< {below}", f"black on color({n})") for below, n in _PROB]
+        return out.text(("p  ", "dim"), *_spaced(steps))
+    steps = [("< 0.2", "")]
+    steps += [(f"{start} +", f"black on color({number})") for start, number in _ENTROPY]
+    return out.text(("entropy in nats  ", "dim"), *_spaced(steps))
+
+
+def _figure(p: float, entropy: float, tint: Tint) -> str:
+    if tint is Tint.PROB:
+        return f"{{{p:.2f}}}" if p < _TOLD_P else ""
+    return f"{{{entropy:.1f}}}" if entropy >= _TOLD_ENTROPY else ""
+
+
+def _spaced(steps: list[tuple[str, str]]) -> list[str | tuple[str, str]]:
+    parts: list[str | tuple[str, str]] = []
+    for label, style in steps:
+        parts += [(f" {label} ", style), " "]
+    return parts
+
+
+def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
+    """Write one object on one line, to standard output if nothing else is said.
+
+    On a terminal, what it would obey is written as JSON's own escapes: the object is the same.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    out = sys.stdout if file is None else file
+    if out.isatty() and not text.isprintable():
+        text = "".join(c if shows(c) else json.dumps(c)[1:-1] for c in text)
+    # A lone surrogate is written as JSON's own escape.
+    out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+    out.flush()
+
+
+def branch_object(node: Heddle, numbers: dict[str, int] | None = None) -> dict[str, Any]:
+    """Return one branch with its tokens; a branch without tokens has no mean."""
+    told = {} if numbers is None else {"node": numbers[node.id], "id": node.id}
+    return {
+        "branch": node.lineage[0] + 1,
+        **told,
+        "text": node.text,
+        "token_ids": node.tokens,
+        "logprobs": [finite(value) for value in node.logprobs],
+        "entropies": [finite(value) for value in node.entropies],
+        "mean_logprob": finite(node.mean_logprob) if node.logprobs else None,
+        "finish_reason": node.finish_reason,
+        "stop_string": node.stop_string,
+    }
+
+
+def node_object(node: Heddle, numbers: dict[str, int]) -> dict[str, Any]:
+    """Return one node without its tokens' figures."""
+    return {
+        "node": numbers[node.id],
+        "id": node.id,
+        "parent": None if node.parent is None else numbers[node.parent.id],
+        "text": node.text,
+        "n_tokens": len(node.tokens),
+        "mean_p": node.mean_p if node.logprobs else None,
+        "mean_logprob": finite(node.mean_logprob) if node.logprobs else None,
+        "finish_reason": node.finish_reason,
+        "ended": node.terminal,
+        "score": None if node.score is None else finite(node.score),
+        "said": node.meta.get("said"),
+    }
+
+
+def grown_object(
+    lm: LM, loom: Loom, nodes: list[Heddle], numbers: dict[str, int] | None
+) -> dict[str, Any]:
+    """Return what a call grew: the loom, the settings, the branches, the LM's figures."""
+    params = nodes[0].params if nodes else None
+    return {
+        "model": loom.meta.get("model", lm.info.model),
+        "engine": lm.info.name,
+        "prompt": loom.user_prompt,
+        "chat_template_used": loom.chat_template_used,
+        "prompt_tokens": len(loom.tokens),
+        "params": params.to_dict() if params is not None else None,
+        "branches": [branch_object(node, numbers) for node in nodes],
+        "stats": stats_object(lm),
+    }
+
+
+def stats_object(lm: LM) -> dict[str, Any]:
+    """Return the LM's figures."""
+    from dataclasses import asdict
+
+    return asdict(lm.stats())
+
+
+def finite(value: float) -> float | str:
+    """Return a number as JSON can hold it; the others by name, as in a saved loom."""
+    return value if math.isfinite(value) else str(value)

@@ -1,25 +1,27 @@
-"""`weft run`: n branches from one prompt."""
+"""`weft run` and `weft grow`: branches from a prompt, or from a node of the last tree drawn."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import samples
-from ..errors import ConfigError
-from . import options
-from .failures import guarded
-from .growing import Wish, grow_and_report
-from .kept import Kept, with_model
+from ..errors import ConfigError, Terminal, WeftError
+from . import advice, options
+from .draw import Printer, Silent, grow_watched, show_cost, show_growth, show_tree
+from .failures import INTERRUPTED, guarded, tell
+from .kept import Kept, refuse_special, say, with_model
+from .look import show_next, show_path
 from .model import TINY, load_model
-from .out import Out
-from .turns import refuse_special, say
+from .out import Out, Tint, grown_object, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
-    from ..loom import Loom
+    from ..loom import Heddle, Loom
 
 
 @guarded
@@ -116,3 +118,218 @@ def make_loom(
     if chat and text:
         return Loom(lm, [{"role": "user", "content": text}], system=system)
     return Loom(lm, text, template=chat is None, special=special, system=system)
+
+
+@guarded
+def grow(
+    node: options.Node,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Say this to the node first: an answer, or how it goes on.",
+        ),
+    ] = None,
+    n: options.Branches = 4,
+    max_tokens: options.MaxTokens = None,
+    loom: options.Loom = None,
+    model: options.OwnModel = None,
+    engine: options.Engine = "auto",
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Say TEXT as the next turn of a chat, or add it as it is.",
+            show_default="as the prompt was",
+        ),
+    ] = None,
+    special: options.Special = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Grow a node that has ended, too.")
+    ] = False,
+    interactive: Annotated[
+        bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
+    ] = False,
+    color: options.Color = None,
+    text_or_tree: options.AsText = None,
+    kv_budget: options.KvBudget = "auto",
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Grow more branches from a node.
+
+    What is not given is as the node itself was grown; the seed is a new one.
+    """
+    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
+    as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
+    wish = Wish(
+        n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
+    )
+    said = options.joined(text, "grow", node)
+    if said is not None:
+        options.check_text(said, "the text")
+    elif special:
+        raise ConfigError("--special is about the TEXT that is said to the node; give one")
+    with with_model(loom, model, engine, kv_budget) as (lm, kept):
+        at = kept.node(node)
+        wish = wish.with_settings_of(at)
+        if said is not None:
+            at = say(lm, at, said, chat=chat, special=special)
+        grow_and_report(lm, kept, at, wish)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to grow and how to show it.
+
+    as_text: the texts alone. stays: keys follow, in the same process.
+    """
+
+    n: int
+    sampling: dict[str, Any]
+    tint: Tint | None = None
+    keep: bool = True
+    as_json: bool = False
+    as_text: bool = False
+    stays: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stays and self.as_json:
+            raise ConfigError("-i and --json exclude each other: keys need a screen")
+
+    def with_settings_of(self, node: Heddle) -> Wish:
+        """Return the wish with how the node was grown, for what was not asked for."""
+        return replace(self, sampling={**settings_of(node), **self.sampling})
+
+
+def settings_of(node: Heddle) -> dict[str, Any]:
+    """Return how a node was grown, or the nearest before it, or what was grown from it."""
+    near = [*reversed(node.path), *node.children]
+    params = next((each.params for each in near if each.params is not None), None)
+    if params is None:
+        return {}
+    # Another seed, or the same branches would come again.
+    left_out = ("n", "seed", "constraint")
+    return {name: value for name, value in params.keywords().items() if name not in left_out}
+
+
+def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
+    """Grow, keep, show, suggest; with `stays`, go on by keys. Leaves with 130 on Ctrl-C."""
+    out = Out.of(sys.stdout)
+    made, done = grown(out, lm, kept, node, wish)
+    is_kept = wish.keep and kept.try_save()
+    if wish.as_json:
+        write_object(growth_object(lm, kept, made, is_kept=is_kept))
+    else:
+        if wish.as_text:
+            show_cost(Out.of(sys.stderr), lm, kept, is_kept=is_kept)
+        else:
+            show_growth(out, lm, kept, made, wish.tint, is_kept=is_kept)
+        if done:
+            advice.warn_if_poor(str(kept.loom.meta.get("model", "")), made)
+    if wish.stays:
+        converse(out, lm, kept, wish)
+    elif done and not wish.as_json:
+        if is_kept:
+            advice.after_growth(kept, made)
+        else:
+            advice.after_unkept(lm, kept.loom)
+    if not done and not wish.stays:
+        Out.of(sys.stderr).line("interrupted: the branches are as far as they came")
+        raise typer.Exit(INTERRUPTED)
+
+
+def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
+    """Grow at a node, watched; a node that has ended is told by its number."""
+    shown = Silent() if wish.as_json else Printer(out, wish.n, first=None) if wish.as_text else None
+    try:
+        return grow_watched(out, lm, kept, node, wish.n, wish.sampling, shown, force=wish.force)
+    except Terminal:
+        number, up = kept.number(node), kept.number(node.parent or node)
+        raise Terminal(
+            f"node {number} has ended: its last token is an end token",
+            hint=f'weft grow {number} "…" says something to it, weft grow {up} -n {wish.n} grows '
+            "others beside it, --force grows it anyway",
+        ) from None
+
+
+def growth_object(lm: LM, kept: Kept, made: list[Heddle], *, is_kept: bool) -> dict[str, Any]:
+    """Return the result for --json."""
+    told = grown_object(lm, kept.loom, made, kept.numbers() if is_kept else None)
+    return {"loom": kept.name if is_kept else None, **told}
+
+
+_HELP = """\
+  3            grow node 3             3 some text   say something to node 3, and grow
+  r 3          read node 3             n 3           its next tokens
+  t            draw the tree           q             quit
+r and n alone mean the node last read or grown; 0 is the prompt."""
+
+
+def converse(out: Out, lm: LM, kept: Kept, wish: Wish) -> None:
+    """Read keys until q or the end of input; a mistake is told and the next key read."""
+    while True:
+        out.line()
+        last = kept.numbering.next - 1
+        keys = f"{'1-' if last > 1 else ''}{last} grow · r read · n next · q quit"
+        line = ask(out, f"{keys} > ")
+        if line is None or line in ("q", "quit", "exit"):
+            return
+        try:
+            obey(out, lm, kept, wish, line)
+        except WeftError as error:
+            tell(error, "run")
+        except KeyboardInterrupt:
+            Out.of(sys.stderr).line("interrupted")
+
+
+def obey(out: Out, lm: LM, kept: Kept, wish: Wish, line: str) -> None:
+    """Do what one line says."""
+    word, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if word.isdecimal():
+        _grow(out, lm, kept, wish, word, rest)
+    elif word in ("r", "read"):
+        kept.at = kept.node(rest or None)
+        show_path(out, kept, kept.at)
+    elif word in ("n", "next"):
+        kept.at = kept.node(rest or None)
+        show_next(out, kept, kept.at, kept.at.next())
+    elif word in ("t", "tree"):
+        show_tree(out, kept)
+    else:
+        out.lines([out.text(row) for row in _HELP.splitlines()])
+    if wish.keep and kept.name:
+        kept.try_note()
+
+
+def _grow(out: Out, lm: LM, kept: Kept, wish: Wish, number: str, text: str) -> None:
+    node = kept.node(number)
+    wish = wish.with_settings_of(node)
+    if text:
+        node = say(lm, node, text)
+    # A seed that was given belongs to the first call: the same branches would come again.
+    fresh = {name: value for name, value in wish.sampling.items() if name != "seed"}
+    wish = Wish(wish.n, fresh, wish.tint, keep=wish.keep, force=wish.force)
+    made, _ = grown(out, lm, kept, node, wish)
+    is_kept = wish.keep and kept.try_save()
+    show_growth(out, lm, kept, made, wish.tint, is_kept=is_kept)
+    advice.warn_if_poor(str(kept.loom.meta.get("model", "")), made)
+
+
+def ask(out: Out, prompt: str) -> str | None:
+    """Return a line that was typed, None at the end of input or on Ctrl-C."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (line editing and history, where the system has it)
+    sys.stdout.flush()
+    try:
+        return input(out.shown(prompt)).strip()
+    except (EOFError, KeyboardInterrupt):
+        out.line()
+        return None

@@ -1,4 +1,4 @@
-"""Where looms are kept: WEFT_HOME/looms/NAME.loom.json; and a small index of what was drawn last.
+"""Where looms are kept: WEFT_HOME/looms/NAME.loom.json; and what was drawn last in each terminal.
 
 The files are the truth. The index only says under which numbers the nodes of a loom were seen, and
 for each terminal which loom was drawn there last, and where its reader stands; without it nothing
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from .. import files, samples
 from ..errors import ConfigError, FormatError, StoreError
 from .out import Out
-from .terminal import terminal
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -395,3 +395,65 @@ def _head(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
         return files.parse_json(head.rstrip(b",") + b"}"), files.parse_json(first), n_nodes
     whole = files.parse_json(data)
     return whole, whole["nodes"][0], len(whole["nodes"])
+
+
+def terminal() -> str:
+    """Return a mark of the terminal; "" where none can be told.
+
+    On Linux and macOS it is the session: every window, tab, tmux pane and login over ssh has its
+    own, and what runs in one, scripts and pipelines too, has the same. A job without a terminal
+    (cron, a service, a step of CI) has one for its own length; so has what a container was
+    entered with, whose session is outside of it. On Windows it is the console.
+    """
+    marks = _console() if os.name == "nt" else _session()
+    if not marks:
+        return ""
+    return hashlib.blake2b("\n".join(marks).encode(), digest_size=8).hexdigest()
+
+
+def _session() -> list[str]:
+    try:
+        leader = os.getsid(0) or _first_inside()
+    except OSError:
+        return []
+    if leader <= 0:
+        return []
+    # A number is given again some day; when the leader began is not. macOS has no /proc: its
+    # terminals name their tabs instead.
+    began = _process_status(leader)[_BEGAN:][:1]
+    boot = _read(Path("/proc/sys/kernel/random/boot_id")).strip()
+    return [str(leader), *began, boot or os.environ.get("TERM_SESSION_ID", "")]
+
+
+def _first_inside() -> int:
+    """Return the first process of a session whose leader is outside of our container."""
+    process = os.getpid()
+    while status := _process_status(process):
+        parent = int(status[_PARENT])
+        if _process_status(parent)[_SESSION:][:1] != ["0"]:
+            return process
+        process = parent
+    return 0
+
+
+# Where /proc/PID/stat says it, counted from behind the name.
+_PARENT, _SESSION, _BEGAN = 1, 3, 19
+
+
+def _process_status(process: int) -> list[str]:
+    return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+
+
+def _console() -> list[str]:
+    import ctypes
+
+    window = ctypes.windll.kernel32.GetConsoleWindow()  # type: ignore[attr-defined]
+    tab = os.environ.get("WT_SESSION", "")
+    return [str(window), tab] if window or tab else []
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -13,14 +13,15 @@ from rich.console import Group
 from rich.live import Live
 
 from .. import samples
+from ..checks import whole_number
 from ..errors import ConfigError, FormatError
 from ..search.strategies import STRATEGIES, Strategy
-from . import advice, objects, options
+from . import advice, options
+from .draw import Picture
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import Out, counted
-from .picture import Picture
+from .out import Out, counted, stats_object, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -124,7 +125,7 @@ def solve(
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
-            objects.write(as_object(lm, model, by, result, kept.name if is_kept else None))
+            write_object(search_object(lm, model, by, result, kept.name if is_kept else None))
         else:
             _report(out, lm, model, by, result, kept.name if is_kept else "")
 
@@ -160,8 +161,8 @@ def search(
     progress: Callable[[Level], object] | None = None,
 ) -> SearchResult:
     """Run a search below a loom's root."""
-    if (n := chosen.get("n")) is not None and n < 1:
-        raise ConfigError(f"-n is {n}; allowed is a whole number from 1")
+    if (n := chosen.get("n")) is not None:
+        whole_number("-n", n, 1)
     return strategy.run(lm, loom, progress=progress, **chosen)
 
 
@@ -189,7 +190,7 @@ def root_of(level: Level, loom: Loom) -> Loom:
     return level.candidates[0].path[0] if level.candidates else loom  # type: ignore[return-value]
 
 
-def as_object(
+def search_object(
     lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str | None = None
 ) -> dict[str, Any]:
     """Return the result for --json. name: of the loom that was kept."""
@@ -208,7 +209,7 @@ def as_object(
         "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
         "nodes": result.loom.count_children(),
         "cost": asdict(result.cost),
-        "stats": objects.stats_object(lm),
+        "stats": stats_object(lm),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..loom import Heddle
-from .turns import said_at
+from .kept import said_at
 
 
 class Spoken(Heddle):

@@ -32,7 +32,7 @@ from ..sampling.params import SamplingParams
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..kv.cursor import Place
+    from ..kv.place import Place
 
 __all__ = [
     "Heddle",

@@ -9,11 +9,9 @@ token ids.
 
 from __future__ import annotations
 
-from .allow import Allow
 from .base import Constraint, Matcher
 from .grammar import GBNF, Choice, JsonSchema, Lark, Regex
-from .kinds import as_constraint, from_dict
-from .lazy import Lazy
+from .kinds import Allow, Lazy, as_constraint, from_dict
 from .schema import json_schema_to_grammar
 
 __all__ = [

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .compiler import Compiler
+    from ..tokens.tokenizer import Tokenizer
 
 
 class Constraint(ABC):
@@ -100,3 +103,129 @@ class Matcher(ABC):
 def n_words(n_vocab: int) -> int:
     """Return how many int32 a mask has. One bit more than tokens: llguidance needs an end token."""
     return n_vocab // 32 + 1
+
+
+_KEPT = 64  # compiled constraints, least recently used out first
+
+
+class Compiler:
+    """What constraints need to know of a tokenizer, and those compiled lately.
+
+    text: the tokenizer. n_vocab: tokens that the model has logits for; the tokenizer may have more
+    or fewer. stop_ids: the end tokens among them.
+    """
+
+    def __init__(self, text: Tokenizer, n_vocab: int) -> None:
+        self.text = text
+        self.n_vocab = n_vocab
+        self.stop_ids = frozenset(each for each in text.stop_ids if each < n_vocab)
+        self._kept: OrderedDict[Constraint, Matcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """Return a matcher at the beginning of a constraint. Raises: GrammarError."""
+        with self._lock:
+            kept = self._kept.get(constraint)
+            if kept is not None:
+                self._kept.move_to_end(constraint)
+                return kept.clone()
+        made = constraint.compile(self)
+        with self._lock:
+            self._kept[constraint] = made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return made.clone()
+
+    def ids_of(self, spelled: bytes) -> list[int]:
+        """Return tokens whose bytes, joined, are exactly these.
+
+        As the tokenizer writes it at the start of a text, or where that puts a space in front, as
+        text that goes on. Where both are other text (unknown tokens, other case), and for bytes
+        that are no text, the longest tokens that fit; a byte that no token has is left out.
+        """
+        try:
+            written = spelled.decode()
+        except UnicodeDecodeError:
+            return self._longest(spelled)
+        for ids in (self.text.encode(written, add_bos=False), self.text.continuation(written)):
+            if self._spell(ids) == spelled:
+                return ids
+        return self._longest(spelled)
+
+    def _spell(self, ids: list[int]) -> bytes | None:
+        if any(each >= self.n_vocab for each in ids):
+            return None
+        return b"".join(self.spellings[each] for each in ids)
+
+    def _longest(self, spelled: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(spelled):
+            for size in range(min(self._widest, len(spelled) - at), 0, -1):
+                token = self._by_spelling.get(spelled[at : at + size])
+                if token is not None:
+                    ids.append(token)
+                    break
+            at += size
+        return ids
+
+    @cached_property
+    def spellings(self) -> list[bytes]:
+        """What a grammar sees of each of the model's tokens: its bytes.
+
+        b"" for special and end tokens, which are no text, and for ids without a token.
+        """
+        mute = self.text.special_ids | self.text.stop_ids
+        table = self.text.vocab_bytes[: self.n_vocab]
+        table = [b"" if each in mute else spelled for each, spelled in enumerate(table)]
+        return table + [b""] * (self.n_vocab - len(table))
+
+    @cached_property
+    def has_all_bytes(self) -> bool:
+        """Whether any text can be written: each byte of UTF-8 has a token of its own."""
+        never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+        return all(bytes((each,)) in self._by_spelling for each in range(256) if each not in never)
+
+    @cached_property
+    def _by_spelling(self) -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
+        for token, spelled in enumerate(self.spellings):
+            found.setdefault(spelled, token)
+        found.pop(b"", None)
+        return found
+
+    @cached_property
+    def _widest(self) -> int:
+        return max(map(len, self._by_spelling), default=1)
+
+    @cached_property
+    def guidance(self) -> Any:
+        """llguidance's view of the tokenizer. Cost: once, O(vocabulary)."""
+        from llguidance import LLTokenizer
+        from llguidance._tokenizer import TokenizerWrapper
+
+        view = _View(self)
+        return LLTokenizer(
+            TokenizerWrapper(view), eos_token=sorted(self.stop_ids) or [self.n_vocab]
+        )
+
+
+class _View:
+    """A tokenizer as llguidance asks for it: the model's tokens, and one more.
+
+    The library takes the number of tokens for the width of its masks, whatever it is told beside.
+    The one more is the end where the tokenizer names none; no model draws it.
+    """
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._ids_of = compiler.ids_of
+        mute = compiler.text.special_ids | compiler.stop_ids
+        names = compiler.text.vocab_bytes
+        self.eos_token_id = min(compiler.stop_ids, default=compiler.n_vocab)
+        self.bos_token_id = None
+        self.special_token_ids = sorted(each for each in mute if each < compiler.n_vocab)
+        self.tokens = [*compiler.spellings, b""]
+        for token in self.special_token_ids:
+            self.tokens[token] = names[token] if token < len(names) else b""
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._ids_of(text)

@@ -12,7 +12,7 @@ from ..tokens.form import INDEX, Calls, ChatForm, Each
 from ..tokens.tokenizer import Tokenizer
 from .base import Constraint
 from .grammar import Lark
-from .lazy import Lazy
+from .kinds import Lazy
 
 # Blanks as templates and models write them; without a limit small models write nothing else.
 _BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A]{0,20}"}
@@ -50,7 +50,7 @@ def call_constraint(
         )
     if wanted not in ("auto", "required"):
         functions = {wanted: functions[wanted]}
-    writer = _Writer(text, form.calls, functions, parallel=parallel)
+    writer = _CallsWriter(text, form.calls, functions, parallel=parallel)
     if wanted == "auto":
         triggers, skipped = writer.triggers()
         return Lazy(Lark(writer.grammar(skipped=skipped)), triggers)
@@ -98,7 +98,7 @@ def _wanted(choice: Any, functions: Mapping[str, Any]) -> str:
     return str(named)
 
 
-class _Writer:
+class _CallsWriter:
     """Writes the grammar of one template's calls."""
 
     def __init__(

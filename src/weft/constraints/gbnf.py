@@ -2,7 +2,7 @@
 
 The library cuts a text into lexemes, always the longest, and never takes one back; GBNF knows
 none. So a grammar without recursion becomes one regular expression. In one with recursion the
-largest parts without are lexemes, as long as no longest one can be wrong; see `lexemes`.
+largest parts without are lexemes, as long as no longest one can be wrong; see `rules`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import GrammarError
-from .lexemes import Cut, Lexeme, Lexemes
 from .rules import (
     DEEPEST,
-    Chain,
+    Cut,
     Either,
     Letters,
+    Lexeme,
+    Lexemes,
     Part,
     Range,
     Ref,
     Repeat,
     Rule,
+    RuleChain,
     ends,
     inside,
     is_too_deep,
@@ -60,7 +62,7 @@ def read(text: str) -> dict[str, Rule]:
 def read_rules(text: str) -> dict[str, Rule]:
     """Return the rules of a GBNF text by name, each once, all that are referred to."""
     rules: dict[str, Rule] = {}
-    for rule in _Reader(text).rules():
+    for rule in _GBNFReader(text).rules():
         before = rules.get(rule.name)
         if before is not None:
             raise wrong(rule.line, f"rule {rule.name!r} is there already, on line {before.line}")
@@ -79,7 +81,7 @@ def wrong(line: int, message: str) -> GrammarError:
     return GrammarError(f"the GBNF is not valid: line {line}: {message}")
 
 
-class _Reader:
+class _GBNFReader:
     """Reads GBNF letter by letter, as llama.cpp does; any sign may stand behind a backslash."""
 
     def __init__(self, text: str) -> None:
@@ -157,7 +159,7 @@ class _Reader:
             self.skip(lines=self.depth > 0)
             part = self.part()
             if part is None:
-                return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+                return parts[0] if len(parts) == 1 else RuleChain(tuple(parts))
             self.skip(lines=self.depth > 0)
             parts.append(self.repeated(part))
 
@@ -196,7 +198,7 @@ class _Reader:
                 raise wrong(line, 'a text ends with ", and this one does not')
             code = self.letter()
             parts.append(Letters(((code, code),)))
-        return Chain(tuple(parts))
+        return RuleChain(tuple(parts))
 
     def letters(self) -> Part:
         line, is_not = self.line, self.take("^")
@@ -289,10 +291,10 @@ def as_lark(text: str) -> tuple[str, list[int]]:
     """
     rules = read(text)
     lexemes = Lexemes(rules)
-    return _Writer(rules, lexemes).text()
+    return _LarkWriter(rules, lexemes).text()
 
 
-class _Writer:
+class _LarkWriter:
     """Writes rules as Lark: a rule that is a regular expression as a terminal, all by number."""
 
     def __init__(self, rules: Mapping[str, Rule], lexemes: Lexemes) -> None:
@@ -333,7 +335,7 @@ class _Writer:
 
     def lexeme(self, lexeme: Lexeme, line: int) -> str:
         """Return what stands for a lexeme in a rule: one terminal."""
-        made = self.terminal(Chain(lexeme.parts), line, 1)
+        made = self.terminal(RuleChain(lexeme.parts), line, 1)
         if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], Letters | Ref):
             return made
         return self.named("L", made, line, _NEST - 1)
@@ -348,7 +350,7 @@ class _Writer:
         made: list[str] = []
         run = ""  # letters that stand together are one expression
         for each in inside(part):
-            if isinstance(part, Chain) and isinstance(each, Letters):
+            if isinstance(part, RuleChain) and isinstance(each, Letters):
                 run += _spelled(each)
                 continue
             made += [f"/{run}/"] * bool(run) + [self.terminal(each, line, (depth + 1) % _NEST)]

@@ -1,16 +1,340 @@
-"""What users hand in as a constraint, and constraints as JSON data."""
+"""The kinds of constraints beside grammars, what users hand in, and constraints as JSON."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, FormatError
-from .allow import Allow
-from .base import Constraint
+from ..errors import ConfigError, ConstraintError, FormatError, GrammarError
+from .base import Constraint, Matcher, n_words
 from .grammar import GBNF, Choice, JsonSchema, Lark, Regex, is_pydantic
-from .lazy import Lazy
+from .patterns import beginnings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .base import Compiler
+
+
+@dataclass(frozen=True, slots=True)
+class Allow(Constraint):
+    """Only these token ids, in any order, and the end tokens."""
+
+    ids: frozenset[int]
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        given = frozenset(ids)
+        if not given or not all(type(each) is int and each >= 0 for each in given):
+            raise ConfigError(f"Allow is of {sorted(given, key=str)!r}; allowed are token ids")
+        object.__setattr__(self, "ids", given)
+
+    def compile(self, compiler: Compiler) -> Matcher:
+        """See `Constraint.compile`."""
+        import numpy as np
+
+        outside = [each for each in self.ids if each >= compiler.n_vocab]
+        if outside:
+            raise ConfigError(
+                f"token id {outside[0]} in Allow; allowed are 0 to {compiler.n_vocab - 1}"
+            )
+        allowed = np.zeros(n_words(compiler.n_vocab) * 32, dtype=np.uint8)
+        ids = self.ids | compiler.stop_ids
+        allowed[list(ids)] = 1
+        bits = np.packbits(allowed, bitorder="little").view(np.int32)
+        return AllowMatcher(ids, bits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Constraint.to_dict`."""
+        return {"allow": sorted(self.ids)}
+
+
+class AllowMatcher(Matcher):
+    """A fixed mask; it has no state, so all share one."""
+
+    __slots__ = ("bits", "ids")
+
+    def __init__(self, ids: frozenset[int], bits: NDArray[np.int32]) -> None:
+        self.ids = ids
+        self.bits = bits
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        """See `Matcher.fill`."""
+        bits[:] = self.bits
+
+    def accept(self, token: int) -> None:
+        """See `Matcher.accept`."""
+        if token not in self.ids:
+            raise ConstraintError(f"token {token} is not among the {len(self.ids)} allowed ones")
+
+    def is_allowed(self, token: int) -> bool:
+        """See `Matcher.is_allowed`."""
+        return token in self.ids
+
+    @property
+    def may_end(self) -> bool:
+        """See `Matcher.may_end`."""
+        return True
+
+    @property
+    def must_end(self) -> bool:
+        """See `Matcher.must_end`."""
+        return False
+
+    def clone(self) -> AllowMatcher:
+        """See `Matcher.clone`."""
+        return self
+
+
+_WINDOW = 4096  # bytes of a text that a trigger may have, until its last token
+_KEPT = 256  # beginnings of triggers whose masks are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy(Constraint):
+    """Anything until a trigger; from where the trigger begins, the text must fit the constraint.
+
+    triggers: a word (str), a pattern (`re.compile`; it is searched, with its flags), or a token id
+    (int). The trigger's own text is the grammar's beginning, as in tool calls: "<tool_call>" and
+    what follows. A token that completes a trigger and goes on with what the grammar forbids is not
+    drawn.
+    """
+
+    constraint: Constraint
+    triggers: tuple[str | re.Pattern[str] | int, ...]
+
+    def __init__(self, constraint: Any, triggers: Sequence[str | re.Pattern[str] | int]) -> None:
+
+        inner = as_constraint(constraint)
+        given = () if isinstance(triggers, str) else tuple(triggers)
+        if not given or not all(map(_is_trigger, given)):
+            raise ConfigError(
+                f"triggers are {triggers!r}; allowed are words, re.compile patterns of text that is"
+                " not empty, and token ids"
+            )
+        object.__setattr__(self, "constraint", inner)
+        object.__setattr__(self, "triggers", given)
+
+    def compile(self, compiler: Compiler) -> Matcher:
+        """See `Constraint.compile`. Raises: GrammarError for a word that no text of it begins with.
+
+        Cost: a search in every token's text, once for each way that a trigger has begun; in each
+        step where a pattern looks at what stands around it (look-around, anchors).
+        """
+        return LazyMatcher(Triggers(compiler, self), None)
+
+    def parse(self, text: str) -> Any:
+        """See `Constraint.parse`."""
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Constraint.to_dict`."""
+        told = [
+            {"pattern": each.pattern, "flags": each.flags} if isinstance(each, re.Pattern) else each
+            for each in self.triggers
+        ]
+        return {"lazy": self.constraint.to_dict(), "triggers": told}
+
+
+def _is_trigger(value: object) -> bool:
+    if isinstance(value, re.Pattern):
+        return isinstance(value.pattern, str) and value.match("") is None
+    return (isinstance(value, str) and bool(value)) or (type(value) is int and value >= 0)
+
+
+class Triggers:
+    """What switches a lazy constraint on, with one tokenizer; shared by all its matchers.
+
+    begun: in all methods the end of the text so far that may be a trigger's beginning, as bytes. A
+    token that is a trigger itself is none of their business.
+    """
+
+    def __init__(self, compiler: Compiler, lazy: Lazy) -> None:
+        self.compiler = compiler
+        self.inner = compiler.matcher(lazy.constraint)
+        self.tokens = frozenset(each for each in lazy.triggers if isinstance(each, int))
+        self._words = [each.encode() for each in lazy.triggers if isinstance(each, str)]
+        self._patterns = [each for each in lazy.triggers if isinstance(each, re.Pattern)]
+        self._beginnings = [beginnings(each) for each in self._patterns]
+        self._forbidden: OrderedDict[bytes, NDArray[np.int32]] = OrderedDict()
+        table = compiler.text.vocab_bytes[: compiler.n_vocab]
+        self._spelled = [*table, *[b""] * (compiler.n_vocab - len(table))]
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse triggers that the grammar cannot begin with, as far as that can be told now."""
+        for word in self._words:
+            if not self.takes(word):
+                raise GrammarError(
+                    f"the trigger {word.decode()!r} can come, but the grammar cannot begin with it:"
+                    " a grammar that is switched on by a trigger begins with the trigger's own text"
+                )
+        n_vocab = self.compiler.n_vocab
+        for token in self.tokens:
+            if token >= n_vocab:
+                raise ConfigError(f"token id {token} is a trigger; allowed are 0 to {n_vocab - 1}")
+            if not self.inner.is_allowed(token):
+                raise GrammarError(
+                    f"token {token} is a trigger, but the grammar cannot begin with it: a grammar"
+                    " that is switched on by a trigger begins with the trigger itself"
+                )
+
+    def start(self, text: bytes) -> int | None:
+        """Return where the first trigger in a text begins."""
+        found = [at for word in self._words if (at := text.find(word)) >= 0]
+        if self._patterns:
+            letters = text.decode(errors="surrogateescape")
+            for pattern in self._patterns:
+                match = pattern.search(letters)
+                if match is not None:
+                    found.append(_n_bytes(letters[: match.start()]))
+        return min(found, default=None)
+
+    def begun(self, text: bytes) -> bytes:
+        """Return the end of a text without a trigger in which one may have begun."""
+        text = text[-_WINDOW:]
+        longest = max((_overlap(text, word) for word in self._words), default=0)
+        if self._patterns:
+            cut = _unfinished(text)
+            letters = text[: len(text) - cut].decode(errors="surrogateescape")
+            longest = max(longest, cut)
+            for beginning in self._beginnings:
+                if beginning is None:  # it looks at what stands around it
+                    return text
+                match = beginning.search(letters)
+                if match is not None:
+                    longest = max(longest, cut + _n_bytes(letters[match.start() :]))
+        return text[len(text) - longest :]
+
+    def takes(self, text: bytes) -> bool:
+        """Say whether the grammar can begin with a text."""
+        return self.inner.takes(self.compiler.ids_of(text))
+
+    def crosses(self, begun: bytes, token: int) -> bytes | None:
+        """Return the text from a trigger on that a token leads to, if the grammar forbids it."""
+        if token in self.tokens or token in self.compiler.stop_ids:
+            return None
+        text = begun + self.compiler.text.token_bytes(token)
+        at = self.start(text)
+        return None if at is None or self.takes(text[at:]) else text[at:]
+
+    def fill(self, begun: bytes, bits: NDArray[np.int32]) -> None:
+        """Write the mask of tokens that may come after a text."""
+        import numpy as np
+
+        kept = self._forbidden.get(begun)
+        if kept is None:
+            n_vocab = self.compiler.n_vocab
+            allowed = np.ones(n_words(n_vocab) * 32, dtype=np.uint8)
+            start = self.start
+            found = [t for t, each in enumerate(self._spelled) if start(begun + each) is not None]
+            allowed[[t for t in found if self.crosses(begun, t) is not None]] = 0
+            kept = np.packbits(allowed, bitorder="little").view(np.int32)
+            self._forbidden[begun] = kept
+            while len(self._forbidden) > _KEPT:
+                self._forbidden.popitem(last=False)
+        bits[:] = kept
+
+
+class LazyMatcher(Matcher):
+    """Watches the text until a trigger; then `inner` decides. inner: None before."""
+
+    __slots__ = ("_begun", "_inner", "_triggers")
+
+    def __init__(self, triggers: Triggers, inner: Matcher | None, begun: bytes = b"") -> None:
+        self._triggers = triggers
+        self._inner = inner
+        self._begun = begun
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        """See `Matcher.fill`."""
+        if self._inner is not None:
+            self._inner.fill(bits)
+        else:
+            self._triggers.fill(self._begun, bits)
+
+    def accept(self, token: int) -> None:
+        """See `Matcher.accept`."""
+        if self._inner is not None:
+            self._inner.accept(token)
+            return
+        triggers = self._triggers
+        if token in triggers.tokens:
+            self._switch_on([token])
+            return
+        wrong = triggers.crosses(self._begun, token)
+        if wrong is not None:
+            raise ConstraintError(
+                f"token {token} completes a trigger and leads to {wrong!r}, which the grammar does"
+                " not allow: a grammar that is switched on by a trigger begins with the trigger's"
+                " own text"
+            )
+        text = self._begun + triggers.compiler.text.token_bytes(token)
+        at = triggers.start(text)
+        if at is not None:
+            self._switch_on(triggers.compiler.ids_of(text[at:]))
+        else:
+            self._begun = triggers.begun(text)
+
+    def _switch_on(self, tokens: Sequence[int]) -> None:
+        started = self._triggers.inner.clone()
+        for token in tokens:
+            started.accept(token)
+        self._inner = started
+
+    def is_allowed(self, token: int) -> bool:
+        """See `Matcher.is_allowed`."""
+        if self._inner is not None:
+            return self._inner.is_allowed(token)
+        return self._triggers.crosses(self._begun, token) is None
+
+    def forced(self) -> list[int]:
+        """See `Matcher.forced`."""
+        return self._inner.forced() if self._inner is not None else []
+
+    @property
+    def may_end(self) -> bool:
+        """See `Matcher.may_end`."""
+        return self._inner is None or self._inner.may_end
+
+    @property
+    def must_end(self) -> bool:
+        """See `Matcher.must_end`."""
+        return self._inner is not None and self._inner.must_end
+
+    @property
+    def failure(self) -> str | None:
+        """See `Matcher.failure`."""
+        return None if self._inner is None else self._inner.failure
+
+    def clone(self) -> LazyMatcher:
+        """See `Matcher.clone`."""
+        inner = None if self._inner is None else self._inner.clone()
+        return LazyMatcher(self._triggers, inner, self._begun)
+
+
+def _overlap(text: bytes, word: bytes) -> int:
+    """Return how much of a word the end of a text is, at most."""
+    sizes = range(min(len(text), len(word) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(word[:size])), 0)
+
+
+def _unfinished(text: bytes) -> int:
+    """Return how many bytes at the end of a text are the beginning of one letter."""
+    for size, byte in enumerate(reversed(text[-3:]), start=1):
+        if byte >= 0xC0:
+            return size if size < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
+        if byte < 0x80:
+            return 0
+    return 0
+
+
+def _n_bytes(letters: str) -> int:
+    return len(letters.encode(errors="surrogateescape"))
+
 
 _ALLOWED = (
     "a Pydantic class, a JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow or Lazy of "

@@ -77,7 +77,7 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str) -> str:
     if is_deep_schema(parsed):
         raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
     try:
-        return _Writer(parsed).text()
+        return _RuleWriter(parsed).text()
     except RecursionError:
         raise GrammarError("the JSON schema is nested too deep") from None
 
@@ -134,11 +134,11 @@ class Flat:
         return [part["items"] for part in self.says("items")]
 
 
-class _Writer:
+class _RuleWriter:
     """Rules made so far. A place is known by all its parts; places of equal parts are one rule."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self.reader = _Reader(schema)
+        self.reader = _SchemaReader(schema)
         self.schema = schema
         self.never: set[str] = set()  # places that no JSON fits, or none that ends
 
@@ -296,7 +296,7 @@ class _Writer:
         return f'"[" space {inner} "]"' if least else f'"[" space ({inner})? "]"'
 
 
-class _Reader:
+class _SchemaReader:
     """What schemas say, and whether JSON fits them."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:

@@ -11,9 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sampling.chain import DrawBatch, DrawResult
-from .base import Draws, Engine, EngineInfo, Fragment, Fragments, Output, Row, Score, Usage
-from .host import HostDraws
+from ..sampling.sampler import DrawBatch, DrawResult
+from .base import (
+    Draws,
+    Engine,
+    EngineInfo,
+    Fragment,
+    Fragments,
+    HostDraws,
+    Output,
+    Row,
+    Score,
+    Usage,
+)
 
 TOKEN = 7  # what every draw gives
 

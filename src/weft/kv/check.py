@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .cursor import resolve
+from .place import resolve
 
 if TYPE_CHECKING:
     from ..engines.base import Fragment
-    from .node import Node
+    from .place import Node
     from .tree import TokenTree
 
 

@@ -1,9 +1,15 @@
-"""How many slots and paths there are, and who has them."""
+"""How many slots and paths there are, who has them, and who loses them first."""
 
 from __future__ import annotations
 
-from .node import Node
-from .tail import Tail
+import heapq
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from ..engines.base import Fragments
+from .place import Node, Tail
 
 
 class Room:
@@ -165,3 +171,88 @@ class Room:
         """An unpinned node just lost its fragment."""
         self.resident -= len(node.tokens)
         self.leave(node)
+
+
+# Lower goes first; any comparable. A caller may weigh in what a node is worth to it.
+Order = Callable[[Node], Any]
+
+
+def by_use_and_cost(node: Node) -> tuple[bool, int, int]:
+    """Nodes that no handle holds, then the least recently used, then the cheapest to recompute."""
+    return (node.holds > 0, node.used, len(node.tokens))
+
+
+class EvictionQueue:
+    """Evictable leaves, worst first.
+
+    Entries are not updated in place: `offer` again when a node's key changed; stale entries are
+    skipped.
+    """
+
+    def __init__(self, order: Order = by_use_and_cost) -> None:
+        self.order = order
+        self._heap: list[tuple[Any, int, Node]] = []
+        self._tick = count()
+
+    def offer(self, node: Node) -> None:
+        """Say that a node may be evicted now. Cost: O(log entries)."""
+        heapq.heappush(self._heap, (self.order(node), next(self._tick), node))
+
+    def pop(self, evictable: Callable[[Node], bool]) -> Node | None:
+        """Return the first node that still is evictable under its present key, or None."""
+        while self._heap:
+            key, _, node = heapq.heappop(self._heap)
+            if evictable(node):
+                if key == self.order(node):
+                    return node
+                self.offer(node)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def rebuild(self, nodes: list[Node]) -> None:
+        """Forget stale entries: only these nodes are evictable."""
+        self._heap = [(self.order(node), next(self._tick), node) for node in nodes]
+        heapq.heapify(self._heap)
+
+
+_log = logging.getLogger(__name__)
+
+
+class HostTier:
+    """Exported KV of at most `capacity` slots, oldest out first; `slots` of them are in use."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.slots = 0
+        self._nodes: dict[Node, None] = {}
+
+    def take(self, node: Node, fragments: Fragments) -> list[Node]:
+        """Copy a node's KV to the host if it can fit; return the nodes that had to go for it."""
+        size, gone = len(node.tokens), []
+        if node.fragment is None or size > self.capacity:
+            return []
+        while self.slots + size > self.capacity:
+            oldest = next(iter(self._nodes))
+            self.free(oldest)
+            gone.append(oldest)
+        try:
+            node.host = fragments.export(node.fragment)
+        except Exception as error:  # no room for a copy, say: the tokens are known all the same
+            _log.warning("the engine could not copy KV to the host; it is dropped: %r", error)
+            return gone
+        self._nodes[node] = None
+        self.slots += size
+        return gone
+
+    def free(self, node: Node) -> None:
+        """Forget a node's host copy, if there is one."""
+        if node.host is not None:
+            self.slots -= len(node.tokens)
+            node.host = None
+            del self._nodes[node]
+
+    def split(self, upper: Node) -> None:
+        """A node was cut: its new upper half has a part of the host copy of its own."""
+        self._nodes[upper] = None

@@ -1,6 +1,6 @@
 """The reasoning face: a tree of heddles under a loom."""
 
-from .branches import Branches
+from .grow import Branches
 from .heddle import Heddle
 from .known import StreamItem
 from .kvfrag import KVFrag

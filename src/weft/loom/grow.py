@@ -1,4 +1,4 @@
-"""One growing call: many branches of many nodes, submitted together, attached as they end.
+"""Growing: many branches of many nodes, submitted together, attached as they end.
 
 Those of one parent stand in branch order, whatever the order in which they end.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import bisect
 import logging
-from collections import deque
+from collections import Counter, UserList, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..results import Delta
@@ -21,14 +21,47 @@ from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import Channel, deferred_interrupt
 from ..sched.work import FinishReason, Run, RunState, Ticket
 from ..tokens.text import StopStrings, TextStream
-from .branches import Branches
-from .constrained import constrained_so_far
+from .node import constrained_so_far
 
 if TYPE_CHECKING:
-    from ..kv.cursor import Place
+    from ..kv.place import Place
     from ..lm import LM
     from .heddle import Heddle
-    from .watcher import Watcher
+
+# Branches that a representation shows before it says how many more there are.
+_SCREEN = 20
+
+
+class Branches(list["Heddle"]):
+    """The children a call made, in branch order.
+
+    skipped: terminal nodes left alone. failed: why branches are missing that their constraint left
+    no token; a call of which no branch is left raises instead.
+    """
+
+    def __init__(
+        self,
+        made: Iterable[Heddle] = (),
+        *,
+        skipped: Iterable[Heddle] = (),
+        failed: Iterable[ConstraintError] = (),
+    ) -> None:
+        super().__init__(made)
+        self.skipped: list[Heddle] = list(skipped)
+        self.failed: list[ConstraintError] = list(failed)
+
+    def __repr__(self) -> str:
+        lines = [f"[{at}] {node.mean_p:.2f}  {node!r}" for at, node in enumerate(self[:_SCREEN])]
+        lines += [f"… {len(self) - _SCREEN} more"] * (len(self) > _SCREEN)
+        lines += [f"{len(self.skipped)} terminal nodes left alone"] * bool(self.skipped)
+        lines += [f"failed: {error}" for error in self.failed]
+        return "\n".join(lines) or "no branches"
+
+    def _repr_html_(self) -> str:
+        from ..viz.notebook import branches_card
+
+        return branches_card(self)
+
 
 _log = logging.getLogger(__name__)
 # Does what an iterator yields, within one call: Ctrl-C is seen before it or after it.
@@ -461,3 +494,97 @@ def refuse_terminal(node: Heddle) -> None:
             "force=True, or add text to it",
             hint="force=True",
         )
+
+
+class Batch:
+    """Growing calls that `apply_at_leaves` puts off.
+
+    All of them run when children of any are looked at, at the latest after the last leaf's turn.
+    A leaf gets the children that it would get alone; equal ones get different ones from one seed,
+    as their branches are numbered through.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Heddle, SamplingParams, int, Promised]] = []
+        self._numbers: Counter[tuple[tuple[int, ...], int | None]] = Counter()
+
+    def put_off(self, node: Heddle, params: SamplingParams) -> Promised:
+        """Take a growing call over; return the list that its children will be in."""
+        promised = Promised(self)
+        self._calls.append((node, params, self.number(node, params), promised))
+        node._deferred = self
+        return promised
+
+    def number(self, node: Heddle, params: SamplingParams) -> int:
+        """Return the number of a call's first branch, among those of equal leaves and one seed."""
+        key = (tuple(node.get_prefix_tokens()), params.seed)
+        first = self._numbers[key]
+        self._numbers[key] += params.n
+        return first
+
+    def flush(self) -> None:
+        """Grow everything put off so far, in one batch. On an error nothing of it is there."""
+        calls, self._calls = self._calls, []
+        for node, _, _, promised in calls:
+            node._deferred, promised.batch = None, None
+        if not calls:
+            return
+        growth = Growth(calls[0][0]._home.live_lm())
+        planned: list[list[Shoot]] = [
+            growth.add(node, params, first=first) for node, params, first, _ in calls
+        ]
+        growth.run()
+        for (*_, promised), shoots in zip(calls, planned, strict=True):
+            promised.made = [shoot.child for shoot in shoots if shoot.attached]
+
+
+class Promised(UserList["Heddle"]):
+    """A list of children that are made when it is first looked at."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch: Batch | None = batch
+        self.made: list[Heddle] = []
+
+    @property
+    def data(self) -> list[Heddle]:  # type: ignore[override]
+        """The children."""
+        if self.batch is not None:
+            self.batch.flush()
+        return self.made
+
+
+def at_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
+    """Call `func` on each node; growing calls that it makes on that node run as one batch."""
+    batch = Batch()
+    results = []
+    try:
+        for node in nodes:
+            node._batch = batch
+            try:
+                results.append(func(node))
+            finally:
+                node._batch = None
+    except Exception:
+        # The calls before the one that failed were made: their children are there.
+        batch.flush()
+        raise
+    batch.flush()
+    return [result.made if isinstance(result, Promised) else result for result in results]
+
+
+class Watcher(Protocol):
+    """Shows the branches of a call while they grow."""
+
+    def open(self) -> None:
+        """Show that it begins."""
+        ...
+
+    def push(
+        self, branch: int, pieces: list[tuple[str, float]], ended: FinishReason | None
+    ) -> None:
+        """Take the new tokens of a branch: their texts and logprobs."""
+        ...
+
+    def close(self) -> None:
+        """Show how it ended. Branches without an end were stopped."""
+        ...

@@ -2,19 +2,173 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TextIO, Unpack, cast, overload
 
+import numpy as np
+
+from .. import files
+from ..checks import whole_number
 from ..errors import ConfigError
-from ..results import Delta, Distribution, TextScore
+from ..results import Delta, Distribution, TextScore, TokenProb
+from ..sampling.metrics import largest, log_softmax
 from ..sampling.params import BranchOptions, SamplingParams
-from . import ask, known, walk
-from .batch import at_each
-from .branches import Branches
-from .grow import Growth, adeltas, deltas, plan, refuse_terminal, seeded
+from ..sched.work import Extend, Logits, Scores
+from . import known
+from .grow import Branches, Growth, adeltas, at_each, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
-from .shown import Shown
+from .node import HeddleState, leaves_below
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..engines.base import Score
+    from ..kv.place import Place
+    from ..lm import LM
+
+if TYPE_CHECKING:
+    Label = Callable[["Heddle"], str]
+
+
+class Shown(HeddleState):
+    """A node as text, HTML, Graphviz and Mermaid. Nothing here changes the tree."""
+
+    def show(
+        self,
+        *,
+        node: Label | None = None,
+        edge: Label | None = None,
+        file: TextIO | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Write the tree from here down to the terminal.
+
+        Args:
+            node: what to write for a node instead of its text and figures.
+            edge: what to write on the line to a node, before it.
+            file: instead of standard output.
+            limit: lines at most; the rest is counted.
+        """
+        from ..viz.text import show
+
+        show(self._heddle, node=node, edge=edge, file=file, limit=limit)
+
+    @overload
+    def to_html(
+        self,
+        path: None = None,
+        *,
+        tint: str = "probability",
+        top: int = 0,
+        limit: int | None = None,
+        node: Label | None = None,
+        mark: Heddle | None = None,
+    ) -> str: ...
+
+    @overload
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tint: str = "probability",
+        top: int = 0,
+        limit: int | None = None,
+        node: Label | None = None,
+        mark: Heddle | None = None,
+    ) -> None: ...
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        tint: str = "probability",
+        top: int = 0,
+        limit: int | None = None,
+        node: Label | None = None,
+        mark: Heddle | None = None,
+    ) -> str | None:
+        """Return the tree from here down as one HTML page, or write it to a file.
+
+        The page folds, loads nothing and can be searched; its tokens are tinted, and the figures
+        of a token show under the pointer. Beyond 60 nodes it begins with an overview, and only the
+        path to `mark`, or else the best one, is unfolded.
+
+        Args:
+            path: a file to write to; then None is returned.
+            tint: "probability", "entropy" or "none": the tint when the page is opened.
+            top: alternatives to show for each sampled token. From 1 on the model is asked: one
+                forward over each node's tokens.
+            limit: nodes at most, those nearest to here; the rest is counted.
+            node: what to write for a node instead of its text.
+            mark: the path to this node is marked.
+
+        Raises: ConfigError for `top` without a model, StoreError when the file cannot be written.
+        """
+        from ..viz.html import to_html
+
+        page = to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
+        if path is None:
+            return page
+        files.write(path, page)
+        return None
+
+    def to_dot(
+        self,
+        *,
+        node: Label | None = None,
+        edge: Label | None = None,
+        limit: int | None = None,
+    ) -> str:
+        """Return the tree from here down in Graphviz's language; boxes are tinted by mean p.
+
+        Args:
+            node, edge: what to write in a box and on the line to it.
+            limit: nodes at most, those nearest to here; the rest is counted.
+        """
+        from ..viz.graph import to_dot
+
+        return to_dot(self._heddle, node=node, edge=edge, limit=limit)
+
+    def to_mermaid(
+        self,
+        *,
+        node: Label | None = None,
+        edge: Label | None = None,
+        limit: int | None = 150,
+    ) -> str:
+        """Return the tree from here down as a Mermaid flowchart, for Markdown pages.
+
+        Args:
+            node, edge: what to write in a box and on the line to it.
+            limit: nodes at most, those nearest to here; never more than Mermaid takes at its
+                defaults. The rest is counted.
+        """
+        from ..viz.graph import to_mermaid
+
+        return to_mermaid(self._heddle, node=node, edge=edge, limit=limit)
+
+    @property
+    def _heddle(self) -> Heddle:
+        # Nodes are always heddles: this class is a part of theirs.
+        return cast("Heddle", self)
+
+    def __str__(self) -> str:
+        from ..viz.text import draw
+
+        return "\n".join(draw(self._heddle))
+
+    def _repr_html_(self) -> str:
+        from ..viz.notebook import tree
+
+        return tree(self._heddle)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return the drawing as text and as HTML: a notebook keeps both."""
+        from ..viz.notebook import plain
+
+        return {"text/plain": plain(self._heddle), "text/html": self._repr_html_()}
 
 
 class Heddle(Shown):
@@ -57,7 +211,7 @@ class Heddle(Shown):
             return Branches()
         if not is_shown:
             return growth.run()
-        from ..viz.lanes import watch
+        from ..viz.live import watch
 
         return growth.run(watch(len(growth.shoots)))
 
@@ -141,7 +295,7 @@ class Heddle(Shown):
             child._text = text
             self.children.append(child)
             return child
-        child = self._child(ask.ids_of(self, text, special))
+        child = self._child(ids_of(self, text, special))
         child._place = self._home.live_lm().place(child._tokens, after=self._where())
         self.children.append(child)
         return child
@@ -150,36 +304,36 @@ class Heddle(Shown):
 
     def next(self, top: int = 10) -> Distribution:
         """Return the `top` likeliest next tokens; raw probabilities, no filter."""
-        lm, item = self._home.live_lm(), ask.next_item(self, top)
+        lm, item = self._home.live_lm(), next_item(self, top)
         tickets = lm.submit([item])
         lm.drive(tickets)
-        return ask.distribution(lm, tickets[0].result()[0], top)
+        return distribution(lm, tickets[0].result()[0], top)
 
     async def anext(self, top: int = 10) -> Distribution:
         """As `next`, beside a running loop."""
-        lm, item = self._home.live_lm(), ask.next_item(self, top)
+        lm, item = self._home.live_lm(), next_item(self, top)
         tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
-        return ask.distribution(lm, tickets[0].result()[0], top)
+        return distribution(lm, tickets[0].result()[0], top)
 
     def measure(self, text: str | Sequence[int], *, special: bool | None = None) -> TextScore:
         """Return how likely this text (or these token ids) is after the node. Adds nothing.
 
         special: as for `add`.
         """
-        lm, item = self._home.live_lm(), ask.measure_item(self, text, special)
+        lm, item = self._home.live_lm(), measure_item(self, text, special)
         tickets = lm.submit([item])
         lm.drive(tickets)
-        return ask.text_score(lm, item, tickets[0].result()[0])
+        return text_score(lm, item, tickets[0].result()[0])
 
     async def ameasure(
         self, text: str | Sequence[int], *, special: bool | None = None
     ) -> TextScore:
         """As `measure`, beside a running loop."""
-        lm, item = self._home.live_lm(), ask.measure_item(self, text, special)
+        lm, item = self._home.live_lm(), measure_item(self, text, special)
         tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
-        return ask.text_score(lm, item, tickets[0].result()[0])
+        return text_score(lm, item, tickets[0].result()[0])
 
     @property
     def frag(self) -> list[KVFrag]:
@@ -191,7 +345,7 @@ class Heddle(Shown):
 
         Raises Unsupported on engines whose library has none.
         """
-        return self._home.live_lm().kv.engine_cache(ask.at_end(self))
+        return self._home.live_lm().kv.engine_cache(at_end(self))
 
     # The known names
 
@@ -256,7 +410,7 @@ class Heddle(Shown):
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
         """Call `func` on every leaf and return the results, as `apply_at_leaves` does."""
-        return at_each(walk.leaves(self), func)
+        return at_each(leaves_below(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
         """Call each function on every leaf that there is then; return the results of the last one.
@@ -266,7 +420,7 @@ class Heddle(Shown):
         """
         results: list[Any] = []
         for func in funcs:
-            results = at_each(walk.leaves(self), func)
+            results = at_each(leaves_below(self), func)
         return results
 
     # Making
@@ -282,3 +436,59 @@ class Heddle(Shown):
     @property
     def _child_class(self) -> type[Heddle]:
         return type(self)
+
+
+def at_end(node: HeddleState) -> Place:
+    """Return the node's place; ConfigError when nothing stands before it."""
+    place = node._where()
+    if not place.depth:
+        raise ConfigError("there is nothing to ask after: the node's whole path is empty. Add text")
+    return place
+
+
+def next_item(node: HeddleState, top: int) -> Extend:
+    """Return the work item of `next`."""
+    whole_number("top", top, 1)
+    place = at_end(node)
+    return Extend(place, (), (Logits(place.depth),))
+
+
+def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
+    """Return the `top` likeliest ids, ties by lower id."""
+    logprobs = log_softmax(logits)
+    order = largest(logprobs[None], top)[0].tolist()
+    values = logprobs[order].astype(np.float64)
+    text = lm.text
+    return Distribution(
+        TokenProb(token, text.token_text(token), text.token_bytes(token), logprob, p, rank)
+        for rank, (token, logprob, p) in enumerate(
+            zip(order, values.tolist(), np.exp(values).tolist(), strict=True)
+        )
+    )
+
+
+def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
+    """Return a text's token ids as what goes on after the node; token ids as they are."""
+    if isinstance(text, str):
+        return node._encode(text, special)
+    if special is not None:
+        raise ConfigError("special is about how a text is read; token ids are what they are")
+    return text
+
+
+def measure_item(
+    node: HeddleState, text: str | Sequence[int], special: bool | None = None
+) -> Extend:
+    """Return the work item of `measure`."""
+    ids = list(ids_of(node, text, special))
+    if not ids:
+        raise ConfigError("there is nothing to measure: the text has no tokens")
+    place = at_end(node)
+    node._home.live_lm().place(ids, after=place)
+    return Extend(place, ids, (Scores(place.depth, place.depth + len(ids)),))
+
+
+def text_score(lm: LM, item: Extend, score: Score) -> TextScore:
+    """Return the answer to `measure_item`."""
+    texts = tuple(lm.text.token_text(token) for token in item.tokens)
+    return TextScore(tuple(item.tokens), texts, tuple(score.logprobs.tolist()))

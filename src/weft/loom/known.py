@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..results import Delta
 from ..sampling.params import SamplingParams
-from .branches import Branches
-from .grow import Growth, delta
+from .grow import Branches, Growth, delta
 
 if TYPE_CHECKING:
     from ..lm import LM

@@ -12,9 +12,9 @@ from ..adapters import name_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..kv.cursor import Place
+    from ..kv.place import Place
     from ..lm import LM
-    from .node import Node
+    from .node import HeddleState
 
 
 ADAPTER = "adapter"  # among the marks: which one made the KV
@@ -97,7 +97,7 @@ def load(
     return lm.kv.insert(ids, arrays, adapter=arrays.pop(ADAPTER, None))
 
 
-def fragments(node: Node) -> list[KVFrag]:
+def fragments(node: HeddleState) -> list[KVFrag]:
     """Return the node's own KV, one fragment a layer. Cost: exports the whole path."""
     lm, place = node._home.live_lm(), node._where()
     if not place.depth:

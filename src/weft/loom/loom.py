@@ -1,21 +1,21 @@
-"""Loom: the root of a reasoning tree."""
+"""Loom: the root of a reasoning tree, and its prompt."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
+from ..chat import ChatPrompt
 from ..errors import ConfigError
-from . import edit
-from . import prompt as prompts
 from .heddle import Heddle
-from .home import Home
+from .node import Home, checked_ids, forget_places
 
 if TYPE_CHECKING:
     from ..lm import LM
-    from ..store.format import ModelMark
+    from ..store.file import ModelMark
+    from ..tokens.tokenizer import Tokenizer
 
 
 class Loom(Heddle):
@@ -31,7 +31,7 @@ class Loom(Heddle):
     def __init__(
         self,
         model: LM | None,
-        tokenizer: str | prompts.Messages | Sequence[int],
+        tokenizer: str | Messages | Sequence[int],
         /,
         *,
         template: bool = True,
@@ -46,7 +46,7 @@ class Loom(Heddle):
         self,
         model: Any,
         tokenizer: Any = None,
-        prompt: str | prompts.Messages | Sequence[int] | None = None,
+        prompt: str | Messages | Sequence[int] | None = None,
         *,
         template: bool = True,
         special: bool | None = None,
@@ -95,7 +95,7 @@ class Loom(Heddle):
             return
         home = Home.of(model, tokenizer)
         lm = home.text_lm()
-        made = prompts.read(
+        made = read_prompt(
             lm.text,
             prompt,
             template=template,
@@ -107,7 +107,7 @@ class Loom(Heddle):
         home.adapter = adapter
         self._place = lm.place(made.ids, namespace=adapter)
 
-    def _begin(self, home: Home, made: prompts.Prompt, heddle_class: type[Heddle] | None) -> None:
+    def _begin(self, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> None:
         super().__init__(home, None, made.ids)
         self.user_prompt = made.user_prompt
         self.chat_template_used = made.chat_template_used
@@ -116,17 +116,17 @@ class Loom(Heddle):
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
     def _begin_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
-        from ..store.format import NO_MODEL
+        from ..store.file import NO_MODEL
 
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"a loom without a model takes a text as its prompt, not {type(prompt).__name__}"
             )
-        self._begin(Home(None, is_text=True), prompts.Prompt([], prompt, False), heddle_class)
+        self._begin(Home(None, is_text=True), Prompt([], prompt, False), heddle_class)
         self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
-    def _restored(cls, home: Home, made: prompts.Prompt, heddle_class: type[Heddle] | None) -> Self:
+    def _restored(cls, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> Self:
         """Make a loom from a file's content: nothing is tokenised or templated again."""
         loom = cls.__new__(cls)
         loom._begin(home, made, heddle_class)
@@ -192,10 +192,108 @@ class Loom(Heddle):
     def close(self) -> None:
         """Let go of all places in the token tree; idempotent. Reading and saving still work."""
         self._home.closed = True
-        edit.forget_places(self)
+        forget_places(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+Messages = Sequence[dict[str, Any]]
+
+_EMPTY = "the prompt is empty: there are no tokens to continue. Give it some text"
+
+
+class Prompt(NamedTuple):
+    """ids: what the root holds. user_prompt: what the user asked, untemplated."""
+
+    ids: list[int]
+    user_prompt: str
+    chat_template_used: bool
+
+
+def read_prompt(
+    tokenizer: Tokenizer,
+    prompt: str | Messages | Sequence[int],
+    *,
+    template: bool = True,
+    special: bool | None = None,
+    reads_special: bool = False,
+    system: str | None = None,
+) -> Prompt:
+    """Return the prompt as token ids. A template's error is raised, never worked around.
+
+    A str goes through the chat template when there is one and `template` is true; messages need
+    one; token ids, and what `format_chat` gives, are taken as they are. special: read special
+    tokens in a str that is taken as it is; None: as `reads_special` says.
+    """
+    if isinstance(prompt, ChatPrompt):
+        if system is not None:
+            raise ConfigError("the prompt is a rendered chat; give format_chat the system message")
+        return Prompt(list(prompt.ids), prompt.user_prompt, True)
+    is_raw = isinstance(prompt, str) and not (template and tokenizer.chat_template is not None)
+    if special and not is_raw:
+        raise ConfigError(
+            "special=True is for a text that is taken as it is: give it with template=False. What"
+            " is said in a chat stays text, and token ids are what they are"
+        )
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ConfigError(_EMPTY)
+        if is_raw:
+            reads = reads_special if special is None else special
+            made = _from_text(tokenizer, prompt, reads, system)
+        else:
+            messages = [{"role": "user", "content": prompt}]
+            made = _from_messages(tokenizer, messages, template, system)
+    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
+        made = _from_messages(tokenizer, list(prompt), template, system)
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        if system is not None:
+            raise ConfigError("system needs a text prompt; put it into the token ids yourself")
+        ids = checked_ids(prompt)  # type: ignore[arg-type]
+        made = Prompt(ids, tokenizer.decode(ids) if _all_known(tokenizer, ids) else "", False)
+    else:
+        raise ConfigError(
+            "a prompt is a text, a list of chat messages or a list of token ids, "
+            f"not {type(prompt).__name__}"
+        )
+    if not made.ids:
+        raise ConfigError(_EMPTY)
+    return made
+
+
+def _from_text(tokenizer: Tokenizer, text: str, special: bool, system: str | None) -> Prompt:
+    if system is not None:
+        raise ConfigError(
+            "system needs a chat template: this model has none, or template=False. Put it into "
+            "the prompt"
+        )
+    ids, begin = tokenizer.encode(text, special=special), tokenizer.bos_token_id
+    # A text that says its own begin token needs no second one.
+    is_doubled = special and begin is not None and ids[:2] == [begin, begin]
+    return Prompt(ids[1:] if is_doubled else ids, text, False)
+
+
+def _from_messages(
+    tokenizer: Tokenizer, messages: list[Any], template: bool, system: str | None
+) -> Prompt:
+    if not template or tokenizer.chat_template is None:
+        raise ConfigError(
+            "chat messages need a chat template: this model has none, or template=False. Give a "
+            "text"
+        )
+    if system is not None:
+        if messages[0].get("role") == "system":
+            raise ConfigError("there is a system message already; leave system out, or the message")
+        messages = [{"role": "system", "content": system}, *messages]
+    ids = tokenizer.encode_chat(messages)  # with its BOS, if the template writes one
+    asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+    user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
+    return Prompt(ids, user_prompt, True)
+
+
+def _all_known(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return all(0 <= token < tokenizer.n_vocab for token in ids)

@@ -1,26 +1,30 @@
-"""The state of one node of a reasoning tree: tokens, figures, place, neighbours."""
+"""A node of a reasoning tree: tokens, figures, place, neighbours; its edits, and walks.
+
+Ctrl-C waits for the end of an edit: it is done whole or not at all.
+"""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
-from ..errors import ConfigError, TreeError
-from . import constrained, edit, walk
-from .home import Home
+from ..checks import whole_number
+from ..errors import ConfigError, StaleHandle, TreeError
+from ..sched.driver import deferred_interrupt
 
 if TYPE_CHECKING:
-    from ..kv.cursor import Place
+    from ..kv.place import Place
     from ..lm import LM
     from ..sampling.params import SamplingParams
     from ..sched.work import FinishReason
-    from .batch import Batch
+    from .grow import Batch
     from .heddle import Heddle
 
 
-class Node:
+class HeddleState:
     """Reading and editing of a node; `Heddle` adds what runs the model. Never made alone.
 
     Tokens are the truth: text is a view of them, and the place in the token tree (where KV is
@@ -56,7 +60,7 @@ class Node:
                 what to trim from an encoding follows from the tokenizer.
         """
         self._home = Home.of(model, tokenizer)
-        self._tokens = self._encode(text) if isinstance(text, str) else edit.token_ids(text)
+        self._tokens = self._encode(text) if isinstance(text, str) else checked_ids(text)
         self._text: str | None = None
         self._place: Place | None = None
         self._batch: Batch | None = None
@@ -112,7 +116,7 @@ class Node:
 
     @tokens.setter
     def tokens(self, token_ids: Sequence[int]) -> None:
-        edit.replace(self, token_ids)
+        replace_tokens(self, token_ids)
 
     @property
     def text(self) -> str:
@@ -128,7 +132,7 @@ class Node:
 
     @text.setter
     def text(self, text: str) -> None:
-        edit.replace(self, self._encode_own(text))
+        replace_tokens(self, self._encode_own(text))
 
     @property
     def parsed(self) -> Any:
@@ -137,7 +141,7 @@ class Node:
         Of a JSON schema the data, of a Pydantic class its object, else the text. Raises: ValueError
         while the text is not finished, ConfigError for a node without a constraint.
         """
-        return constrained.parsed(self)
+        return parsed_text(self)
 
     @property
     def mean_logprob(self) -> float:
@@ -171,40 +175,40 @@ class Node:
     @property
     def path(self) -> list[Heddle]:
         """The nodes from the root to this one, both included. Cost: O(depth)."""
-        return walk.path(self)
+        return path_to(self)
 
     @property
     def leaves(self) -> list[Heddle]:
         """The childless nodes from here down; a childless node is its own leaf. Cost: O(nodes)."""
-        return walk.leaves(self)
+        return leaves_below(self)
 
     def walk(self) -> Iterator[Heddle]:
         """Yield this node and all below it, parents first."""
-        return walk.preorder(self)
+        return preorder(self)
 
     def find(self, node_id: str) -> Heddle:
         """Return the node with this id, from here down, or raise TreeError. Cost: O(nodes)."""
-        for node in walk.preorder(self):
+        for node in preorder(self):
             if node.id == node_id:
                 return node
         raise TreeError(f"no node has the id {node_id!r} from here down")
 
     def get_all_children(self, depth: int = 0) -> list[Heddle]:
         """Return all nodes below, parents first; this one too when `depth` is above 0."""
-        nodes = list(walk.preorder(self))
+        nodes = list(preorder(self))
         return nodes if depth > 0 else nodes[1:]
 
     def get_all_leaves(self) -> list[Heddle]:
         """Return `leaves`."""
-        return walk.leaves(self)
+        return leaves_below(self)
 
     def count_children(self) -> int:
         """Return how many nodes there are from here down, this one included."""
-        return sum(1 for _ in walk.preorder(self))
+        return sum(1 for _ in preorder(self))
 
     def count_leaves(self) -> int:
         """Return how many leaves there are from here down; 1 for a childless node."""
-        return len(walk.leaves(self))
+        return len(leaves_below(self))
 
     def apply_all_children(
         self, func: Callable[[Heddle], Any], apply_self: bool = False, leaves_only: bool = False
@@ -215,7 +219,7 @@ class Node:
         `leaves_only` it is called on.
         """
         if leaves_only:
-            return [func(node) for node in walk.leaves(self)]
+            return [func(node) for node in leaves_below(self)]
         return [func(node) for node in self.get_all_children(int(apply_self))]
 
     @property
@@ -241,11 +245,11 @@ class Node:
 
     def get_prefix_tokens(self, exclude: int = 0) -> list[int]:
         """Return the token ids from the root to here, less those of the first `exclude` nodes."""
-        return [token for node in walk.path(self)[_whole(exclude) :] for token in node._tokens]
+        return [token for node in self._from(exclude) for token in node._tokens]
 
     def get_prefix_text(self, exclude: int = 0) -> str:
         """Return the text from the root to here; a character split over nodes is whole in it."""
-        nodes = walk.path(self)[_whole(exclude) :]
+        nodes = self._from(exclude)
         if self._home.lm is None:
             return "".join(node.text for node in nodes)
         ids = [token for node in nodes for token in node._tokens]
@@ -253,7 +257,11 @@ class Node:
 
     def get_display_text(self, exclude: int = 0) -> str:
         """Return the `display_text()` of all nodes from the root to here, joined."""
-        return "".join(node.display_text() for node in walk.path(self)[_whole(exclude) :])
+        return "".join(node.display_text() for node in self._from(exclude))
+
+    def _from(self, exclude: int) -> list[Heddle]:
+        """Return the path from the root to here without its first nodes."""
+        return path_to(self)[whole_number("exclude", exclude, 0) :]
 
     def crown(self) -> str:
         """Return the text below the root, down to here."""
@@ -271,18 +279,18 @@ class Node:
         Does nothing when there are no more than that. Otherwise children are dropped, and the
         node, no longer ended, grows on from its new end.
         """
-        edit.clip(self, token_limit)
+        clip_tokens(self, token_limit)
         return self
 
     def trim(self, token_trim: int) -> Self:
         """Take the last `token_trim` tokens away, as `clip` does; 0 takes none."""
-        if _whole(token_trim):
-            edit.clip(self, -token_trim)
+        if whole_number("token_trim", token_trim, 0):
+            clip_tokens(self, -token_trim)
         return self
 
     def to_leaf(self) -> Self:
         """Drop all children. Each dropped child lives on with only itself as its path."""
-        edit.drop_children(self)
+        drop_children(self)
         return self
 
     def split(self, at: int) -> Heddle:
@@ -291,13 +299,13 @@ class Node:
         This node keeps its place, id and first `at` tokens. The lower node takes the rest, the
         children, the score and how the branch ended.
         """
-        return edit.split(self, at)
+        return split_node(self, at)
 
     def remove(self) -> Self:
         """Take the node and all below it out of the tree; its path is then only itself."""
         if self.parent is None:
             raise TreeError("a root cannot be removed; close the loom instead")
-        edit.detach(self)
+        detach_node(self)
         return self
 
     def remove_child(self, child: Heddle) -> Heddle:
@@ -314,7 +322,7 @@ class Node:
         From now on it continues this node: its next tokens are computed for the new context. What
         was recorded of its tokens stays as it was.
         """
-        edit.adopt(self, child)
+        adopt_node(self, child)
         return child
 
     def __reduce__(self) -> NoReturn:
@@ -345,7 +353,250 @@ def _number(name: str, value: float) -> float:
     raise ConfigError(f"{name} is {value!r}; allowed is a number, or None")
 
 
-def _whole(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"got {value!r}; allowed is a whole number, 0 or more")
-    return value
+def checked_ids(given: Sequence[int]) -> list[int]:
+    """Return the ids as a new list of ints; ConfigError for what is no whole number."""
+    try:
+        return [index(token) for token in given]
+    except TypeError as error:
+        raise ConfigError(f"token ids are whole numbers; {error}") from error
+
+
+def forget_places(top: HeddleState) -> None:
+    """Reset the places from here down: the context before them has changed. Cost: O(nodes)."""
+    for node in preorder(top):
+        node._place = None
+
+
+def forget_end(node: HeddleState) -> None:
+    """The node no longer ends where it ended: what was said of its end goes."""
+    node.finish_reason = None
+    node.stop_string = None
+    node.terminal = False
+    node.score = None
+
+
+@deferred_interrupt()
+def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
+    """Give the node other tokens. Nothing has changed if they are refused."""
+    lm, new = node._home.live_lm(), checked_ids(given)
+    # Refuses what is no token or does not fit, before anything changes.
+    lm.place(new, after=None if node.parent is None else node.parent._where())
+    node._tokens = new
+    node._text = None
+    node.logprobs, node.entropies = [], []
+    node.params, node.lineage = None, ()
+    forget_end(node)
+    forget_places(node)
+
+
+@deferred_interrupt()
+def clip_tokens(node: HeddleState, limit: int) -> None:
+    """Keep the first `limit` tokens; negative counts from the end and stops at none."""
+    limit = whole_number("the token limit", limit)
+    length = len(node._tokens)
+    keep = max(0, length + limit) if limit < 0 else limit
+    if length <= keep:
+        return
+    node._home.text_lm()
+    drop_children(node)
+    _cut(node, keep)
+    forget_end(node)
+
+
+def _cut(node: HeddleState, keep: int) -> None:
+    if node._place is not None:
+        node._place = node._place.at(node._place.depth - len(node._tokens) + keep)
+    del node._tokens[keep:], node.logprobs[keep:], node.entropies[keep:]
+    node._text = None
+
+
+@deferred_interrupt()
+def drop_children(node: HeddleState) -> None:
+    """Detach every child."""
+    for child in list(node.children):
+        detach_node(child)
+
+
+@deferred_interrupt()
+def detach_node(node: HeddleState) -> None:
+    """Take a node out of its parent's children; its path is then itself. Cost: O(nodes below)."""
+    if node.parent is not None:
+        siblings = node.parent.children
+        del siblings[next(i for i, each in enumerate(siblings) if each is node)]
+    node._parent = None
+    forget_places(node)
+
+
+@deferred_interrupt()
+def adopt_node(parent: HeddleState, child: Heddle) -> None:
+    """Make `child` the last child of `parent`, wherever it was before."""
+    if is_below(parent, child):
+        raise TreeError("a node cannot become a child of itself or of a node below it")
+    if child._is_root:
+        raise TreeError("a loom is a root and cannot become a child; add its children, or its text")
+    if child._home.lm is not parent._home.lm:
+        raise TreeError("the node belongs to another model; add its text instead: add(node.text)")
+    if child.parent is not None and any(each is child for each in child.parent.children):
+        detach_node(child)
+    for node in preorder(child):
+        node._home, node._place = parent._home, None
+    child._parent = cast("Heddle", parent)
+    parent.children.append(child)
+
+
+@deferred_interrupt()
+def split_node(node: HeddleState, at: int) -> Heddle:
+    """Cut before token `at`; see Node.split."""
+    length = len(node._tokens)
+    cut = at + length if at < 0 else at
+    if not 0 < cut < length:
+        allowed = f"1 to {length - 1}, or negative from the end" if length > 1 else "no split"
+        raise ConfigError(f"cannot split before token {at!r} of {length}; allowed is {allowed}")
+    node._home.text_lm()
+    lower = cast("Heddle", node)._child(node._tokens[cut:])
+    lower.logprobs, lower.entropies = node.logprobs[cut:], node.entropies[cut:]
+    lower.params, lower.lineage = node.params, node.lineage
+    lower.finish_reason, lower.stop_string = node.finish_reason, node.stop_string
+    lower.terminal, lower.score = node.terminal, node.score
+    lower._place = node._place
+    lower._children, moved = node.children, node.children
+    for child in moved:
+        child._parent = lower
+    node._children = [lower]
+    _cut(node, cut)
+    forget_end(node)
+    return lower
+
+
+def preorder(node: HeddleState) -> Iterator[Heddle]:
+    """Yield the node and all below it, parents first; children are read after their parent."""
+    stack = [cast("Heddle", node)]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(reversed(top.children))
+
+
+def leaves_below(node: HeddleState) -> list[Heddle]:
+    """Return the childless nodes from here down, in order; a childless node is its own leaf."""
+    return [each for each in preorder(node) if not each.children]
+
+
+def path_to(node: HeddleState) -> list[Heddle]:
+    """Return the nodes from the root to this one, both included."""
+    up = [cast("Heddle", node)]
+    while (parent := up[-1].parent) is not None:
+        up.append(parent)
+    return up[::-1]
+
+
+def is_below(node: HeddleState, top: HeddleState) -> bool:
+    """Whether `node` is `top` or below it."""
+    at: HeddleState | None = node
+    while at is not None:
+        if at is top:
+            return True
+        at = at.parent
+    return False
+
+
+def numbered(node: HeddleState) -> Iterator[Heddle]:
+    """Yield as `preorder`, children `by_call`: the order in which nodes get their numbers."""
+    stack = [cast("Heddle", node)]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(reversed(by_call(top.children)))
+
+
+def by_call(children: Iterable[Heddle]) -> list[Heddle]:
+    """Return children as they were asked for, call by call, whichever ended first."""
+    kept = list(children)
+    first: dict[object, int] = {}
+    for place, child in enumerate(kept):
+        first.setdefault(_call(child), place)
+    return sorted(kept, key=lambda child: (first[_call(child)], child.lineage))
+
+
+def _call(node: Heddle) -> object:
+    """What the children of one call share."""
+    return node.id if node.params is None else node.params.seed
+
+
+def constrained(node: Heddle | None, constraint: Any) -> list[Heddle]:
+    """Return the nodes from where a constraint began down to `node`, all grown with an equal one.
+
+    A node that a call cut short is gone on with by an equal constraint: it does not begin anew.
+    """
+    found: list[Heddle] = []
+    while node is not None and node.params is not None and node.params.constraint == constraint:
+        found.append(node)
+        node = node.parent
+    return found[::-1]
+
+
+def constrained_so_far(node: Heddle, constraint: Any) -> list[int]:
+    """Return the tokens that a constraint has seen before a branch of `node`."""
+    return [token for each in constrained(node, constraint) for token in each.tokens]
+
+
+def parsed_text(node: HeddleState) -> Any:
+    """Return the object that a constrained text stands for; see `Heddle.parsed`."""
+    constraint = node.params.constraint if node.params is not None else None
+    if constraint is None:
+        raise ConfigError("this node was grown without a constraint; its text is all there is")
+    nodes = constrained(node, constraint)  # type: ignore[arg-type]
+    return constraint.parse("".join(each.text for each in nodes))
+
+
+class Home:
+    """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
+
+    is_text: the loom was made without a model; its nodes are texts without token ids.
+    adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
+    """
+
+    __slots__ = ("adapter", "closed", "is_text", "lm", "model", "tokenizer")
+
+    def __init__(
+        self, lm: LM | None, model: Any = None, tokenizer: Any = None, *, is_text: bool = False
+    ) -> None:
+        self.lm = lm
+        self.is_text = is_text
+        self.model = model
+        self.tokenizer = tokenizer
+        self.closed = False
+        self.adapter: str | None = None
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any = None) -> Home:
+        """Return a home over an LM, or over the one LM of an already loaded model."""
+        if isinstance(model, Home):
+            return model
+        from ..lm import LM
+
+        lm = LM.of(model, tokenizer)
+        return cls(lm, model, lm.tokenizer if tokenizer is None else tokenizer)
+
+    def text_lm(self) -> LM:
+        """Return the LM for its tokenizer; works after close."""
+        if self.is_text:
+            raise ConfigError(
+                "this loom was made without a model: texts can be added to it, read and saved. "
+                "For all else make one with a model: Loom(lm, prompt)",
+                hint="Loom(lm, prompt)",
+            )
+        if self.lm is None:
+            raise ConfigError(
+                "this loom was opened without a model: it can be read, searched and saved. "
+                "Open it with one: Loom.open(path, lm)",
+                hint="Loom.open(path, lm)",
+            )
+        return self.lm
+
+    def live_lm(self) -> LM:
+        """Return the LM to run it."""
+        lm = self.text_lm()
+        if self.closed:
+            raise StaleHandle("this loom is closed: it can be read and saved, not grown")
+        return lm

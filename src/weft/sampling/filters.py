@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import SamplingArrays
-from .order import Ranked, floors_of, rank
+from .metrics import RankedIds, floors_of, rank
+from .params import SamplingArrays
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -144,7 +144,7 @@ def _likely_floors(peaks: Floats, arrays: SamplingArrays) -> Floats:
     return floors_of(peaks, np.where(arrays.top_k > 0, arrays.top_k, wanted))
 
 
-def _cut(rows: Ids, ranked: Ranked, arrays: SamplingArrays, total: Doubles) -> Left:
+def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Left:
     """Apply top-k, typical, top-p and min-p to what is ranked, then the late temperature."""
     below = _below(ranked, arrays.early)
     n = ranked.n
@@ -184,7 +184,7 @@ def _typical(below: Doubles, ids: Ids, share: Doubles) -> Flags:
     return kept
 
 
-def _below(ranked: Ranked, temperature: Doubles) -> Doubles:
+def _below(ranked: RankedIds, temperature: Doubles) -> Doubles:
     values = ranked.values.astype(np.float64)
     below: Doubles = (values - values[:, :1]) / temperature[:, None]
     return below

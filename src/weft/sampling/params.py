@@ -1,4 +1,4 @@
-"""SamplingParams: how tokens are drawn; one frozen value for every face, flag and field."""
+"""`SamplingParams`: how tokens are drawn; one frozen value, and B of them as arrays."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import whole_number
 from ..constraints import as_constraint, from_dict
 from ..errors import ConfigError
 
@@ -137,11 +141,11 @@ class SamplingParams:
         temperature_first: bool = False,
     ) -> None:
         checked = {
-            "n": _whole("n", n, 1, MAX_N),
-            "max_tokens": _whole("max_tokens", max_tokens, 1),
+            "n": whole_number("n", n, 1, MAX_N),
+            "max_tokens": whole_number("max_tokens", max_tokens, 1),
             "temperature": _number("temperature", temperature, low=0.0),
             "top_p": _number("top_p", top_p, low=0.0, high=1.0, open_low=True),
-            "top_k": _whole("top_k", top_k, 0, 2**31 - 1),
+            "top_k": whole_number("top_k", top_k, 0, 2**31 - 1),
             "min_p": _number("min_p", min_p, low=0.0, high=1.0),
             "typical_p": _number("typical_p", typical_p, low=0.0, high=1.0, open_low=True),
             "repetition_penalty": _number(
@@ -150,11 +154,13 @@ class SamplingParams:
             "presence_penalty": _number("presence_penalty", presence_penalty),
             "frequency_penalty": _number("frequency_penalty", frequency_penalty),
             "penalty_last_n": (
-                None if penalty_last_n is None else _whole("penalty_last_n", penalty_last_n, 1)
+                None
+                if penalty_last_n is None
+                else whole_number("penalty_last_n", penalty_last_n, 1)
             ),
             "logit_bias": _biases(logit_bias),
             "stop": _stops(stop),
-            "seed": None if seed is None else _whole("seed", seed, 0, 2**64 - 1),
+            "seed": None if seed is None else whole_number("seed", seed, 0, 2**64 - 1),
             "constraint": None if constraint is None else as_constraint(constraint),
             "temperature_first": _flag("temperature_first", temperature_first),
             "draw_rule": DRAW_RULE,
@@ -226,7 +232,7 @@ class SamplingParams:
         rule = data.get("draw_rule", 1)  # the first did not say so
         given = {name: value for name, value in data.items() if name != "draw_rule"}
         made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
-        object.__setattr__(made, "draw_rule", _whole("draw_rule", rule, 1))
+        object.__setattr__(made, "draw_rule", whole_number("draw_rule", rule, 1))
         return made
 
     def __repr__(self) -> str:
@@ -249,16 +255,6 @@ def _unknown(name: str) -> ConfigError:
         meant = f"Did you mean {close[0]}? " if close else ""
         message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(_NAMES)}"
     return ConfigError(message, hint=message)
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    allowed = f"a whole number >= {low}" if high is None else f"a whole number from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    whole = int(value)
-    if whole < low or (high is not None and whole > high):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    return whole
 
 
 def _number(
@@ -305,7 +301,7 @@ def _biases(
 
 
 def _bias(token_id: object, value: object) -> tuple[int, float]:
-    whole = _whole("a token id in logit_bias", token_id, 0)
+    whole = whole_number("a token id in logit_bias", token_id, 0)
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
         raise ConfigError(
             f"logit_bias of token {whole} is {value!r}; allowed is any number, "
@@ -331,3 +327,107 @@ def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 _NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
 _NEUTRAL = SamplingParams()
+
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+# Parameters are Python floats, logits are float32: these bounds change no draw.
+_TINY, _HUGE = 1e-30, 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingArrays:
+    """One entry a row, [B], made once for rows that draw together.
+
+    greedy: temperature is 0. early, late: what logits are divided by before and after the filters,
+    1 where that is not asked for. top_k: 0 is off; top_p, typical_p: 1 is off; min_p: 0 is off.
+    bias_rows, bias_ids, bias: added to the logits of a row's token, an entry each.
+    filtered: the row drops tokens before it draws; plain: it draws from all of them. mass_first:
+    top-p cuts first, so it is a share of the whole row. uses: names of the filters of any row.
+    """
+
+    greedy: Flags
+    early: Doubles
+    late: Doubles
+    top_k: Ids
+    typical_p: Doubles
+    top_p: Doubles
+    min_p: Doubles
+    repetition: Floats
+    presence: Floats
+    frequency: Floats
+    bias_rows: Ids
+    bias_ids: Ids
+    bias: Floats
+    filtered: Flags = field(init=False)
+    plain: Flags = field(init=False)
+    mass_first: Flags = field(init=False)
+    log_min_p: Doubles = field(init=False)
+    uses: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        asked = {
+            "top_k": self.top_k > 0,
+            "typical_p": self.typical_p < 1,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+        }
+        off = ~(asked["top_k"] | asked["typical_p"] | asked["top_p"] | asked["min_p"])
+        with np.errstate(divide="ignore"):
+            derived = {
+                "filtered": ~(self.greedy | off),
+                "plain": off & ~self.greedy,
+                "mass_first": asked["top_p"] & ~asked["top_k"] & ~asked["typical_p"],
+                "log_min_p": np.log(self.min_p),
+                "uses": frozenset(name for name, rows in asked.items() if rows.any()),
+            }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> SamplingArrays:
+        """Put the parameters of B rows into arrays."""
+        greedy = np.array([p.temperature == 0 for p in params], dtype=bool)
+        first = np.array([p.temperature_first for p in params], dtype=bool)
+        warmth = np.where(greedy, 1.0, _within([p.temperature for p in params], _TINY))
+        biases = [(row, *pair) for row, p in enumerate(params) for pair in p.logit_bias]
+        rows, ids, values = zip(*biases, strict=True) if biases else ((), (), ())
+        return cls(
+            greedy=greedy,
+            early=np.where(first, warmth, 1.0),
+            late=np.where(first, 1.0, warmth),
+            top_k=np.array([p.top_k for p in params], dtype=np.int64),
+            typical_p=np.array([p.typical_p for p in params]),
+            top_p=np.array([p.top_p for p in params]),
+            min_p=np.array([p.min_p for p in params]),
+            repetition=_within([p.repetition_penalty for p in params], _TINY).astype(np.float32),
+            presence=_within([p.presence_penalty for p in params], -_HUGE).astype(np.float32),
+            frequency=_within([p.frequency_penalty for p in params], -_HUGE).astype(np.float32),
+            bias_rows=np.array(rows, dtype=np.int64),
+            bias_ids=np.array(ids, dtype=np.int64),
+            bias=np.where(np.isneginf(values), -np.inf, _within(values, -_HUGE)).astype(np.float32),
+        )
+
+    def take(self, rows: Ids) -> SamplingArrays:
+        """Return the entries of some rows, numbered anew."""
+        number = np.full(len(self.greedy), -1)
+        number[rows] = np.arange(len(rows))
+        kept = number[self.bias_rows] >= 0
+        a_row = {name: getattr(self, name)[rows] for name in _A_ROW}
+        return SamplingArrays(
+            **a_row,
+            bias_rows=number[self.bias_rows[kept]],
+            bias_ids=self.bias_ids[kept],
+            bias=self.bias[kept],
+        )
+
+
+def _within(values: Sequence[float], low: float) -> Doubles:
+    # What is finite must not become inf or 0 in float32, or inf - inf and 0 / 0 would follow.
+    return np.clip(np.array(values, dtype=np.float64), low, _HUGE)
+
+
+_A_ROW = [f.name for f in fields(SamplingArrays) if f.init and not f.name.startswith("bias")]

@@ -9,10 +9,9 @@ from typing import ParamSpec, TypeVar
 
 from ..engines.base import EngineInfo
 from ..errors import WeftError
-from ..kv.cursor import Place
+from ..kv.place import Place
 from ..kv.tree import TokenTree
-from ..sampling.bridge import draw_rows
-from ..sampling.chain import Chain, Sampler
+from ..sampling.sampler import Chain, Sampler, draw_rows
 from .jobs import CommitJob, Job, MergeKey, RunJob
 from .lines import Lines
 from .reads import Claim, Reader

@@ -97,11 +97,11 @@ class Driver:
     def drive(self, tickets: Sequence[Ticket]) -> None:
         """Block until all tickets are done. Ctrl-C cancels them, lets them end, then is raised."""
         try:
-            self._until(lambda: all(ticket.done for ticket in tickets))
+            self._until(lambda: _all_done(tickets))
         except KeyboardInterrupt:
             for ticket in tickets:
                 ticket.cancel("interrupted")
-            self._until(lambda: all(ticket.done for ticket in tickets))
+            self._until(lambda: _all_done(tickets))
             raise
 
     def pump(self, channel: Channel, tickets: Sequence[Ticket]) -> Iterator[list[Any]]:
@@ -113,10 +113,10 @@ class Driver:
             events = channel.take()
             if events:
                 yield events
-            elif all(ticket.done for ticket in tickets):
+            elif _all_done(tickets):
                 return
             else:
-                self._until(lambda: bool(channel) or all(t.done for t in tickets))
+                self._until(lambda: bool(channel) or _all_done(tickets))
 
     def _until(self, is_done: Callable[[], bool]) -> None:
         """Step, or wait for the thread that steps, until `is_done()`."""
@@ -124,15 +124,15 @@ class Driver:
         if not self._claim():
             self._wait(is_done)
             return
+        done = is_done()
         with deferred_interrupt() as check:
-            while not is_done():
-                if self._thread is not None:
-                    break
+            while not done and self._thread is None:
                 with self._turn():
                     if not is_done():  # a close may have come first
                         self.scheduler.step()
+                done = is_done()
                 check()
-        if not is_done():
+        if not done:
             self._wait(is_done)
 
     def exclusive(self, work: Callable[[], Value]) -> Value:
@@ -334,7 +334,7 @@ class Driver:
 
     async def adrive(self, tickets: Sequence[Ticket]) -> None:
         """Wait for tickets without blocking the loop; cancelling the task cancels them."""
-        if not all(ticket.done for ticket in tickets):
+        if not _all_done(tickets):
             loop = asyncio.get_running_loop()
             await self._awake(Waiter(self._outbox(loop), loop, tickets), tickets)
 
@@ -349,7 +349,7 @@ class Driver:
             events = channel.take()  # after the waiter: what comes from now on is heard
             if events:
                 yield events
-            elif all(ticket.done for ticket in tickets):
+            elif _all_done(tickets):
                 return
             else:
                 await self._awake(waiter, tickets)
@@ -372,6 +372,13 @@ class Driver:
             with self._news:
                 outbox = self._loops[loop] = Outbox(self._enter)  # no other thread has this loop
         return outbox
+
+
+def _all_done(tickets: Sequence[Ticket]) -> bool:
+    for ticket in tickets:
+        if not ticket.done:
+            return False
+    return True
 
 
 def relief(driver_ref: weakref.ref[Driver]) -> Callable[[], None]:

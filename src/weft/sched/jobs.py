@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engines.base import LateTokens, Row, ScoreSpan
 from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
-from ..kv.cursor import Place
-from ..sampling.bridge import draw_at, draw_batch, join_scores
-from ..sampling.chain import BROKEN, Chain
+from ..kv.place import Place
+from ..sampling.metrics import join_scores
+from ..sampling.sampler import BROKEN, Chain, draw_at, draw_batch
 from .lines import LAST, Line
 from .reads import Claim, Need
 from .rows import LogitsRow
@@ -25,7 +25,7 @@ from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores
 
 if TYPE_CHECKING:
     from ..engines.base import Draws
-    from ..sampling.chain import DrawBatch, DrawResult
+    from ..sampling.sampler import DrawBatch, DrawResult
     from .desk import Desk
 
 MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common

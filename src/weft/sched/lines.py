@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import LateTokens, Row, ScoreSpan
-from ..kv.cursor import Cursor, Place
-from ..kv.tail import Tail
+from ..kv.place import Cursor, Place, Tail
 from ..kv.tree import TokenTree
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Fragment, Row, ScoreSpan, Span
-from ..kv.cursor import Cursor, Place, resolve
-from ..kv.node import Node
+from ..kv.place import Cursor, Node, Place, resolve
 from ..kv.tree import TokenTree
 from .rows import LogitsRow, RowStore
 from .step import Part, as_forward_error
@@ -136,7 +135,8 @@ class PathPart(Part):
     Covers the path's token indices [start, start + len(tokens)). owner: who fails with it. pin: the
     cursor at its end. fragment: where the slots go; None for a read. leaf: the node whose fragment
     that is already, and which takes the tokens in. takes: (need, first, last) answered by it.
-    claims: those that look again when it has landed. nodes: what it computes.
+    logits_at: row-local indices whose logits somebody takes, once its rows are made. claims: those
+    that look again when it has landed. nodes: what it computes.
     """
 
     hangs = True
@@ -162,6 +162,7 @@ class PathPart(Part):
         self.from_depth = start if leaf is None else leaf.start
         self.takes: list[tuple[Need, int, int]] = []
         self.scored: list[tuple[Need, int, ScoreSpan]] = []
+        self.logits_at: tuple[int, ...] = ()
         self.claims: dict[Claim, None] = {}
         self.nodes: list[Node] = []
 
@@ -176,28 +177,24 @@ class PathPart(Part):
             self.claims[claim] = None
             claim.outstanding += 1
 
-    def logits_at(self) -> tuple[int, ...]:
-        """Return the row-local indices whose logits somebody takes."""
-        at = {first - self.start for need, first, _ in self.takes if need.top is None}
-        return tuple(sorted(at))
-
     def rows(self) -> list[Row]:
-        spans = tuple(span for _, _, span in self.scored)
-        wanted = self.logits_at()
-        row = Row(self.path, self.tokens, self.start, self.fragment, wanted, spans, self.namespace)
+        wanted = {first - self.start for need, first, _ in self.takes if need.top is None}
+        self.logits_at = at = tuple(sorted(wanted))
+        spans = tuple([span for _, _, span in self.scored])
+        row = Row(self.path, self.tokens, self.start, self.fragment, at, spans, self.namespace)
         return [row]
 
     def n_tokens(self) -> int:
         return len(self.tokens)
 
     def n_logits(self) -> int:
-        return len(self.logits_at())
+        return len(self.logits_at)
 
     def jobs(self) -> Iterable[Job]:
         return dict.fromkeys([self.owner, *(claim.job for claim in self.claims)])
 
     def n_kept(self) -> int:
-        return len(self.logits_at())
+        return len(self.logits_at)
 
     def deliver(self, desk: Desk) -> None:
         error: Exception | None = None
@@ -214,7 +211,7 @@ class PathPart(Part):
 
     def _give_logits(self, desk: Desk) -> None:
         """Keep the rows on the tree, and give them to who asked."""
-        for number, (offset, row) in enumerate(zip(self.logits_at(), self.kept, strict=True)):
+        for number, (offset, row) in enumerate(zip(self.logits_at, self.kept, strict=True)):
             at = self.start + offset
             desk.rows.put(Cursor(self.pin.node, at + 1), row)
             for need, first, _ in self.takes:

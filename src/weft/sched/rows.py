@@ -8,8 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..kv.cursor import Cursor, resolve
-from ..kv.node import Node
+from ..kv.place import Cursor, Node, resolve
 
 if TYPE_CHECKING:
     from ..engines.base import Output

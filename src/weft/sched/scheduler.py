@@ -110,8 +110,10 @@ class Scheduler:
             self._launch(step)
             if self.engine.info.overlap and step.error is None:
                 self.flight = step
-        landing = [each for each in (before, step) if each not in (None, self.flight)]
-        waited = sum(self._land(each) for each in landing if each is not None)
+        landing = [each for each in (before, step) if each is not None and each is not self.flight]
+        waited = 0.0
+        for each in landing:
+            waited += self._land(each)
         forward = self._forward_s + waited if step is not None else waited
         self.counters.plan_s += planned - began
         self.counters.forward_s += forward
@@ -180,15 +182,17 @@ class Scheduler:
         # Live runs must not starve those that begin.
         others = desk.waiting or desk.commits
         spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
-        runs = self._ready_runs(self.n_batch - spared)
-        shares = self._shares(self.n_batch - sum(1 + len(run.forced) for run in runs))
+        runs = self._ready_runs(self.n_batch - spared) if desk.live else []
+        n_left = self.n_batch - sum([1 + len(run.forced) for run in runs])
+        shares = self._shares(n_left) if desk.commits else []
         if runs or shares:
             in_flight = self.flight is not None
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
-        parts = [*self._runs_parts(runs), *self._commit_parts(shares)]
-        used = sum(part.n_tokens() for part in parts)
-        parts += desk.reader.pack(desk.oldest_waiting(), self.n_batch - used, desk)
+        parts = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
+        if desk.waiting:
+            used = sum([part.n_tokens() for part in parts])
+            parts += desk.reader.pack(desk.oldest_waiting(), self.n_batch - used, desk)
         computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread

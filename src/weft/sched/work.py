@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..errors import Cancelled
 
 if TYPE_CHECKING:
-    from ..kv.cursor import Place
-    from ..sampling.chain import Sampler
+    from ..kv.place import Place
+    from ..sampling.sampler import Sampler
     from .jobs import Job
     from .lines import Line
 

@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from . import score
     from .answers import abest_of_n, agreedy, answer_number, best_of_n, greedy
     from .beams import abeam, beam
-    from .core import SearchOptions
-    from .game24 import Game24
+    from .core import Cost, Level, SearchOptions, SearchResult, Vote
     from .particles import asmc, smc
-    from .result import Cost, Level, SearchResult, Vote
     from .strategies import STRATEGIES, Strategy
-    from .task import Task
+    from .task import Game24, Task
     from .thompson import aadaptive, adaptive
     from .thoughts import atot, tot
     from .uct import amcts, mcts
@@ -52,15 +50,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Cost": "result",
-    "Game24": "game24",
-    "Level": "result",
+    "Cost": "core",
+    "Game24": "task",
+    "Level": "core",
     "STRATEGIES": "strategies",
     "SearchOptions": "core",
-    "SearchResult": "result",
+    "SearchResult": "core",
     "Strategy": "strategies",
     "Task": "task",
-    "Vote": "result",
+    "Vote": "core",
     "aadaptive": "thompson",
     "abeam": "beams",
     "abest_of_n": "answers",

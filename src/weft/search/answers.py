@@ -11,12 +11,11 @@ from typing import Unpack
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, branches
+from .core import Prompt, SearchOptions, SearchResult, Settings, Vote, branches
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer, is_cut
 from .ranking import ranked
-from .result import SearchResult, Vote
 from .score import own_mean_logprob, text_of
 from .steps import Steps, awaitable, plain
 

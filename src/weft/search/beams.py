@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
+from ..checks import whole_number
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, branches, whole
+from .core import Prompt, SearchOptions, SearchResult, Settings, branches
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
 from .ranking import DEEPEST, ranked
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 from .thoughts import BreadthFirst
 
@@ -43,12 +43,12 @@ def beam(
         ConfigError: an argument is outside what is allowed.
     """
     settings = Settings.read(options, temperature=0.8, max_tokens=40)
-    counts = {"width": whole("width", width), "n": branches("n", n)}
+    counts = {"width": whole_number("width", width, 1), "n": branches("n", n)}
     numbers = (depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "beam", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n, n_suggest=0, default="continue")
     judge = Judge(search, asks=False)
-    algorithm = Beam(judge, width, whole("depth", depth))
+    algorithm = Beam(judge, width, whole_number("depth", depth, 1))
     return (yield from search.run(algorithm, judge, proposer, tries=width))
 
 

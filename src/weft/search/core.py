@@ -1,4 +1,4 @@
-"""What all searches share: their options, where they begin, the budget, and growth within it."""
+"""What all searches share: their options, the budget, growth within it, and the result."""
 
 from __future__ import annotations
 
@@ -6,22 +6,113 @@ import difflib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from ..sampling.params import MAX_N, BranchOptions, SamplingParams
 from ..sampling.rng import fresh_seed
-from .game24 import Game24
-from .result import Cost, Level, Limit
 from .score import Value, text_of
 from .steps import Grow, Steps
-from .task import Lines, Task
+from .task import Game24, Lines, Task
+
+Limit = Literal["tokens", "seconds", "kv"]
+_SCREEN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a search has spent.
+
+    tokens: generated ones, end tokens and all proposals included. prompt_tokens: of the questions
+    that valued candidates, read but not generated. stopped: the budget that ended the search early.
+    """
+
+    tokens: int
+    seconds: float
+    candidates: int = 0
+    valued: int = 0
+    prompt_tokens: int = 0
+    stopped: Limit | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.tokens:,} token{'s' * (self.tokens != 1)}", f"{self.seconds:.2f} s"]
+        if self.candidates:
+            parts.append(f"{self.candidates:,} candidate{'s' * (self.candidates != 1)}")
+        if self.stopped is not None:
+            parts.append(f"stopped by the budget of {self.stopped}")
+        return " · ".join(parts).replace(",", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a search reports of a round: its new candidates, those kept, best first, the cost."""
+
+    depth: int
+    candidates: tuple[Heddle, ...]
+    kept: tuple[Heddle, ...]
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One answer and the branches that gave it; `mean_logprob` is that of the likeliest of them."""
+
+    answer: Hashable
+    nodes: tuple[Heddle, ...]
+    mean_logprob: float
+
+    @property
+    def count(self) -> int:
+        """How many branches gave this answer."""
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"Vote({self.answer!r}: {self.count}, mean_logprob {self.mean_logprob:z.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best node of a search, its text after the prompt, the whole tree, and the cost.
+
+    solved: what the verifier or the task's checker says of the answer; None where there is none.
+    False: nothing that was found is right, and `best` is only what looked best.
+    votes: best-of-n only, most votes first.
+    log_evidence: smc only, the log of the estimated mean potential; in nats.
+    states: the state of each node, where the search went over states of the caller's own.
+    """
+
+    best: Heddle
+    text: str
+    loom: Loom
+    cost: Cost
+    solved: bool | None = None
+    votes: tuple[Vote, ...] = ()
+    log_evidence: float | None = None
+    states: Mapping[Heddle, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Any:
+        """The state of the best node; None where the search went over lines."""
+        return self.states.get(self.best)
+
+    def __repr__(self) -> str:
+        verdict = {None: "", True: "solved · ", False: "not solved · "}[self.solved]
+        votes = [f"  {vote.count:>4}  {vote.answer!r}" for vote in self.votes[:_SCREEN]]
+        if len(self.votes) > _SCREEN:
+            votes.append(f"  … {len(self.votes) - _SCREEN} more")
+        return "\n".join([self.text, f"({verdict}{self.cost})", *votes])
+
+    def _repr_html_(self) -> str:
+        from ..viz.notebook import search_card
+
+        return search_card(self)
+
 
 # A text, chat messages, token ids, or a node to search below; without a model the first state.
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int] | Heddle | Any
@@ -104,9 +195,9 @@ class Settings:
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
-        answer_tokens = whole("answer_tokens", rest.pop("answer_tokens", 256), low=0)
+        answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
         _check_names(rest)
-        whole("max_tokens", rest["max_tokens"])
+        whole_number("max_tokens", rest["max_tokens"], 1)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
             raise ConfigError(
@@ -139,9 +230,9 @@ class Budget:
     def __post_init__(self) -> None:
         tokens, seconds = self.tokens, self.seconds
         if tokens is not None:
-            whole("budget_tokens", tokens)
+            whole_number("budget_tokens", tokens, 1)
         if self.kv_bytes is not None:
-            whole("budget_kv_bytes", self.kv_bytes)
+            whole_number("budget_kv_bytes", self.kv_bytes, 1)
         if seconds is not None and not (
             isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
         ):
@@ -156,7 +247,7 @@ class Meter:
     ) -> None:
         """held: how many bytes the KV of the whole tree takes now; `slot_bytes` is a token's."""
         self.budget = budget
-        self.seed = fresh_seed() if seed is None else whole("seed", seed, low=0)
+        self.seed = fresh_seed() if seed is None else whole_number("seed", seed, 0)
         self.held = held
         self.slot_bytes = 1
         self.tokens = 0
@@ -303,15 +394,6 @@ def lines_of(node: Heddle) -> Lines:
     return tuple(text.split("\n")) if text else ()
 
 
-def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> int:
-    """Return a whole number, or refuse it."""
-    most = math.inf if high is None else high
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= most:
-        allowed = f"from {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name} is {value!r}; allowed is a whole number {allowed}")
-    return int(value)
-
-
 def branches(name: str, value: int, *, low: int = 1) -> int:
     """Return how many branches one node shall have, or refuse it."""
-    return whole(name, value, low=low, high=MAX_N)
+    return whole_number(name, value, low, MAX_N)

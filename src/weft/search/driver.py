@@ -15,8 +15,7 @@ from ..errors import ConfigError, FormatError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from .callbacks import Callback
-from .core import Meter, Prompt, Settings, begin, lines_of, read_task
-from .result import Level, SearchResult
+from .core import Level, Meter, Prompt, SearchResult, Settings, begin, lines_of, read_task
 from .score import text_of
 from .steps import Steps
 from .task import Lines, overrides

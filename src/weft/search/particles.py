@@ -9,15 +9,15 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Unpack
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
 from .callbacks import Callback
-from .core import Prompt, SearchOptions, Settings, branches, whole
+from .core import Prompt, SearchOptions, SearchResult, Settings, branches
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
 # A value of 0 is a low weight, not an impossible one: models err.
@@ -67,7 +67,7 @@ def smc(
         search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
     )
     judge = Potential(search, potential)
-    algorithm = Particles(n, ess, whole("depth", depth))
+    algorithm = Particles(n, ess, whole_number("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n)
     return replace(result, log_evidence=algorithm.log_evidence(search))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from ..checks import whole_number
 from ..loom import Heddle
-from .core import whole
 from .driver import LIKELIEST, Search
 from .judge import Judge
 
@@ -33,7 +33,7 @@ def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
 
 def deepest(depth: int | None, search: Search) -> int:
     """Return how many levels there are to search below the start."""
-    given = DEEPEST if depth is None else whole("depth", depth)
+    given = DEEPEST if depth is None else whole_number("depth", depth, 1)
     if search.over_states or search.task is None or search.task.steps is None:
         return given
     missing = max(search.task.steps - len(search.lines_of(search.start)), 0)
@@ -43,7 +43,7 @@ def deepest(depth: int | None, search: Search) -> int:
 def most_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
     """Return how many rounds a search has: many only where a checker can end it."""
     if rounds is not None:
-        return whole("rounds", rounds)
+        return whole_number("rounds", rounds, 1)
     return checked if search.checks else blind
 
 

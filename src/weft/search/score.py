@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from ..loom.ask import measure_item
+from ..loom.heddle import measure_item
 from ..sched.work import Extend, Logits
 from .steps import Read, Steps, awaitable, plain, run
 
 if TYPE_CHECKING:
-    from ..kv.cursor import Place
+    from ..kv.place import Place
 
 
 # Nodes → scores; or what else `Callback` hands over, plain or async.

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..checks import whole_number
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..lm import LM
-    from .core import Prompt
-    from .result import SearchResult
+    from .core import Prompt, SearchResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Strategy:
         if breadth is not None and self.breadth is not None:
             named[self.breadth] = breadth
         if n is not None:
-            if isinstance(n, int) and n < 1:
-                raise ConfigError(f"n is {n}; allowed is a whole number from 1")
+            if isinstance(n, int):
+                whole_number("n", n, 1)
             named |= dict.fromkeys(self.n, n)
         return named
 

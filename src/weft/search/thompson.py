@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Unpack
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, whole
+from .core import Prompt, SearchOptions, SearchResult, Settings
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
 from .ranking import Frontier, deepest, is_answered, most_rounds, paths, ranked
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
 # A score counts as so many throws of a coin: it is a probability, and no throw.
@@ -55,8 +55,8 @@ def adaptive(
     The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": rounds, "batch": whole("batch", batch)}
-    numbers = (whole("widen", widen), depth, settings.answer_tokens)
+    counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
+    numbers = (whole_number("widen", widen, 1), depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)

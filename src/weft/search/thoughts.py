@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, whole
+from .core import Prompt, SearchOptions, SearchResult, Settings
 from .driver import Algorithm, Search, Want
 from .judge import Judge
 from .propose import Counts, Proposer
 from .ranking import deepest, is_answered, paths, ranked, worth_following
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
 
@@ -61,7 +61,7 @@ def tot(
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
     judge = Judge(search)
     made = BreadthFirst if order == "bfs" else DepthFirst
-    algorithm: Algorithm = made(judge, whole("breadth", breadth), deepest(depth, search))
+    algorithm: Algorithm = made(judge, whole_number("breadth", breadth, 1), deepest(depth, search))
     return (yield from search.run(algorithm, judge, proposer, tries=breadth))
 
 

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, Settings, whole
+from .core import Prompt, SearchOptions, SearchResult, Settings
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Counts, Proposer
 from .ranking import Frontier, deepest, is_answered, most_rounds, paths, ranked
-from .result import SearchResult
 from .steps import Steps, awaitable, plain
 
 
@@ -53,7 +53,7 @@ def mcts(
     O(nodes) of host work a round.
     """
     settings = Settings.read(options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": rounds, "batch": whole("batch", batch)}
+    counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
@@ -81,7 +81,7 @@ class UCT:
         self.rounds = rounds
         self.batch = batch
         self.exploration = exploration
-        self.rollouts = whole("rollouts", rollouts, low=0)
+        self.rollouts = whole_number("rollouts", rollouts, 0)
 
     def ask(self, search: Search) -> Sequence[Want]:
         """Ask for answers of likely full paths, else for steps below the nodes that UCT picks."""

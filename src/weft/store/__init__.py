@@ -1,7 +1,5 @@
 """Looms on disk."""
 
-from .format import VERSION
-from .load import load
-from .save import save
+from .file import VERSION, load, save
 
 __all__ = ["VERSION", "load", "save"]

@@ -130,7 +130,7 @@ def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
         start = text.find(how.marker, at) if how.marker else (at if not calls else -1)
         if start < 0:
             break
-        found = _Reader(text, start, how, tools).read()
+        found = _CallsReader(text, start, how, tools).read()
         if found is None:
             return None
         before += text[at:start]
@@ -144,7 +144,7 @@ def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
     return (before.rstrip() + rest).strip(), calls
 
 
-class _Reader:
+class _CallsReader:
     """Reads one run of calls from `at` on; blank text may differ from the template's."""
 
     def __init__(self, text: str, at: int, how: Calls, tools: Sequence[Any]) -> None:

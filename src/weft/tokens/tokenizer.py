@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, Unsupported
-from ..files import shown_path
+from ..files import read, read_json, read_text, shown, shown_path
 from .chat import check_messages, render_chat
-from .folder import default_template, is_librarys, read_folder
 from .form import ChatForm, chat_form
 from .history import as_wanted, check_roles, needs_form
-from .specials import mark_specials
 from .text import TextStream
 from .vocab import byte_vocab, first_space_is_dummy
 
@@ -287,3 +288,199 @@ def _copy(backend: Backend) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     return Backend.from_str(backend.to_str())
+
+
+# What templates look at and write themselves; a role is checked by name.
+_NAMES = frozenset({"role", "type"})
+
+
+def mark_specials(
+    messages: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+) -> tuple[
+    Sequence[Mapping[str, Any]], dict[str, Any], Callable[[str], Iterator[tuple[str, bool]]]
+]:
+    """Hide special tokens' strings in a chat, so that they stay text in a template.
+
+    In all that messages hold (content and its parts, tool calls, reasoning) and in the template's
+    other variables (tools, documents), but not in those that are tokens, such as bos_token.
+
+    Returns: the messages and the options, each such string replaced by a mark; and a function that
+    cuts the rendered text at the marks into (piece, whether it is the hidden string).
+    """
+    given = dict(options or {})
+    said = {name: value for name, value in given.items() if not name.endswith("_token")}
+    texts = list(_texts([*messages, said]))
+    found = [name for name in sorted(names, key=len, reverse=True) if name]
+    found = [name for name in found if any(name in text for text in texts)]
+    if not found:
+        return messages, given, lambda rendered: iter([(rendered, False)])
+    # NOTE: letters and figures alone, which nothing escapes or trims.
+    nonce = f"weft{secrets.token_hex(8)}n"
+    pattern = re.compile("|".join(map(re.escape, found)))
+
+    def hidden(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(lambda match: f"{nonce}{found.index(match[0])}w", value)
+        if isinstance(value, Mapping):
+            return {
+                hidden(key): each if key in _NAMES and isinstance(each, str) else hidden(each)
+                for key, each in value.items()
+            }
+        return [hidden(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def restore(rendered: str) -> Iterator[tuple[str, bool]]:
+        for i, piece in enumerate(re.split(f"{nonce}(\\d+)w", rendered)):
+            if i % 2:
+                yield found[int(piece)], True
+            elif piece:
+                yield piece, False
+
+    marked = [hidden(message) for message in messages]
+    return marked, {**given, **hidden(said)}, restore
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in messages and options that people may have written."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(key)
+            if not (key in _NAMES and isinstance(each, str)):
+                yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The parts of a tokenizer, read and checked.
+
+    special_tokens: name → text, such as "eos_token" → "</s>".
+    """
+
+    backend: Backend
+    special_tokens: dict[str, str]
+    chat_template: str | None
+    stop_ids: frozenset[int]
+
+
+def read_folder(path: Path) -> TokenizerFiles:
+    """Read tokenizer.json and, where there are such, the files beside it.
+
+    Raises: ModelLoadError naming the file that is missing or broken.
+    """
+    config = _read_json(path / "tokenizer_config.json")
+    special = _read_specials(path / "special_tokens_map.json")
+    special |= _read_specials(path / "tokenizer_config.json")
+    file = path / "generation_config.json"
+    try:
+        stop_ids = id_list(_read_json(file).get("eos_token_id"))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    return TokenizerFiles(
+        backend=_read_backend(path),
+        special_tokens=special,
+        chat_template=_read_template(path, config),
+        stop_ids=frozenset(stop_ids),
+    )
+
+
+def special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a configuration names, as text."""
+    texts = {}
+    for name, value in config.items():
+        if not name.endswith("_token"):
+            continue
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def default_template(given: object) -> str | None:
+    """Return the template of a setting that is one template, or several with names."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        chosen = given.get("default")
+    elif isinstance(given, list | tuple):
+        named = [each for each in given if isinstance(each, Mapping)]
+        chosen = next((e.get("template") for e in named if e.get("name") == "default"), None)
+    else:
+        return None
+    return chosen if isinstance(chosen, str) else None
+
+
+def id_list(given: object) -> list[int]:
+    """Return the ids of a setting that is one id, several, or none. Raises: ModelLoadError."""
+    if given is None:
+        return []
+    ids: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    for each in ids:
+        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+            raise ModelLoadError(
+                f"eos_token_id is {shown(given)}; allowed is a token id or a list of them"
+            )
+    return ids
+
+
+def _read_backend(path: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{path} has no tokenizer.json. Weft reads tokenizers in that format only; "
+            "Transformers writes one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    data = read(file, ModelLoadError)
+    try:
+        backend = Backend.from_buffer(data)
+        backend.encode("a")  # or a part that is missing is missed by every prompt
+        return backend
+    except BaseException as error:
+        if not is_librarys(error):
+            raise
+        raise ModelLoadError(
+            f"{file} cannot be read as a tokenizer: {error}. Download the file again"
+        ) from error
+
+
+def is_librarys(error: BaseException) -> bool:
+    """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
+    return isinstance(error, Exception) or is_panic(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust met what it never expected."""
+    return type(error).__name__ == "PanicException"
+
+
+def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return read_text(file, ModelLoadError)
+    return default_template(config.get("chat_template"))
+
+
+def _read_specials(file: Path) -> dict[str, str]:
+    texts = special_texts(_read_json(file))
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ModelLoadError(f"{file}: {name} is {shown(text)}: {error}") from error
+    return texts
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    data = read_json(file, ModelLoadError, "not readable JSON", nan=True)
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"{file} holds {type(data).__name__}; a JSON object belongs there")
+    return data

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["draw", "show", "to_dot", "to_html", "to_mermaid"]
 
 if TYPE_CHECKING:
-    from .dot import to_dot
+    from .graph import to_dot, to_mermaid
     from .html import to_html
-    from .mermaid import to_mermaid
     from .text import draw, show
 
 _HOME = {
     "draw": "text",
     "show": "text",
-    "to_dot": "dot",
+    "to_dot": "graph",
     "to_html": "html",
-    "to_mermaid": "mermaid",
+    "to_mermaid": "graph",
 }
 
 

@@ -1,4 +1,4 @@
-"""What of a tree is shown, and in which order: the same for all pictures made of boxes."""
+"""What of a tree is shown, in which order, and what is said of a node besides its text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError
+from ..checks import whole_number
+from ..loom import Loom
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -46,8 +47,8 @@ def oldest_first(node: Heddle) -> Sequence[Heddle]:
 
 def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
     """Return the first `limit` nodes, level by level: parents before children."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigError(f"limit is {limit!r}; allowed is a whole number from 1, or None for all")
+    if limit is not None:
+        whole_number("limit", limit, 1)
     found: list[Heddle] = []
     waiting = deque([root])
     while waiting and (limit is None or len(found) < limit):
@@ -117,3 +118,34 @@ def outline(
         yield Item(run, forks, len(told), n_below, n_below - sum(counts[id(c)] for c in told))
         stack.append(End(bool(told), node is root))
         stack.extend((child, forks + 1) for child in reversed(told))
+
+
+NOTHING = "(ended at once)"
+
+
+def headline(node: Heddle) -> str:
+    """Return the text that stands for a node: of a root, what was asked."""
+    # A class of one's own says itself what it shows.
+    if isinstance(node, Loom) and type(node).display_text is Loom.display_text:
+        return node.user_prompt or node.text
+    return node.display_text()
+
+
+def facts(node: Heddle) -> list[str]:
+    """Return a node's figures, shortest first to read: tokens, mean p, score, how it ended."""
+    found = [f"{len(node.tokens)} tok"]
+    if node.logprobs:
+        found.append(f"p {node.mean_p:.2f}")
+    if node.score is not None:
+        tiny = 0 < abs(node.score) < 0.001
+        found.append("score 0.000" if tiny else f"score {node.score:.3g}")
+    if node.terminal:
+        found.append("end")
+    elif node.finish_reason is not None:
+        found.append(node.finish_reason)
+    return found
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """Return a count and its noun."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", " ")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..loom import Heddle
 from .escape import one_line
-from .facts import facts, headline
+from .outline import facts, headline
 
 Label = Callable[[Heddle], str]
 
@@ -42,7 +42,7 @@ ASCII = Style("|-- ", "`-- ", "|   ", "    ", "...", ",", "~", "x")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class NodeLine:
     """A node's line, in the parts that are coloured apart. `p` is None for given text.
 
     n: how many equal siblings it stands for.
@@ -66,7 +66,7 @@ def lines(
     edge: Label | None = None,
     width: int = _WIDTH,
     style: Style = UNICODE,
-) -> Iterator[Line]:
+) -> Iterator[NodeLine]:
     """Yield the lines of the tree from `root` down; leaves that look equal are one line, ×n.
 
     Cost: O(nodes), however deep.
@@ -164,7 +164,7 @@ def _line(
     edge: Label | None,
     width: int,
     style: Style,
-) -> Line:
+) -> NodeLine:
     at, n = equal[0], len(equal)
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
     told = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
@@ -172,7 +172,7 @@ def _line(
     label = _clean(headline(at) if node is None else node(at), style)
     room = max(width - len(rails + figures) - _cells(before), _MIN_LABEL)
     p = at.mean_p if at.logprobs else None
-    return Line(rails, before, _fit(label, room, style), figures, p, n)
+    return NodeLine(rails, before, _fit(label, room, style), figures, p, n)
 
 
 def _clean(text: str, style: Style) -> str:
@@ -192,7 +192,7 @@ def _cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def _coloured(line: Line) -> Text:
+def _coloured(line: NodeLine) -> Text:
     text = Text(no_wrap=True)
     text.append(line.rails, "dim")
     text.append(line.edge, "cyan")

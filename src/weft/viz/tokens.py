@@ -1,19 +1,264 @@
-"""A node in the page: its number, its text token by token, its figures and their table."""
+"""Tokens in pictures: a node's text in pieces, their tints, and what is said of each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from . import tips
-from .escape import as_html
-from .facts import NOTHING, counted, facts
-from .pieces import Piece, Seen, pieces
-from .tints import ENTROPY, PROBABILITY, percent
+from ..checks import whole_number
+from ..errors import ConfigError
+from ..loom import Loom
+from ..results import TokenProb
+from ..sched.work import Extend, Scores
+from .escape import as_html, visible
+from .outline import NOTHING, counted, facts
 
 if TYPE_CHECKING:
+    from ..engines.base import Score
+    from ..lm import LM
     from ..loom import Heddle
+
+Tint = Literal["probability", "entropy", "none"]
+
+
+class Ramp(NamedTuple):
+    """Six steps from "as expected" (no tint) to "surprising" (the strongest).
+
+    key: the letter of its classes in page.css. bounds: where a step ends. labels: a step's figures.
+    rgb: the hue where a translucent colour must do, on light and on dark.
+    """
+
+    key: str
+    title: str
+    bounds: tuple[float, ...]
+    labels: tuple[str, ...]
+    rgb: tuple[int, int, int]
+
+    def level(self, value: float) -> int:
+        """Return the step of a value; one that is no number is the strongest."""
+        falls = self.bounds[0] > self.bounds[-1]
+        for step, bound in enumerate(self.bounds):
+            if value >= bound if falls else value < bound:
+                return step
+        return len(self.bounds)
+
+    def inline(self, value: float) -> str:
+        """Return the style of a step where there is no style sheet; empty for none."""
+        alpha = _ALPHA[self.level(value)]
+        r, g, b = self.rgb
+        return f"background-color:rgba({r},{g},{b},{alpha})" if alpha else ""
+
+
+_ALPHA = (0, 0.13, 0.25, 0.38, 0.52, 0.66)
+
+PROBABILITY = Ramp(
+    "p",
+    "probability of the token",
+    (0.9, 0.7, 0.4, 0.2, 0.05),
+    ("90–100 %", "70–90 %", "40–70 %", "20–40 %", "5–20 %", "below 5 %"),
+    (222, 112, 28),
+)
+ENTROPY = Ramp(
+    "h",
+    "entropy before the token",
+    (0.1, 0.5, 1.0, 2.0, 3.0),
+    ("below 0.1", "0.1–0.5", "0.5–1", "1–2", "2–3", "3 nats or more"),
+    (52, 120, 220),
+)
+
+
+def check(tint: str) -> Tint:
+    """Return the tint's name, or refuse it."""
+    for name in get_args(Tint):
+        if tint == name:
+            return name  # type: ignore[no-any-return]
+    raise ConfigError(f"tint is {tint!r}; allowed: {', '.join(get_args(Tint))}")
+
+
+def percent(p: float) -> str:
+    """Return a probability in as few digits as tell it apart from 0."""
+    if not math.isfinite(p):
+        return "?"
+    if p == 0 or p >= 0.001:
+        return f"{p:.1%}".replace("%", " %")
+    return f"{p:.3%}".replace("%", " %") if p >= 0.00001 else "<0.001 %"
+
+
+def p_of(logprob: float) -> float:
+    """Return exp(logprob); 0 for what is no number."""
+    return math.exp(min(logprob, 0.0)) if not math.isnan(logprob) else 0.0
+
+
+# Nodes that one submission asks about: their answers are held at one time.
+_ASKED_AT_ONCE = 64
+
+
+class TokenRank(NamedTuple):
+    """What the model says of a token in its place: its rank from 0, and the likeliest ones."""
+
+    rank: int
+    top: tuple[TokenProb, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text and its figures; more than one token where they share a character.
+
+    logprob: of all its tokens. entropy: the largest. None: not sampled, so not known.
+    is_mean: the piece is a whole node whose tokens cannot be told apart; figures are means.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprob: float | None = None
+    entropy: float | None = None
+    seen: TokenRank | None = None
+    is_mean: bool = False
+
+    @property
+    def p(self) -> float | None:
+        """exp(logprob)."""
+        return None if self.logprob is None else p_of(self.logprob)
+
+
+def pieces(node: Heddle, seen: Sequence[TokenRank] = ()) -> list[Piece]:
+    """Return the pieces of what the node shows; their texts, joined, are that text."""
+    shown = node.text if isinstance(node, Loom) else node.display_text()
+    if node.lm is None or shown != node.text:
+        return [_whole(node, shown)] if shown else []
+    made = list(_decoded(node, node.lm, seen))
+    # A subclass may show anything; tokens are shown apart only where they are what is shown.
+    return made if "".join(piece.text for piece in made) == shown else [_whole(node, shown)]
+
+
+def _decoded(node: Heddle, lm: LM, seen: Sequence[TokenRank]) -> Iterator[Piece]:
+    stream = lm.text.stream(first=node.parent is None)
+    tokens, begun = node.tokens, 0
+    for at, token in enumerate(tokens):
+        text = stream.push(token)
+        if at == len(tokens) - 1:
+            text += stream.flush()
+        if text:
+            yield _piece(node, text, tokens, begun, at + 1, seen)
+            begun = at + 1
+
+
+def _piece(
+    node: Heddle, text: str, tokens: list[int], first: int, last: int, seen: Sequence[TokenRank]
+) -> Piece:
+    logprobs, entropies = node.logprobs[first:last], node.entropies[first:last]
+    return Piece(
+        text,
+        tuple(tokens[first:last]),
+        math.fsum(logprobs) if logprobs else None,
+        max(entropies) if entropies else None,
+        seen[first] if seen else None,
+    )
+
+
+def _whole(node: Heddle, shown: str) -> Piece:
+    if not node.logprobs:
+        return Piece(shown, tuple(node.tokens))
+    entropies = node.entropies
+    entropy = math.fsum(entropies) / len(entropies) if entropies else None
+    return Piece(shown, tuple(node.tokens), node.mean_logprob, entropy, is_mean=True)
+
+
+def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
+    """Ask the model for the `top` likeliest tokens at each sampled token, by node id.
+
+    Adds nothing to the tree. Raises ConfigError where the loom has no model.
+    Cost: one forward over each node's tokens.
+    """
+    whole_number("top", top, 0)
+    sampled = [node for node in nodes if node.logprobs and node.parent is not None]
+    if not top or not sampled:
+        return {}
+    lm = sampled[0]._home.live_lm()
+    top = min(top, lm.info.n_vocab)
+    found: dict[str, list[TokenRank]] = {}
+    for first in range(0, len(sampled), _ASKED_AT_ONCE):
+        asked = sampled[first : first + _ASKED_AT_ONCE]
+        tickets = lm.submit([_item(node, top) for node in asked])
+        lm.drive(tickets)
+        for node, ticket in zip(asked, tickets, strict=True):
+            found[node.id] = list(_seen(lm, ticket.result()[0]))
+    return found
+
+
+def _item(node: Heddle, top: int) -> Extend:
+    assert node.parent is not None
+    place, tokens = node.parent._where(), node.tokens
+    return Extend(place, tokens, (Scores(place.depth, place.depth + len(tokens), top),))
+
+
+def _seen(lm: LM, score: Score) -> Iterator[TokenRank]:
+    rows = zip(
+        score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
+    )
+    for rank, ids, logprobs in rows:
+        listed = enumerate(zip(ids, logprobs, strict=True))
+        yield TokenRank(rank, tuple(_token_prob(lm, token, lp, at) for at, (token, lp) in listed))
+
+
+def _token_prob(lm: LM, token: int, logprob: float, rank: int) -> TokenProb:
+    text = lm.text
+    return TokenProb(
+        token, text.token_text(token), text.token_bytes(token), logprob, math.exp(logprob), rank
+    )
+
+
+_BAR = 12
+_WIDEST = 24
+
+
+def quoted(text: str) -> str:
+    """Return a token's text so that spaces and line ends are seen."""
+    shown = visible(text)
+    return f"“{shown if len(shown) <= _WIDEST else shown[: _WIDEST - 1] + '…'}”"
+
+
+def figures(piece: Piece) -> list[str]:
+    """Return p, logprob and entropy; empty for what is not known."""
+    return [
+        "" if piece.p is None else percent(piece.p),
+        "" if piece.logprob is None else _signed(piece.logprob),
+        "" if piece.entropy is None else f"{piece.entropy:.2f}",
+    ]
+
+
+def _signed(value: float) -> str:
+    return f"{value:z.3f}".replace("-", "−")
+
+
+def alternative(each: TokenProb) -> str:
+    """Return a likely token and its probability."""
+    return f"{quoted(each.text)} {percent(each.p)}"
+
+
+def tip_of(piece: Piece) -> str:
+    """Return the lines for one token."""
+    p, logprob, entropy = figures(piece)
+    if piece.is_mean:
+        return f"the whole node, {len(piece.token_ids)} tokens\nmean logprob {logprob}"
+    lines = [f"{quoted(piece.text)}  p {p}", f"logprob {logprob}"]
+    if entropy:
+        lines[-1] += f" · entropy {entropy}"
+    if len(piece.token_ids) > 1:
+        lines.append(f"{len(piece.token_ids)} tokens, one character")
+    if piece.seen is not None:
+        lines[-1] += f" · rank {piece.seen.rank + 1}"
+        lines += ["", *(_bar(each, piece) for each in piece.seen.top)]
+    return "\n".join(lines)
+
+
+def _bar(each: TokenProb, piece: Piece) -> str:
+    bar = "█" * round(each.p * _BAR) or "▏"
+    mark = "  ◂ chosen" if each.id == piece.token_ids[0] else ""
+    return f"{bar:<{_BAR}} {percent(each.p):>8}  {quoted(each.text)}{mark}"
+
 
 Label = Callable[["Heddle"], str]
 
@@ -34,7 +279,7 @@ class Told:
 
     numbers: Mapping[str, int]
     node: Label | None = None
-    seen: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
+    seen: Mapping[str, Sequence[TokenRank]] = field(default_factory=dict)
     marked: frozenset[str] = frozenset()
     is_terse: bool = False
 
@@ -94,7 +339,7 @@ def _token(piece: Piece, *, is_terse: bool) -> str:
     if is_terse and not surprise:
         return text
     line_end = " nl" if piece.text.startswith("\n") else ""
-    tip = as_html(tips.tip(piece)).replace("\n", "&#10;")
+    tip = as_html(tip_of(piece)).replace("\n", "&#10;")
     return f'<span class="t {levels}{line_end}" data-tip="{tip}">{text}</span>'
 
 
@@ -108,12 +353,12 @@ def _table(rows: Sequence[Piece]) -> str:
 
 
 def _row(piece: Piece, has_seen: bool) -> str:
-    cells = [tips.quoted(piece.text), *tips.figures(piece)]
+    cells = [quoted(piece.text), *figures(piece)]
     wide = ""
     if has_seen:
         seen = piece.seen
         cells.append("" if seen is None else str(seen.rank + 1))
         likely = [] if seen is None else [e for e in seen.top if e.p >= _LISTED]
-        said = " ".join(f"<span>{as_html(tips.alternative(each))}</span>" for each in likely)
+        said = " ".join(f"<span>{as_html(alternative(each))}</span>" for each in likely)
         wide = f'<td class="wide">{said}</td>'
     return "".join(f"<td>{as_html(cell)}</td>" for cell in cells) + wide

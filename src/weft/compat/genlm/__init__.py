@@ -10,11 +10,10 @@ from __future__ import annotations
 from ...aio import AbstractAsyncLM as AsyncLM
 from ...aio import load_model_by_name
 from ...errors import BatchAbandoned
-from ...tokens.token import Token
+from ...tokens.vocab import Token
 from .cache import CachedContext, OutputCache, TokenTrie
 from .install import install
-from .mock import MockAsyncLM
-from .models import AsyncMlxLM, AsyncTransformer, AsyncVirtualLM, Query
+from .models import AsyncMlxLM, AsyncTransformer, AsyncVirtualLM, MockAsyncLM, Query
 from .tries import AsyncTokenCharacterTrie, ParallelTokenCharacterTrie, TokenCharacterTrie
 from .vocab import (
     ByteDecoderError,

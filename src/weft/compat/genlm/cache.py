@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...aio.exact import log_softmax
-from ...aio.view import CacheNode, walk
+from ...aio.asynclm import CacheNode, walk
 from ...lm import LM
+from ...sampling.metrics import log_softmax
 
 
 class OutputCache:

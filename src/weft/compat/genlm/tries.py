@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...tokens.token import Token
-from .mock import HAS_TORCH
+from ...tokens.vocab import Token
+from .models import HAS_TORCH
 
 Weights = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
-from ...errors import ForwardError, Unsupported
+from ...cores import usable_cores
+from ...errors import ConfigError, ForwardError, Unsupported
 from ...sampling import metrics
-from ..base import Engine, EngineInfo, Row, Score, ScoreSpan
+from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
 from ..checkpoint import Checkpoint, open_checkpoint, read_config
-from ..host import HostOutput
 from ..source import Progress
 from .config import LlamaConfig, parse_config
-from .fragments import NumpyFragments
-from .model import Model
-from .plan import Plan
-from .threads import BlasThreads
-from .weights import Floats, read_weights
+from .kv import NumpyFragments
+from .model import Floats, Model, read_weights
+from .step import Plan
 
-_SCORE_ROWS = 64  # logits rows that exist at once while given tokens are scored
+Answer = TypeVar("Answer")
 
 
 class NumpyEngine(Engine):
@@ -98,41 +103,41 @@ class NumpyEngine(Engine):
             ForwardError: a token id, a position or a wanted index is out of range, or paths and
                 positions disagree. No fragment's length has changed then.
         """
-        model = self._open_model()
         if not rows:
+            self._open_model()
             return HostOutput(np.empty((0, self.info.n_vocab), np.float32), [])
-        with self._threads.limited(sum(row.n_tokens for row in rows)):
-            return self._run(model, rows)
 
-    def _run(self, model: Model, rows: Sequence[Row]) -> HostOutput:
-        plan = self._plan
-        if plan is None or not plan.serves(rows):
-            self._plan = None
-            plan = Plan(rows, self._config, self.fragments)
-        ids = plan.begin(rows)
-        _check_ids(ids, self.info.n_vocab)
-        hidden = model.hidden(ids, plan)
-        logits = model.logits(hidden[plan.wanted])
-        scores = [
-            [self._score(model, hidden[plan.first(index) :], span) for span in row.scores]
-            for index, row in enumerate(rows)
-        ]
-        plan.commit()
-        self._plan = plan
-        return HostOutput(logits, scores)
+        def answers(model: Model, plan: Plan, hidden: Floats) -> HostOutput:
+            scores = [
+                [self._score(model, hidden, plan.first(index), span) for span in row.scores]
+                for index, row in enumerate(rows)
+            ]
+            return HostOutput(model.logits(hidden[plan.wanted]), scores)
+
+        return self._run(rows, answers)
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
         """Run rows and return their final hidden states, after the last norm."""
+
+        def states(model: Model, plan: Plan, hidden: Floats) -> list[Floats]:
+            found, starts = model.normed(hidden), [plan.first(i) for i in range(len(rows))]
+            return [found[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
+
+        return self._run(rows, states)
+
+    def _run(self, rows: Sequence[Row], answer: Callable[[Model, Plan, Floats], Answer]) -> Answer:
+        """Run rows and keep their KV; `answer` makes of the hidden states [T, E] what is asked."""
         model = self._open_model()
-        self._plan = None
-        with self._threads.limited(sum(row.n_tokens for row in rows)):
-            plan = Plan(rows, self._config, self.fragments)
+        with self._threads.limited(sum([row.n_tokens for row in rows])):
+            plan, self._plan = self._plan, None
+            if plan is None or not plan.serves(rows):
+                plan = Plan(rows, self._config, self.fragments)
             ids = plan.begin(rows)
             _check_ids(ids, self.info.n_vocab)
-            states = model.normed(model.hidden(ids, plan))
+            found = answer(model, plan, model.hidden(ids, plan))
             plan.commit()
-        starts = [plan.first(index) for index in range(len(rows))]
-        return [states[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
+            self._plan = plan
+        return found
 
     def close(self) -> None:
         """Drop weights and KV; idempotent."""
@@ -144,17 +149,12 @@ class NumpyEngine(Engine):
             raise ForwardError("the engine is closed; load the model again")
         return self._model
 
-    def _score(self, model: Model, hidden: Floats, span: ScoreSpan) -> Score:
-        """Score one span chunk by chunk, so that no [T, V] is made."""
-        targets = np.array(span.targets, np.int64)
-        _check_ids(targets, self.info.n_vocab)
-        parts = []
-        for lo in range(0, max(len(targets), 1), _SCORE_ROWS):
-            chunk = targets[lo : lo + _SCORE_ROWS]
-            first = span.start + lo
-            logits = model.logits(hidden[first : first + len(chunk)])
-            parts.append(metrics.score(logits, chunk, span.top))
-        return parts[0] if len(parts) == 1 else _concatenated(parts)
+    def _score(self, model: Model, hidden: Floats, start: int, span: ScoreSpan) -> Score:
+        return metrics.score_span(
+            span,
+            self.info.n_vocab,
+            lambda first, last: model.logits(hidden[start + first : start + last]),
+        )
 
 
 def _check_ids(ids: NDArray[np.int64], n_vocab: int) -> None:
@@ -166,11 +166,150 @@ def _check_ids(ids: NDArray[np.int64], n_vocab: int) -> None:
         )
 
 
-def _concatenated(parts: Sequence[Score]) -> Score:
-    return Score(
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        entropies=np.concatenate([part.entropies for part in parts]),
-        ranks=np.concatenate([part.ranks for part in parts]),
-        top_ids=np.concatenate([part.top_ids for part in parts]),
-        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
-    )
+_MOST = 8  # beyond, matrices of this engine's models are too small
+_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_PAID_BACK = 20  # a trial may take a twentieth of the time
+_APART = 8  # forwards between two trials, at least
+_ENOUGH = 3  # trials before the choice moves on
+_BUSY_S = 1.0  # how long there is no trial where the machine was busy at the beginning
+
+
+class Account:
+    """What trials have lost and forwards have not paid back yet, in seconds, for all sizes."""
+
+    def __init__(self, owed_s: float = 0.0) -> None:
+        self.owed_s = owed_s
+
+
+class ThreadChoice:
+    """A number of threads for forwards of about one size, found while they run.
+
+    It begins with one thread, as more are far slower where the machine is busy with something else:
+    they wait for each other. Now and then a forward is a trial with the next number up or down. The
+    number moves on when trials were faster in the median; what a trial lost is paid back twenty
+    times before the next one.
+    """
+
+    def __init__(self, most: int, account: Account) -> None:
+        """most: the highest number; tried are the powers of two below, and itself."""
+        self._account = account
+        self.counts = sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+        self.at = 0
+        self._way = -1
+        self._trial: int | None = None
+        self._times: deque[float] = deque(maxlen=5)  # a token, with the present number
+        self._ratios: dict[int, deque[float]] = {}  # of trials to that
+        self._rest = 0  # forwards before the next trial
+
+    @property
+    def threads(self) -> int:
+        """Return the number for the next forward."""
+        return self.counts[self.at if self._trial is None else self._trial]
+
+    def ran(self, seconds: float, n_tokens: int) -> None:
+        """Learn how long a forward with `threads` took, and choose for the next one."""
+        each = seconds / n_tokens
+        if self._trial is not None:
+            self._judge(self._trial, each, n_tokens)
+            return
+        times = self._times
+        is_slow = len(times) >= 2 and min(times[-1], each) > 2 * statistics.median(times)
+        times.append(each)
+        self._rest -= 1
+        self._account.owed_s = max(self._account.owed_s - seconds, 0.0)
+        if self.at and is_slow:  # twice: somebody else came, and fewer cost little to try
+            self._times = deque([times[-2], each], maxlen=5)
+            self._ratios.clear()
+            self._trial = self.at - 1
+        elif len(times) < 2:
+            return
+        elif self._rest <= 0 and not self._account.owed_s:
+            self._trial = self._next()
+
+    def _next(self) -> int:
+        """Return which number to try: the next one up and the next one down, in turn."""
+        self._way = -self._way
+        there = self.at + self._way
+        return there if 0 <= there < len(self.counts) else self.at - self._way
+
+    def _judge(self, trial: int, each: float, n_tokens: int) -> None:
+        self._trial = None
+        usual = statistics.median(self._times)
+        ratios = self._ratios.setdefault(trial, deque(maxlen=5))
+        ratios.append(each / usual)
+        ratio = statistics.median(ratios)
+        if (len(ratios) >= _ENOUGH and ratio < 0.95) or ratio < 0.5:
+            self.at = trial
+            self._times.clear()
+            self._ratios.clear()
+            self._rest = 0
+        else:
+            self._rest = 2 if len(ratios) < _ENOUGH else _APART
+            self._account.owed_s += _PAID_BACK * max(each - usual, 0.0) * n_tokens
+
+
+class BlasThreads:
+    """Limits the BLAS during a forward and gives its setting back afterwards.
+
+    threads: a number, or "auto": found while running (see `ThreadChoice`), at most as many as the
+    process may use; or as many as the environment says.
+    """
+
+    def __init__(self, threads: int | str) -> None:
+        self.limit: int | None = None
+        self._most = 0
+        self._choices: dict[int, ThreadChoice] = {}  # by size of the forward, in powers of two
+        if threads == "auto":
+            if not any(os.environ.get(name) for name in _VARIABLES):
+                self._most = min(_MOST, usable_cores())
+            self._account = Account(_BUSY_S if _is_busy() else 0.0)
+        elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
+            self.limit = threads
+        else:
+            raise ConfigError(f'threads is {threads!r}; allowed are "auto" and numbers from 1 on')
+        self._libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+
+    @contextmanager
+    def limited(self, n_tokens: int) -> Iterator[None]:
+        """Limit the BLAS inside a block that runs so many tokens. Cost: about 10 µs."""
+        if not self._most:
+            with self._set(self.limit):
+                yield
+        elif n_tokens <= 1 or self._most == 1:  # vectors gain nothing
+            with self._set(1):
+                yield
+        else:
+            size = n_tokens.bit_length()
+            choice = self._choices.setdefault(size, ThreadChoice(self._most, self._account))
+            with self._set(choice.threads):
+                began = time.perf_counter()
+                yield
+                choice.ran(time.perf_counter() - began, n_tokens)
+
+    @contextmanager
+    def _set(self, limit: int | None) -> Iterator[None]:
+        if limit is None:
+            yield
+            return
+        before = [(library, library.get_num_threads()) for library in self._libraries]
+        changed = [(library, n) for library, n in before if n != limit]
+        for library, _ in changed:
+            library.set_num_threads(limit)
+        try:
+            yield
+        finally:
+            for library, n in changed:
+                library.set_num_threads(n)
+
+
+def _is_busy() -> bool:
+    """Whether more wants to run on the machine than it has cores."""
+    try:
+        return os.getloadavg()[0] > (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,31 +16,37 @@ from ...errors import (
     EngineError,
     ForwardError,
     ModelLoadError,
+    Unsupported,
     WeftError,
 )
 from ...sampling import metrics
-from ..base import Engine, EngineInfo, LateTokens, Row, Score, Span
-from .alone import Alone
+from ..base import Engine, EngineInfo, HostDraws, LateTokens, Output, Row, Score, Span
+from .check import check_paths, check_tree, refuse_model, refuse_probe
+from .fused import FusedDecoder
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
-from .loading import config_of, context_of, fingerprint_of, load_model, resolve_device
-from .lora import Adapters
-from .output import TorchOutput
-from .plan import Plan, plan_step
-from .refuse import refuse_model, refuse_probe
-from .selfcheck import check_paths, check_tree
-from .step import StepAttention
-from .store import KV, Store
-from .surgery import Head, freeze_rope, structural_copy
+from .lora import LoraAdapters
+from .model import (
+    Head,
+    config_of,
+    context_of,
+    fingerprint_of,
+    freeze_rope,
+    load_model,
+    resolve_device,
+    structural_copy,
+)
+from .padded.kv import KV, Alone, Store
+from .padded.step import LanePlan, StepAttention, plan_step
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ...sampling.sampler import DrawBatch
     from ..source import Progress
 
-# Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
-_SCORE_NUMBERS = 1 << 23
+Answer = TypeVar("Answer")
 
 
 class TorchEngine(Engine):
@@ -52,6 +58,7 @@ class TorchEngine(Engine):
     info: EngineInfo
     fragments: Store
     model: PreTrainedModel
+    _now: Head | FusedDecoder  # what the forward under way runs
 
     def __init__(self, model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`."""
@@ -61,7 +68,7 @@ class TorchEngine(Engine):
         n_positions = context_of(model.config, n_ctx)
         rope = freeze_rope(model, n_positions)
         self._call = seat_modules(model)
-        self._lora = Adapters(model)
+        self._lora = LoraAdapters(model)
         self._device = model.device
         self._closed = False
         self._counted = [each for each in model.parameters() if not each.is_inference()]
@@ -132,41 +139,22 @@ class TorchEngine(Engine):
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
         """Run all rows as one packed sequence; see Engine.forward."""
-        tokens = [self._tokens_of(row) for row in rows]
-        try:
-            plan, alone = plan_step(rows, self.fragments), self.fragments.alone_for(rows)
-            step, hidden = self._run(plan, rows, tokens, alone)
-            logits = self._logits(plan, rows, hidden)
+
+        def answers(plan: LanePlan, hidden: Tensor) -> TorchOutput:
             scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
-            if plan.chunks:
-                self._keep(plan, rows, step)
-        except WeftError:
-            raise
-        except Exception as error:
-            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        for row in rows:
-            if isinstance(row.dest, KV):
-                self.fragments.grew(row.dest, row.n_tokens)
-        if alone is not None:
-            alone.n += 1
-        return TorchOutput(logits, scores)
+            return TorchOutput(self._logits(plan, rows, hidden), scores)
+
+        return self._run(rows, answers)
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
-        tokens = [self._tokens_of(row) for row in rows]
-        try:
-            plan = plan_step(rows, self.fragments)
-            step, hidden = self._run(plan, rows, tokens)
-            if plan.chunks:
-                self._keep(plan, rows, step)
-        except Exception as error:
-            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        for row in rows:
-            if isinstance(row.dest, KV):
-                self.fragments.grew(row.dest, row.n_tokens)
-        states = hidden.float().cpu().numpy()
-        return [states[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
+
+        def states(plan: LanePlan, hidden: Tensor) -> list[NDArray[np.float32]]:
+            found = hidden.float().cpu().numpy()
+            return [found[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
+
+        return self._run(rows, states)
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
@@ -180,7 +168,7 @@ class TorchEngine(Engine):
         if not self._closed:
             self._closed = True
             self.fragments.clear()
-            del self._head, self.model, self._modules, self._lora
+            del self._head, self._fused, self._now, self.model, self._modules, self._lora
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
@@ -207,7 +195,7 @@ class TorchEngine(Engine):
         try:
             own = model(input_ids=paths.to(self._device), use_cache=False).logits.float().cpu()
             model.set_attn_implementation(NAME)
-            self._head = Head(model)
+            self._head = self._now = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
@@ -236,7 +224,14 @@ class TorchEngine(Engine):
             n_embd=n_embd,
             extra=extra,
         )
-        check_tree(self, own)
+        self._fused = FusedDecoder.of(model, probe.specs, self._call)
+        try:
+            check_tree(self, own)
+        except Unsupported:
+            if self._fused is None:
+                raise
+            self._fused = None  # its own code does something else by now
+            check_tree(self, own)
 
     # One forward
 
@@ -257,14 +252,34 @@ class TorchEngine(Engine):
             )
         return row.tokens
 
-    def _run(
-        self,
-        plan: Plan,
-        rows: Sequence[Row],
-        tokens: list[Sequence[int]],
-        alone: Alone | None = None,
+    def _run(self, rows: Sequence[Row], answer: Callable[[LanePlan, Tensor], Answer]) -> Answer:
+        """Run rows and keep their KV; `answer` makes of the plan and the hidden states [T, E] what
+        is asked. No fragment has grown where something fails.
+        """
+        tokens = [self._tokens_of(row) for row in rows]
+        try:
+            plan, alone = plan_step(rows, self.fragments), self.fragments.alone_for(rows)
+            step, hidden = self._hidden(plan, rows, tokens, alone)
+            answers = answer(plan, hidden)
+            if plan.chunks:
+                self._keep(plan, rows, step)
+        except WeftError:
+            raise
+        except Exception as error:
+            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
+        for row in rows:
+            if isinstance(row.dest, KV):
+                self.fragments.grew(row.dest, row.n_tokens)
+        if alone is not None:
+            alone.n += 1
+        return answers
+
+    def _hidden(
+        self, plan: LanePlan, rows: Sequence[Row], tokens: list[Sequence[int]], alone: Alone | None
     ) -> tuple[StepAttention, Tensor]:
-        self._lora.use(rows[0].adapter if rows else None)
+        adapter = rows[0].adapter if rows else None
+        self._lora.use(adapter)  # it is added by hooks on modules
+        self._now = self._fused if self._fused is not None and adapter is None else self._head
         ids: list[int] = []
         positions: list[int] = []
         for i in plan.order:
@@ -273,33 +288,27 @@ class TorchEngine(Engine):
         packed = torch.tensor([ids, positions], device=self._device)
         step = self._call.step = StepAttention(plan, positions, self._device, alone)
         try:
-            return step, self._head.hidden(packed[:1], packed[1:])
+            return step, self._now.hidden(packed[:1], packed[1:])
         finally:
             self._call.step = None
 
-    def _logits(self, plan: Plan, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+    def _logits(self, plan: LanePlan, rows: Sequence[Row], hidden: Tensor) -> Tensor:
         at = [plan.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
             hidden = hidden[torch.tensor(at, device=self._device)]
-        return self._head.logits(hidden)
+        return self._now.logits(hidden)
 
     def _scores(self, row: Row, start: int, hidden: Tensor) -> list[Score]:
-        chunk = max(1, _SCORE_NUMBERS // self.info.n_vocab)
-        answers = []
-        for span in row.scores:
-            targets = torch.tensor(span.targets).numpy()
-            pieces = []
-            for first in range(0, len(targets), chunk):
-                some = targets[first : first + chunk]
-                at = start + span.start + first
-                logits = self._head.logits(hidden[at : at + len(some)]).float().cpu().numpy()
-                pieces.append(metrics.score(logits, some, span.top))
-            answers.append(_joined(pieces))
-        return answers
+        def logits_of(first: int, last: int) -> NDArray[np.float32]:
+            logits = self._now.logits(hidden[start + first : start + last]).float().cpu()
+            found: NDArray[np.float32] = logits.numpy()
+            return found
 
-    def _keep(self, plan: Plan, rows: Sequence[Row], step: StepAttention) -> None:
+        return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
+
+    def _keep(self, plan: LanePlan, rows: Sequence[Row], step: StepAttention) -> None:
         """Write the KV of chunk rows; bank rows wrote theirs on the way."""
         n_layers = self.info.n_layers
         keys, values = (
@@ -313,9 +322,31 @@ class TorchEngine(Engine):
                 self.fragments.append(dest, keys, values, start, start + rows[i].n_tokens)
 
 
-def _joined(pieces: list[Score]) -> Score:
-    if len(pieces) == 1:
-        return pieces[0]
-    names = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
-    arrays = (torch.cat([torch.from_numpy(getattr(p, n)) for p in pieces]).numpy() for n in names)
-    return Score(*arrays)
+class TorchOutput(Output):
+    """Logits [N, V] on the engine's device and in its dtype; scores on the host."""
+
+    __slots__ = ("_device_logits", "_host_logits", "_scores")
+
+    def __init__(self, logits: Tensor, scores: list[list[Score]]) -> None:
+        self._device_logits = logits
+        self._host_logits: NDArray[np.float32] | None = None
+        self._scores = scores
+
+    def wait(self) -> None:
+        self._host()
+
+    def logits(self, index: int) -> NDArray[np.float32]:
+        return self._host()[index].copy()
+
+    def scores(self) -> list[list[Score]]:
+        return self._scores
+
+    def draw(self, batch: DrawBatch) -> HostDraws:
+        return HostDraws(
+            batch.chain.draw(self._host(), batch.rows, batch.positions, kept=batch.kept)
+        )
+
+    def _host(self) -> NDArray[np.float32]:
+        if self._host_logits is None:
+            self._host_logits = self._device_logits.float().cpu().numpy()
+        return self._host_logits

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .attend import Spec, attend_causal, bands_of
 from .layout import LayerShape
-from .step import StepAttention
+from .padded.products import Spec, attend_causal, bands_of
+from .padded.step import StepAttention
 
 NAME = "weft_tree"
 _SEAT = "weft_seat"
 
 
-class Call:
+class RunningForward:
     """The forward that is running: `step` attends; else `probe` watches a plain sequence."""
 
     __slots__ = ("probe", "step")
@@ -38,7 +38,7 @@ class Seat:
 
     __slots__ = ("call", "layer")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RunningForward) -> None:
         self.call = call
         self.layer = -1
 
@@ -47,18 +47,18 @@ class Seat:
 
 
 class Probe:
-    """What one plain forward teaches: attention modules in call order, KV shapes, windows."""
+    """What one plain forward teaches: attention modules in call order, how they attend, shapes."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.shapes: list[LayerShape] = []
-        self.windows: list[int | None] = []
+        self.specs: list[Spec] = []
         self.masks: list[Any] = []
         self.is_causal = True
 
-    def see(self, module: nn.Module, key: Tensor, value: Tensor, window: int | None) -> None:
+    def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: Spec) -> None:
         self.modules.append(module)
-        self.windows.append(window)
+        self.specs.append(spec)
         self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False
         self.shapes.append(
             LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, value.dtype)
@@ -78,7 +78,7 @@ _probing: ContextVar[Probe | None] = ContextVar("weft_probing", default=None)
 
 
 @contextmanager
-def probing(call: Call) -> Iterator[Probe]:
+def probing(call: RunningForward) -> Iterator[Probe]:
     """Let the forwards inside attend plainly and record what they do."""
     probe = call.probe = Probe()
     token = _probing.set(probe)
@@ -89,9 +89,9 @@ def probing(call: Call) -> Iterator[Probe]:
         call.probe = None
 
 
-def seat_modules(model: nn.Module) -> Call:
+def seat_modules(model: nn.Module) -> RunningForward:
     """Hang a seat on every module of our copy, so that the attention function finds its call."""
-    call = Call()
+    call = RunningForward()
     for module in model.modules():
         module.__dict__[_SEAT] = Seat(call)
     return call
@@ -123,7 +123,7 @@ def attention(
     if seat.call.step is not None:
         return seat.call.step.run(seat.layer, query, key, value, spec), None
     if seat.call.probe is not None:
-        seat.call.probe.see(module, key, value, spec.window)
+        seat.call.probe.see(module, key, value, spec)
     out, _lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
     return out.transpose(1, 2), None
 

@@ -41,7 +41,7 @@ class Low(NamedTuple):
     scale: float
 
 
-class Adapters:
+class LoraAdapters:
     """The adapters of one engine's model, by name; `active` is that of the forward under way.
 
     A layer is hooked when the first adapter needs it; without an active one its output stays.

@@ -1,0 +1,326 @@
+"""`weft tree`, `weft read`, `weft next`: a loom, a path's text, what may come next."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.cells import cell_len
+
+from ..errors import ConfigError
+from . import advice, options
+from .draw import Picture, below_root, label_of
+from .export import can_draw
+from .failures import guarded
+from .kept import Kept, opened, said_at, with_model, written
+from .out import Out, Tint, counted, finite, legend, node_object, stats_object, tinted, write_object
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle
+    from ..results import Distribution
+    from ..tokens.tokenizer import Tokenizer
+
+
+@guarded
+def tree(
+    loom: options.OptionalLoom = None,
+    named: options.Loom = None,
+    top: Annotated[
+        int, typer.Option("--top", help="Draw so many children of a node, best scores first.")
+    ] = 0,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Draw a loom with the numbers of its nodes.
+
+    They are the numbers that grow, read, next, rm and export take.
+    """
+    if loom is not None and named is not None and loom != named:
+        raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
+    kept = opened(loom or named)
+    if as_json:
+        write_object(tree_object(kept))
+        kept.try_note()
+        return
+    out = Out.of(sys.stdout)
+    path = frozenset(each.id for each in kept.at.path[1:])
+    out.lines(Picture(out, below_root(kept), path=path, top=max(top, 0)).lines(kept.loom))
+    out.line()
+    out.facts(facts_of(kept))
+    kept.try_note()
+    advise(kept)
+
+
+def facts_of(kept: Kept) -> str:
+    """Return what a loom holds, in one line."""
+    nodes = list(kept.loom.walk())
+    held = sum(len(node.tokens) for node in nodes)
+    depth: dict[str, int] = {}
+    unshared = 0
+    for node in nodes:
+        above = depth[node.parent.id] if node.parent is not None else 0
+        depth[node.id] = above + len(node.tokens)
+        if not node.children:
+            unshared += depth[node.id]
+    model = kept.shelf.summary(kept.name).model
+    n_leaves = kept.loom.count_leaves()
+    return (
+        f"{kept.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
+        f"{counted(held, 'token')} ({unshared} unshared) · {model}"
+    )
+
+
+def tree_object(kept: Kept) -> dict[str, Any]:
+    """Return the loom for --json: its nodes in order, parents first."""
+    numbers = kept.numbers()
+    return {
+        "loom": kept.name,
+        "model": kept.shelf.summary(kept.name).model,
+        "prompt": kept.loom.user_prompt,
+        "chat_template_used": kept.loom.chat_template_used,
+        "at": numbers[kept.at.id],
+        "nodes": [node_object(node, numbers) for node in kept.loom.walk()],
+    }
+
+
+def advise(kept: Kept) -> None:
+    """Suggest what to do with the tree."""
+    numbers = kept.numbers()
+    leaves = kept.loom.leaves
+    at = kept.at if kept.at is not kept.loom else leaves[0]
+    begin = (at.parent or kept.loom) if at.terminal else at
+    commands = [["weft", "grow", str(numbers[begin.id]), "-n", "4"]]
+    if at is not kept.loom:
+        commands.append(["weft", "read", str(numbers[at.id])])
+    advice.suggest(
+        *commands, ["weft", "export", f"{kept.name}.{'html' if can_draw('.html') else 'md'}"]
+    )
+
+
+@guarded
+def read(
+    node: options.OptionalNode = None,
+    loom: options.Loom = None,
+    color: options.Color = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Read a path as one text.
+
+    One then stands at its end: `weft run -c` and `weft chat -c` go on from there.
+    """
+    kept = opened(loom)
+    at = kept.at = kept.node(node)
+    if as_json:
+        write_object(path_object(kept, at))
+    else:
+        text = None if color is None else tokenizer_of(kept)
+        show_path(Out.of(sys.stdout), kept, at, text, color)
+    kept.try_note()
+    if not as_json:
+        number = str(kept.number(at))
+        if at.terminal:
+            advice.suggest(
+                ["weft", "grow", number, "…"], ["weft", "next", number], ["weft", "tree"]
+            )
+        else:
+            grow = ["weft", "grow", number, "-n", "4"]
+            advice.suggest(grow, ["weft", "next", number], ["weft", "tree"])
+
+
+def show_path(
+    out: Out,
+    kept: Kept,
+    node: Heddle,
+    text: Tokenizer | None = None,
+    tint: Tint | None = None,
+) -> None:
+    """Write the prompt, what follows down to the node, and how it ended."""
+    prompt = kept.loom.user_prompt or kept.loom.text
+    if kept.loom.chat_template_used:
+        if out.is_terminal:
+            out.lines([out.text((row, "bold")) for row in prompt.split("\n")])
+        else:
+            out.write(f"{prompt}\n")
+        out.line()
+    if text is not None and tint is not None:
+        out.lines([legend(out, tint)])
+        out.line()
+        _show_tinted(out, node, text, tint)
+    elif kept.loom.chat_template_used:
+        _write(out, written(node.path[1:]))
+    else:
+        _write(out, prompt + written(node.path[1:]))
+    # Into a file or a pipe goes the text alone.
+    about = out if out.is_terminal or tint is not None else Out.of(sys.stderr)
+    if about is out:
+        out.line()
+    sampled = [each for each in node.path if each.logprobs]
+    n_tokens = sum(len(each.tokens) for each in sampled)
+    facts = [
+        f"node {kept.number(node)} of {kept.name}" if kept.name else "",
+        counted(n_tokens, "token"),
+    ]
+    facts.append(ending(node))
+    about.facts(" · ".join(filter(None, facts)))
+
+
+def ending(node: Heddle) -> str:
+    """Return how a node ended, in words."""
+    if node.terminal:
+        return "ended"
+    return {
+        None: "",
+        "stop": f"stopped at {node.stop_string!r}",
+        "length": "cut at its length",
+        "context": "the context is full",
+    }.get(node.finish_reason, str(node.finish_reason))
+
+
+def tokenizer_of(kept: Kept) -> Tokenizer:
+    """Load the tokenizer alone: colours are a token's, and the text does not say where it ends."""
+    from ..engines.source import resolve
+    from ..tokens.tokenizer import Tokenizer
+
+    return Tokenizer.from_folder(resolve(kept.shelf.summary(kept.name).model))
+
+
+def path_object(kept: Kept, node: Heddle) -> dict[str, Any]:
+    """Return the path for --json."""
+    numbers = kept.numbers()
+    return {
+        "loom": kept.name,
+        "node": numbers[node.id],
+        "id": node.id,
+        "prompt": kept.loom.user_prompt,
+        "text": written(node.path[1:]),
+        "ended": node.terminal,
+        "path": [node_object(each, numbers) for each in node.path],
+    }
+
+
+def _show_tinted(out: Out, node: Heddle, text: Tokenizer, tint: Tint) -> None:
+    from rich.text import Text
+
+    whole = Text()
+    for each in node.path[1:]:
+        said = said_at(each)
+        whole.append_text(
+            tinted(out, text, each, tint)
+            if said is None
+            else out.text((f"\n\n> {said}\n\n", "bold"))
+        )
+    out.block("", whole)
+
+
+def _write(out: Out, text: str) -> None:
+    if out.is_live:
+        out.block("", text.strip("\n"))
+    else:
+        out.write(text if text.endswith("\n") else f"{text}\n")
+
+
+_BAR = 30
+
+
+@guarded
+def next_(
+    node: options.OptionalNode = None,
+    top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
+    loom: options.Loom = None,
+    model: options.OwnModel = None,
+    engine: options.Engine = "auto",
+    kv_budget: options.KvBudget = "auto",
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Show the likeliest next tokens at a node."""
+    with with_model(loom, model, engine, kv_budget) as (lm, kept):
+        at = kept.at = kept.node(node)
+        found = at.next(top=top)
+        if as_json:
+            write_object(next_object(lm, kept, at, found))
+            kept.try_note()
+            return
+        out = Out.of(sys.stdout)
+        show_next(out, kept, at, found)
+        out.line()
+        out.facts(str(lm.stats()))
+        kept.try_note()
+        number = str(kept.number(at))
+        other = other_way(lm, kept, found)
+        take = [["weft", "grow", number, *other, "-n", "4"]] if other else []
+        advice.suggest(*take, ["weft", "read", number], ["weft", "tree"])
+
+
+def other_way(lm: LM, kept: Kept, found: Distribution) -> list[str]:
+    """Return how to take the second likeliest token, where it is one that can be typed."""
+    if len(found) < 2 or found[1].p < 0.01 or lm.is_stop_token(found[1].id):
+        return []
+    text = found[1].text
+    if not Out.of(sys.stderr).is_as_typed(text) or "\ufffd" in text:
+        return []
+    return ["--raw", text] if kept.loom.chat_template_used else [text]
+
+
+def show_next(out: Out, kept: Kept, node: Heddle, found: Distribution) -> None:
+    """Write the table with its bars."""
+    number = kept.number(node)
+    head = f"after node {number}: " if number else "after the prompt: "
+    out.line((head, "bold"), out.fit(_end_of(node), out.width - len(head) - 1))
+    out.line()
+    texts = [shown_token(out, each.text) for each in found]
+    width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
+    for entry, text in zip(found, texts, strict=True):
+        text = text if cell_len(text) <= width else out.fit(text, width)
+        pad = " " * (width - cell_len(text))
+        bar = "█" * round(_BAR * entry.p)
+        style = "green" if entry.p >= 0.5 else "yellow" if entry.p >= 0.1 else "dim"
+        out.line(
+            (f"{entry.rank + 1:>3}  ", "dim"),
+            text + pad,
+            f"  {percent(entry.p):>7}  ",
+            (bar, style),
+        )
+    out.line()
+    rest = max(1.0 - sum(entry.p for entry in found), 0.0)
+    out.line((f"raw probabilities, before any filter; all others together {rest:.2%}", "dim"))
+
+
+def percent(p: float) -> str:
+    """Return a probability as people read it."""
+    return f"{p:.2%}" if p >= 0.00005 else f"{p:.0e}"
+
+
+def shown_token(out: Out, text: str) -> str:
+    """Return a token's text in quotes, so that its spaces can be seen."""
+    shown = repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text)
+    return out.shown(shown)
+
+
+def next_object(lm: LM, kept: Kept, node: Heddle, found: Distribution) -> dict[str, Any]:
+    """Return the distribution for --json."""
+    return {
+        "loom": kept.name,
+        "node": kept.number(node),
+        "id": node.id,
+        "next": [
+            {
+                "rank": each.rank,
+                "id": each.id,
+                "text": each.text,
+                "bytes": list(each.bytes),
+                "p": each.p,
+                "logprob": finite(each.logprob),
+            }
+            for each in found
+        ],
+        "stats": stats_object(lm),
+    }
+
+
+def _end_of(node: Heddle) -> str:
+    text = " ".join(label_of(node).split())
+    return text if len(text) <= 60 else f"…{text[-59:]}"

@@ -1,0 +1,163 @@
+"""Decoders of the Llama family as few large operations, without the calls of their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .hook import RunningForward
+from .padded.products import Spec
+
+# What `FusedDecoder` computes is what these classes do, and no other.
+_MODELS = frozenset(
+    f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}ForCausalLM"
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
+)
+# Projections of one input, which are one product where their weights lie together.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class FusedDecoder:
+    """A float32 model on a CPU from its embedding to its logits; stands in for `Head`.
+
+    A step of few rows is bound by the calls, not by the numbers: this makes a third of them. It
+    holds no weights of its own, so what is written into the model's is what it computes with.
+    """
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, specs: Sequence[Spec], call: RunningForward
+    ) -> FusedDecoder | None:
+        """Return it for a model that it knows in full; None for any other.
+
+        specs: how each layer attends. call: the forward that is running.
+        """
+        kind = type(model)
+        is_known = f"{kind.__module__}.{kind.__qualname__}" in _MODELS
+        if not is_known or model.device.type != "cpu" or model.dtype != torch.float32:
+            return None
+        if not all(map(_is_untouched, model.modules())):
+            return None
+        base: Any = model.base_model
+        heads = base.layers[0].self_attn.head_dim
+        if 2 * base.rotary_emb.inv_freq.numel() != heads or len(specs) != len(base.layers):
+            return None
+        return cls(model, specs, call)
+
+    def __init__(self, model: Any, specs: Sequence[Spec], call: RunningForward) -> None:
+        base = model.base_model
+        self._embedding = base.embed_tokens
+        self._rotary = base.rotary_emb
+        self._norm = base.norm
+        self._output = model.lm_head
+        self._call = call
+        self._layers = [
+            _Layer(layer, number, spec)
+            for number, (layer, spec) in enumerate(zip(base.layers, specs, strict=True))
+        ]
+
+    def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers over packed tokens, both [1, T]; return hidden states [T, E]."""
+        step = self._call.step
+        assert step is not None
+        x = F.embedding(token_ids[0], self._embedding.weight)
+        cos, sin = self._rotary(x, positions)
+        cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # [T, 1, D]: the same for all heads
+        half = sin.shape[-1] // 2
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        for layer in self._layers:
+            x = layer.run(x, cos, sin, step)
+        return _normed(x, self._norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] of hidden states [n, E]."""
+        return F.linear(hidden, self._output.weight, self._output.bias)
+
+
+class _Layer:
+    """One layer: attention over what the step says, then the gated product."""
+
+    def __init__(self, layer: Any, number: int, spec: Spec) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._number, self._spec = number, spec
+        self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
+        self._head_dim = attention.head_dim
+        self._n_q = attention.q_proj.out_features // attention.head_dim
+        self._n_k = attention.k_proj.out_features // attention.head_dim
+        self._q_norm = getattr(attention, "q_norm", None)
+        self._k_norm = getattr(attention, "k_norm", None)
+        self._qkv = _Siblings([getattr(attention, name) for name in SIBLINGS[0]])
+        self._back = attention.o_proj
+        self._gated = _Siblings([getattr(mlp, name) for name in SIBLINGS[1]])
+        self._act, self._down = mlp.act_fn, mlp.down_proj
+
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: Any) -> Tensor:
+        """x: [T, E]; cos: [T, 1, D]; sin: the same, its first half negated. Returns [T, E]."""
+        n_tokens, n_q, n_k = len(x), self._n_q, self._n_k
+        heads = self._qkv.of(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
+        turning = heads[:, : n_q + n_k]
+        if self._q_norm is not None:
+            normed = _normed(heads[:, :n_q], self._q_norm), _normed(turning[:, n_q:], self._k_norm)
+            turning = torch.cat(normed, 1)
+        # The halves of each head change places; the sign of the first is in sin.
+        turned = torch.addcmul(turning * cos, turning.roll(self._head_dim // 2, -1), sin)
+        by_head = turned.transpose(0, 1)[None]
+        values = heads[:, n_q + n_k :].transpose(0, 1)[None]
+        met = step.run(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
+        x = _added(x, met.reshape(n_tokens, -1), self._back)
+        gate, up = self._gated.of(_normed(x, self._between)).chunk(2, -1)
+        return _added(x, self._act(gate) * up, self._down)
+
+
+class _Siblings:
+    """Linear layers of one input, their outputs side by side."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._weights = [layer.weight for layer in layers]
+        self._biases = [layer.bias for layer in layers]
+        self._whole = _whole(self._weights)
+
+    def of(self, x: Tensor) -> Tensor:
+        """x: [T, in]. Returns [T, out of all]."""
+        if self._whole is not None:
+            out = F.linear(x, self._whole)
+        else:
+            out = torch.cat([F.linear(x, weight) for weight in self._weights], -1)
+        return out if self._biases[0] is None else out.add_(torch.cat(self._biases))
+
+
+def _whole(weights: Sequence[Tensor]) -> Tensor | None:
+    """Return weights that lie together, as `surgery.lay_by_column` lays them, as one."""
+    first = weights[0].data
+    n = sum(len(weight) for weight in weights)
+    if first.stride() != (1, n):
+        return None
+    at = first.storage_offset()
+    for weight in weights:
+        is_next = weight.data_ptr() == first.data_ptr() + (at - first.storage_offset()) * 4
+        if weight.stride() != (1, n) or not is_next:
+            return None
+        at += len(weight)
+    return first.as_strided((n, first.shape[1]), (1, n))
+
+
+def _normed(x: Tensor, norm: Any) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
+    """Return x plus what a linear layer makes of `more`."""
+    x = torch.addmm(x, more, layer.weight.t())
+    return x if layer.bias is None else x.add_(layer.bias)
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether a module does what its class says, and nothing more."""
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    is_linear = type(module) is nn.Linear or not isinstance(module, nn.Linear)
+    return is_linear and not hooked and "forward" not in module.__dict__

@@ -1,0 +1,320 @@
+"""A Transformers model: from a folder, or our own copy of one that the owner loaded."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import logging as transformers_logging
+
+from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
+from .. import checkpoint
+from .check import refuse_config
+from .fused import SIBLINGS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..source import Progress
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_NO_LIMIT = 1 << 20
+
+
+def resolve_device(device: str) -> torch.device:
+    """Turn "auto", "cpu", "cuda" or "cuda:1" into a device that is there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {device!r}"
+        ) from error
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {device!r}")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {device!r} was asked for, but PyTorch sees no CUDA device; use 'cpu'"
+        )
+    return place
+
+
+def load_model(
+    folder: Path,
+    device: torch.device,
+    dtype: str,
+    *,
+    trust_remote_code: bool,
+    progress: Progress | None,
+) -> tuple[PreTrainedModel, str]:
+    """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    config = config_of(folder, trust_remote_code=trust_remote_code)
+    stored = checkpoint.open_checkpoint(folder)
+    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(n_layers, int) and n_layers > len(stored.tensors):  # it would make them all first
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says {n_layers} layers; the weights are "
+            f"{len(stored.tensors)} tensors, less than one a layer"
+        )
+    if progress is not None:
+        progress("load", 0, 1, str(folder))
+    model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
+    lay_by_column(model)
+    if progress is not None:
+        progress("load", 1, 1, str(folder))
+    try:
+        return model, stored.fingerprint()
+    except Unsupported:  # tensors in a quantised format
+        return model, fingerprint_of(model)
+
+
+def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Return a folder's configuration, if this engine can run such a model; reads config.json."""
+    checkpoint.read_config(folder)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        refuse_config(config)
+    except EngineError:
+        raise
+    except Exception as error:  # values of a wrong kind raise all kinds of errors there
+        raise ModelLoadError(
+            f"Transformers does not know the model in {folder}: {error}"
+        ) from error
+    return config
+
+
+def context_of(config: PretrainedConfig, n_ctx: int | None) -> int:
+    """The longest path: `n_ctx` if given, else what the model was made for."""
+    text: Any = config.get_text_config()
+    known = next((int(v) for n in _CONTEXT_NAMES if (v := getattr(text, n, None))), _NO_LIMIT)
+    if n_ctx is None:
+        return known
+    if not 1 <= n_ctx <= known:
+        raise ConfigError(f"n_ctx must be 1 to {known}, the positions the model knows; got {n_ctx}")
+    return n_ctx
+
+
+def fingerprint_of(model: PreTrainedModel) -> str:
+    """Name the weights of a loaded model; equal to its folder's fingerprint if the dtype is."""
+    return checkpoint.fingerprint(model.config.to_dict(), _samples(model))
+
+
+def _samples(model: PreTrainedModel) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if key not in seen:  # tied weights are stored once
+            seen.add(key)
+            yield name, tuple(tensor.shape), _sample(tensor)
+
+
+def _sample(tensor: Tensor) -> NDArray[np.float32]:
+    positions = torch.from_numpy(checkpoint.sample_positions(tensor.numel())).to(tensor.device)
+    sample: NDArray[np.float32] = tensor.detach().reshape(-1)[positions].float().cpu().numpy()
+    return sample
+
+
+def _from_pretrained(
+    folder: Path, config: PretrainedConfig, dtype: str, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    try:
+        with _quiet():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=DTYPES.get(dtype, "auto"),
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except EngineError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"the model in {folder} cannot be loaded: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"{folder} lacks {len(missing)} tensors of a {type(model).__name__}, "
+            f"{missing[0]!r} among them; download the folder again"
+        )
+    if model.dtype not in DTYPES.values():
+        raise ConfigError(
+            f"the checkpoint's dtype {model.dtype} is not one of {', '.join(DTYPES)}; give dtype="
+        )
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Transformers' progress bars and loading report off the terminal."""
+    bars, level = (
+        transformers_logging.is_progress_bar_enabled(),
+        transformers_logging.get_verbosity(),
+    )
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+_log = logging.getLogger("weft.engines.torch")
+
+# Buffers up to this size are copied: rotary tables are small, and models rewrite them at run time.
+_COPIED_BUFFER_BYTES = 1 << 20
+
+
+def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy modules and config; parameters and large buffers stay shared with the owner."""
+    shared: list[Tensor] = list(model.parameters())
+    shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
+    memo: dict[int, Any] = {id(t): t for t in shared}
+    return copy.deepcopy(model, memo).eval()
+
+
+@torch.inference_mode(False)
+def lay_by_column(model: PreTrainedModel) -> None:
+    """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
+
+    The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
+    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. Layers
+    of one input lie side by side, in one piece. A weight that is an embedding too stays, as its
+    rows are looked up.
+    """
+    modules = list(model.modules())
+    seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    for module in modules:
+        children = dict(module.named_children())
+        siblings = [[children.get(name) for name in names] for names in SIBLINGS]
+        for layers in [*siblings, *([child] for child in children.values())]:
+            weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
+            if len(weights) == len(layers) and not any(id(weight) in seen for weight in weights):
+                seen.update(map(id, weights))
+                _lay_together(weights)
+
+
+def _lay_together(weights: Sequence[Tensor]) -> None:
+    """Let weights [out, in] of one `in` be parts of one piece that holds column after column."""
+    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
+        return
+    if len({weight.shape[1] for weight in weights}) > 1:
+        return
+    whole = torch.cat([weight.data.t() for weight in weights], 1).t()
+    for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):
+        weight.data = part
+
+
+class Head(nn.Module):
+    """The part of a causal LM after its base model: final scaling, soft-caps and all.
+
+    A second shell of the model whose base model only hands back the hidden states it is given.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        prefix = model.base_model_prefix
+        if model.base_model is model or prefix not in model._modules:
+            raise Unsupported(
+                f"{type(model).__name__} has no base model apart from its head; "
+                "load the …ForCausalLM class of the model"
+            )
+        self.base = model.base_model
+        self._replay = _Replay()
+        self._shell = copy.copy(model)
+        self._shell.__dict__["_modules"] = {**model._modules, prefix: self._replay}
+
+    def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Run the base model over packed tokens, both [1, T]; return hidden states [T, E]."""
+        output = self.base(
+            input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True
+        )
+        self._replay.kind = type(output)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] of hidden states [n, E], by the model's own code."""
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+        self._replay.hidden = hidden[None]
+        try:
+            logits: Tensor = self._shell(input_ids=ids, use_cache=False, return_dict=True).logits[0]
+        finally:
+            self._replay.hidden = None
+        return logits
+
+
+class _Replay(nn.Module):
+    """Stands where the base model was and answers with given hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+        self.kind: type[Any] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.kind is not None
+        return self.kind(last_hidden_state=self.hidden)
+
+
+def freeze_rope(model: PreTrainedModel, n_ctx: int) -> str:
+    """Decide rotary frequencies that depend on the longest sequence once, from `n_ctx`.
+
+    Such modules look at the largest position of the forward, so a longer companion changes a row.
+    Returns what was decided, or "" when no module does that.
+    """
+    decided = ""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, dict):
+            for layer_type, kind in kinds.items():
+                decided = _freeze_one(module, kind, layer_type, n_ctx) or decided
+            if decided:
+                module.rope_type = {name: _frozen(kind) for name, kind in kinds.items()}
+        elif isinstance(kinds, str):
+            decided = _freeze_one(module, kinds, None, n_ctx) or decided
+            module.rope_type = _frozen(kinds)
+    return decided
+
+
+def _frozen(kind: str) -> str:
+    """A name that Transformers' update wrapper does not act on."""
+    return "default" if kind == "longrope" or "dynamic" in kind else kind
+
+
+def _freeze_one(module: nn.Module, kind: str, layer_type: str | None, n_ctx: int) -> str:
+    if _frozen(kind) == kind:
+        return ""
+    config: Any = module.config
+    rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if n_ctx <= original:
+        frequencies, which = getattr(module, f"{prefix}original_inv_freq"), "short"
+    else:
+        length = original + 1 if kind == "longrope" else n_ctx
+        device = getattr(module, f"{prefix}inv_freq").device
+        extra = {} if layer_type is None else {"layer_type": layer_type}
+        frequencies, _scaling = ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=length, **extra)
+        which = "long"
+    current = getattr(module, f"{prefix}inv_freq")
+    setattr(module, f"{prefix}inv_freq", frequencies.to(current.device, current.dtype).clone())
+    _log.info("%s rope fixed to its %s frequencies for a context of %d", kind, which, n_ctx)
+    return f"{kind}: {which} frequencies, n_ctx {n_ctx}, original context {original}"

@@ -1,0 +1,575 @@
+"""One step as the attention layers see it: how its rows are packed, and what they meet.
+
+Rows are packed in lanes, each in depth-first order, so that the queries below a node are a slice:
+
+    ├── bank lane: rows of one token, tails in one bank ──┤├── chunk lane: rows of n tokens ──┤ …
+         a node's queries     ├────────┤
+
+A plan holds views and slices only; positions and lengths of a step are read when it runs. One that
+has bank lanes only fits the next step too, if that has the same rows.
+
+A span on its own costs one product a layer, however short. A tree search steps dozens of nodes of a
+dozen tokens, most with few queries: those are copied side by side once a plan and met at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....errors import ConfigError
+from ...base import Fragment, Row, Span
+from .kv import KV, Alone, Bank, Store, width_for
+from .products import (
+    Band,
+    Mask,
+    Spec,
+    apply_sinks,
+    attend,
+    attend_causal,
+    bands_of,
+    is_fused,
+    merge,
+)
+
+
+class StepAttention:
+    """Attends and collects KV for one forward; layers call `run` in turn.
+
+    Inside, results are [T*g, K, Dv] for T packed tokens and g query heads of each of K KV heads.
+    """
+
+    def __init__(
+        self, plan: LanePlan, positions: list[int], device: torch.device, alone: Alone | None = None
+    ) -> None:
+        self.plan = plan
+        self.alone = alone
+        self.positions = positions
+        self.device = device
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self._lengths = [[t.length for t in lane.tails] for lane in plan.banks]
+        self._writes = [
+            self._write_index(lane.first, n)
+            for lane, n in zip(plan.banks, self._lengths, strict=True)
+        ]
+        self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._bands: dict[tuple[int, int | None], list[Band]] = {}
+        self._seen: dict[tuple[int | None, int], list[PartView | BundleView]] = {}
+        self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
+
+    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+        """Attend one layer. query [1, H, T, D]; key, value [1, K, T, …]. Returns [1, T, H, Dv]."""
+        q, k, v = query[0], key[0], value[0]
+        if self.alone is not None and _is_plain(q, v, spec):
+            return self._run_alone(self.alone, layer, q, k, v, spec)
+        n_heads, n_tokens, _ = q.shape
+        group = n_heads // k.shape[0]
+        folded = q.unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
+        if self.plan.chunks:
+            self.keys[layer], self.values[layer] = k, v
+        out, lse = self._own(layer, q, folded, k, v, spec)
+        for view in self._visible(spec.window, group, q):
+            view.meet(layer, folded, group, out, lse, spec)
+        if spec.sinks is not None:
+            apply_sinks(out, lse, spec.sinks.view(-1, group).t().repeat(n_tokens, 1).float())
+        return (
+            out.to(v.dtype)
+            .unflatten(0, (n_tokens, group))
+            .transpose(1, 2)
+            .reshape(1, n_tokens, n_heads, -1)
+        )
+
+    def _run_alone(
+        self, alone: Alone, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec
+    ) -> Tensor:
+        """The same for the one row of a step, whose whole path is in one piece."""
+        if self.plan.chunks:
+            self.keys[layer], self.values[layer] = k, v
+        else:
+            (lane,) = self.plan.banks
+            self._write(lane.bank.keys[layer], self._writes[0], k)
+            self._write(lane.bank.values[layer], self._writes[0], v)
+        return alone.meet(layer, q, k, v, spec)
+
+    # Tokens among themselves, and with their live tails
+
+    def _own(
+        self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: Spec
+    ) -> tuple[Tensor, Tensor]:
+        """Results of all lanes, [T*g, K, Dv] and [T*g, K], ready to be merged into."""
+        plan = self.plan
+        results = [
+            self._bank(number, lane, layer, folded, k, v, spec)
+            for number, lane in enumerate(plan.banks)
+        ]
+        results += [self._chunk(lane, q, k, v, spec) for lane in plan.chunks]
+        if len(results) == 1:
+            out, lse = results[0]
+        else:
+            out, lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+        return (out.float() if plan.spans else out), lse
+
+    def _bank(
+        self,
+        number: int,
+        lane: BankLane,
+        layer: int,
+        folded: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spec: Spec,
+    ) -> tuple[Tensor, Tensor]:
+        """Write one new slot a row, then let each row meet its tail; one product for the bank."""
+        n_rows = lane.stop - lane.start
+        own = slice(lane.first, lane.first + n_rows)
+        keys, values = lane.bank.keys[layer], lane.bank.values[layer]
+        self._write(keys, self._writes[number], k[:, lane.start : lane.stop])
+        self._write(values, self._writes[number], v[:, lane.start : lane.stop])
+        low, bias = self._bank_mask(number, spec.window, k)
+        high = max(self._lengths[number]) + 1
+        group = folded.shape[1] // k.shape[1]
+        queries = folded[:, lane.start * group : lane.stop * group].unflatten(1, (n_rows, group))
+        out, lse = attend(
+            queries.transpose(0, 1),
+            keys[own, low:high].transpose(1, 2),
+            values[own, low:high].transpose(1, 2),
+            spec,
+            None if bias is None else Mask(bias),
+        )
+        return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+
+    def _write_index(
+        self, first: int, lengths: list[int]
+    ) -> tuple[slice, int] | tuple[Tensor, Tensor]:
+        """Where a bank lane's new slots go: one column if rows are of one length, else indices."""
+        if min(lengths) == max(lengths):
+            return slice(first, first + len(lengths)), lengths[0]
+        return (
+            torch.arange(first, first + len(lengths), device=self.device),
+            torch.tensor(lengths, device=self.device),
+        )
+
+    def _write(
+        self, bank: Tensor, at: tuple[slice, int] | tuple[Tensor, Tensor], fresh: Tensor
+    ) -> None:
+        bank[at] = fresh.transpose(0, 1)
+
+    def _bank_mask(
+        self, number: int, window: int | None, like: Tensor
+    ) -> tuple[int, Tensor | None]:
+        """First slot that any row sees, and a bias [n, 1, 1, S] if rows differ in what they see."""
+        found = self._bank_masks.get((number, window))
+        if found is None:
+            lengths = self._lengths[number]
+            low = 0 if window is None else max(0, min(lengths) - window + 1)
+            bias = None
+            if min(lengths) != max(lengths):
+                slots = torch.arange(low, max(lengths) + 1, device=self.device)[None]
+                last = torch.tensor(lengths, device=self.device)[:, None]
+                hidden = slots > last
+                if window is not None:
+                    hidden |= slots <= last - window
+                bias = bias_of(hidden, like)[:, None, None]
+            found = self._bank_masks[(number, window)] = low, bias
+        return found
+
+    def _chunk(
+        self, lane: ChunkLane, q: Tensor, k: Tensor, v: Tensor, spec: Spec
+    ) -> tuple[Tensor, Tensor]:
+        """Let the new tokens of each row meet each other; rows are padded to the longest."""
+        n_rows, longest = len(lane.sizes), max(lane.sizes)
+        is_even = min(lane.sizes) == longest
+        index = None if is_even else self._gather(lane, longest)
+        queries, keys, values = (
+            (t[:, lane.start : lane.stop] if index is None else t[:, index[0]])
+            .unflatten(1, (n_rows, longest))
+            .transpose(0, 1)
+            for t in (q, k, v)
+        )
+        if longest == 1:
+            out, lse = self._single(queries, keys, values, spec)
+        else:
+            out, lse = attend_causal(queries, keys, values, spec, self._bands_for(longest, spec, q))
+        group = q.shape[0] // k.shape[0]
+        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+        if index is not None:
+            out, lse = out[index[1]], lse[index[1]]
+        return (
+            out.unflatten(1, (-1, group)).transpose(1, 2).flatten(0, 1),
+            lse.unflatten(1, (-1, group)).transpose(1, 2).flatten(0, 1),
+        )
+
+    def _single(self, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+        """Rows of one token: each query meets its own key only."""
+        n_rows, n_heads = q.shape[:2]
+        out, lse = attend(q.reshape(n_rows, k.shape[1], -1, q.shape[-1]), k, v, spec)
+        return out.reshape(n_rows, n_heads, 1, -1), lse.reshape(n_rows, n_heads, 1)
+
+    def _bands_for(self, n: int, spec: Spec, like: Tensor) -> list[Band] | None:
+        window = spec.window if spec.window is not None and spec.window < n else None
+        if window is None and spec.softcap is None and like.device.type == "cpu":
+            return None
+        key = (n, window)
+        if key not in self._bands:
+            self._bands[key] = bands_of(n, window, like)
+        return self._bands[key]
+
+    def _gather(self, lane: ChunkLane, longest: int) -> tuple[Tensor, Tensor]:
+        """Packed index of every padded token, and padded index of every packed token."""
+        found = self._gathers.get(lane.start)
+        if found is None:
+            padded, packed, start = [], [], lane.start
+            for number, size in enumerate(lane.sizes):
+                padded += [start + min(i, size - 1) for i in range(longest)]
+                packed += [number * longest + i for i in range(size)]
+                start += size
+            found = (
+                torch.tensor(padded, device=self.device),
+                torch.tensor(packed, device=self.device),
+            )
+            self._gathers[lane.start] = found
+        return found
+
+    # Spans above
+
+    def _visible(self, window: int | None, group: int, like: Tensor) -> list[PartView | BundleView]:
+        """The spans that a window lets through, resolved once a step."""
+        key = (window, group)
+        if key not in self._seen:
+            views = (s.through(window, group, self.positions, like) for s in self.plan.spans)
+            self._seen[key] = [view for view in views if view is not None]
+        return self._seen[key]
+
+
+def _is_plain(q: Tensor, v: Tensor, spec: Spec) -> bool:
+    """Whether a layer meets every key, by the fused product."""
+    return spec.window is None and spec.sinks is None and is_fused(q, v, spec)
+
+
+class BankLane(NamedTuple):
+    """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
+
+    bank: Bank
+    first: int
+    tails: list[KV]
+    start: int
+    stop: int
+
+
+class ChunkLane(NamedTuple):
+    """Rows of `sizes` tokens, packed one after the other at start..stop."""
+
+    sizes: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class LanePlan:
+    """How one set of rows is packed.
+
+    order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    arrange: finds the spans; not asked where a row steps alone.
+    """
+
+    rows: list[tuple[tuple[Span, ...], KV | None]]
+    order: list[int]
+    starts: list[int]
+    banks: list[BankLane] = field(default_factory=list)
+    chunks: list[ChunkLane] = field(default_factory=list)
+    arrange: Callable[[], list[LaneSpan | Bundle]] = list
+    _spans: list[LaneSpan | Bundle] | None = None
+
+    @property
+    def spans(self) -> list[LaneSpan | Bundle]:
+        """The spans above the rows, and the queries below each."""
+        if self._spans is None:
+            self._spans = self.arrange()
+        return self._spans
+
+    def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
+        """Would planning these rows give this plan again?"""
+        if self.chunks or len(rows) != len(self.rows):
+            return False
+        for row, (path, dest) in zip(rows, self.rows, strict=True):
+            if row.path is not path or row.dest is not dest or row.n_tokens != 1:
+                return False
+        return all(
+            width_for(max(t.length for t in lane.tails) + 1, crowd=crowd) == lane.bank.width
+            for lane in self.banks
+        )
+
+
+def plan_step(rows: Sequence[Row], store: Store) -> LanePlan:
+    """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
+    cached = store.plan
+    if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
+        longest = [max(t.length for t in lane.tails) for lane in cached.banks]
+        if all(n < lane.bank.room for n, lane in zip(longest, cached.banks, strict=True)):
+            return cached
+    plan = _build(rows, store)
+    store.plan = plan if not plan.chunks else None
+    return plan
+
+
+def _build(rows: Sequence[Row], store: Store) -> LanePlan:
+    dests = [_dest_of(row) for row in rows]
+    plan = LanePlan([(r.path, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
+    ranks = _depth_first(rows)
+    for kind, members in sorted(_lanes(rows, dests, store).items()):
+        members.sort(key=ranks.__getitem__)
+        start = stop = sum(rows[i].n_tokens for i in plan.order)
+        for i in members:
+            plan.starts[i] = stop
+            stop += rows[i].n_tokens
+        plan.order += members
+        if kind[0] == "bank":
+            tails = [d for i in members if (d := dests[i]) is not None]
+            plan.banks.append(BankLane(*store.bank_for(tails, kind[1]), tails, start, stop))
+        else:
+            plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
+    stretches = _stretches(plan, rows, dests)
+    plan.arrange = lambda: arrange(stretches, store)
+    return plan
+
+
+def _dest_of(row: Row) -> KV | None:
+    if row.dest is not None and not isinstance(row.dest, KV):
+        raise ConfigError(f"a {type(row.dest).__name__} is not a fragment of the torch engine")
+    return row.dest
+
+
+def _depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
+    """A sort key a row: rows below the same spans come out together."""
+    numbers: dict[tuple[int, int], int] = {}
+    keys: dict[int, tuple[int, ...]] = {}
+    for row in rows:
+        if id(row.path) not in keys:
+            keys[id(row.path)] = tuple(
+                numbers.setdefault((id(span.fragment), span.length), len(numbers))
+                for span in row.path
+            )
+    return [keys[id(row.path)] for row in rows]
+
+
+def _lanes(
+    rows: Sequence[Row], dests: list[KV | None], store: Store
+) -> dict[tuple[str, int], list[int]]:
+    """Rows by lane: ("bank", width class of the tail) or ("chunk", tokens up to a power of two)."""
+    pairs = list(zip(rows, dests, strict=True))
+    n_long = sum(r.n_tokens == 1 and d is not None and not store.is_banked(d, 0) for r, d in pairs)
+    banked = (d for r, d in pairs if r.n_tokens == 1 and d is not None)
+    crowd = store.is_crowd(sum(not isinstance(d.home, Bank) for d in banked))
+    lanes: dict[tuple[str, int], list[int]] = {}
+    for i, (row, dest) in enumerate(pairs):
+        n = row.n_tokens
+        if n == 1 and dest is not None and store.is_banked(dest, n_long):
+            kind = ("bank", width_for(dest.length + 1, crowd=crowd))
+        else:
+            kind = ("chunk", 1 << (n - 1).bit_length())
+        lanes.setdefault(kind, []).append(i)
+    return lanes
+
+
+def _stretches(plan: LanePlan, rows: Sequence[Row], dests: list[KV | None]) -> list[Stretch]:
+    """Find the slice of queries below each span; a chunk row sees its tail as one span more."""
+    found: list[Stretch] = []
+    latest: dict[tuple[int, int], int] = {}
+    n_banked = plan.banks[-1].stop if plan.banks else 0
+    for i in plan.order:
+        row, dest = rows[i], dests[i]
+        start, stop = plan.starts[i], plan.starts[i] + row.n_tokens
+        tail = [Span(dest, dest.length)] if dest is not None and start >= n_banked else []
+        first = 0
+        for span in (*row.path, *tail):
+            if not span.length:
+                continue
+            key = (id(span.fragment), span.length)
+            at = latest.get(key)
+            if at is not None and found[at].stop == start:
+                found[at] = found[at]._replace(stop=stop)
+            else:
+                latest[key] = len(found)
+                found.append(Stretch(span.fragment, span.length, first, start, stop))
+            first += span.length
+    return found
+
+
+# A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
+SHORT = 64
+FEW = 16
+SEVERAL = 3
+
+
+class Stretch(NamedTuple):
+    """The packed queries start..stop below one span. first: absolute position of its first slot."""
+
+    fragment: Fragment
+    length: int
+    first: int
+    start: int
+    stop: int
+
+
+class LaneSpan:
+    """One span and its queries. keys, values: views, a layer each, [1, K, S, D]."""
+
+    __slots__ = ("first", "keys", "length", "start", "stop", "values")
+
+    def __init__(self, stretch: Stretch, store: Store) -> None:
+        fragment, self.length, self.first, self.start, self.stop = stretch
+        self.keys, self.values = store.views(fragment, self.length)
+
+    def through(
+        self, window: int | None, group: int, positions: list[int], like: Tensor
+    ) -> PartView | None:
+        """What a window lets the queries see: a key less than `window` positions before them.
+
+        oldest query                     newest query
+        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
+        """
+        if window is None:
+            return PartView(self, 0, None)
+        queries = positions[self.start : self.stop]
+        oldest, newest = min(queries), max(queries)
+        last = self.first + self.length - 1
+        low = max(0, oldest - window + 1 - self.first)
+        if last <= oldest - window:
+            return None
+        if self.first + low > newest - window:
+            return PartView(self, low, None)
+        device = like.device
+        query = torch.tensor(queries, device=device).repeat_interleave(group)[:, None]
+        key = torch.arange(self.first + low, last + 1, device=device)[None]
+        hidden = key <= query - window
+        return PartView(self, low, Mask(bias_of(hidden, like), hidden.all(-1)))
+
+
+class PartView(NamedTuple):
+    """A part's keys from `low` on, masked or not."""
+
+    part: LaneSpan
+    low: int
+    mask: Mask | None
+
+    def meet(
+        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: Spec
+    ) -> None:
+        """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        start, stop = self.part.start * group, self.part.stop * group
+        keys, values = self.part.keys[layer], self.part.values[layer]
+        if self.low:
+            keys, values = keys[:, :, self.low :], values[:, :, self.low :]
+        other, other_lse = attend(folded[None, :, start:stop], keys, values, spec, self.mask)
+        merge(
+            out[start:stop], lse[start:stop], other[0].transpose(0, 1), other_lse[0].transpose(0, 1)
+        )
+
+
+class Bundle:
+    """Short spans with few queries each, none a query of two.
+
+    keys, values: padded copies, a layer each, [P, K, S, D].
+    padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
+    where: the packed queries in the order of `kept`.
+    """
+
+    __slots__ = ("keys", "kept", "members", "n_queries", "padded", "values", "where")
+
+    def __init__(self, members: list[Stretch], store: Store) -> None:
+        self.members = members
+        self.keys, self.values = store.padded([(m.fragment, m.length) for m in members])
+        self.n_queries = max(m.stop - m.start for m in members)
+        padded: list[int] = []
+        kept: list[int] = []
+        where: list[int] = []
+        for number, m in enumerate(members):
+            queries = range(m.start, m.stop)
+            padded += [queries[min(i, len(queries) - 1)] for i in range(self.n_queries)]
+            kept += [number * self.n_queries + i for i in range(len(queries))]
+            where += queries
+        device = store.layout.device
+        self.padded = torch.tensor(padded, device=device)
+        self.kept = None if len(kept) == len(padded) else torch.tensor(kept, device=device)
+        self.where: slice | Tensor = torch.tensor(where, device=device)
+        if where == list(range(where[0], where[-1] + 1)):
+            self.where = slice(where[0], where[-1] + 1)
+
+    def through(
+        self, window: int | None, group: int, positions: list[int], like: Tensor
+    ) -> BundleView | None:
+        """What padding and a window let each query see."""
+        lengths = [m.length for m in self.members]
+        if window is None and min(lengths) == max(lengths):
+            return BundleView(self, None)
+        device = like.device
+        slots = torch.arange(max(lengths), device=device)
+        hidden = (slots[None] >= torch.tensor(lengths, device=device)[:, None])[:, None, None]
+        if window is None:
+            return BundleView(self, Mask(bias_of(hidden, like)))
+        query = torch.tensor(positions, device=device)[self.padded].unflatten(
+            0, (len(self.members), -1)
+        )
+        key = torch.tensor([m.first for m in self.members], device=device)[:, None] + slots
+        beyond = key[:, None] <= query[:, :, None] - window
+        hidden = hidden | beyond.repeat_interleave(group, 1)[:, None]
+        dead = hidden.all(-1)
+        return None if bool(dead.all()) else BundleView(self, Mask(bias_of(hidden, like), dead))
+
+
+class BundleView(NamedTuple):
+    """A bundle's keys, masked or not."""
+
+    bundle: Bundle
+    mask: Mask | None
+
+    def meet(
+        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: Spec
+    ) -> None:
+        """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        bundle = self.bundle
+        size = (len(bundle.members), bundle.n_queries)
+        queries = folded.unflatten(1, (-1, group))[:, bundle.padded].unflatten(1, size)
+        queries = queries.transpose(0, 1).flatten(2, 3)
+        other, other_lse = attend(
+            queries, bundle.keys[layer], bundle.values[layer], spec, self.mask
+        )
+        other = other.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        other_lse = other_lse.unflatten(2, (-1, group)).permute(0, 2, 3, 1).flatten(0, 1)
+        if bundle.kept is not None:
+            other, other_lse = other[bundle.kept], other_lse[bundle.kept]
+        out, lse = out.unflatten(0, (-1, group)), lse.unflatten(0, (-1, group))
+        some, some_lse = out[bundle.where], lse[bundle.where]
+        merge(some, some_lse, other, other_lse)
+        if not isinstance(bundle.where, slice):  # an index gave copies
+            out[bundle.where], lse[bundle.where] = some, some_lse
+
+
+def arrange(stretches: Sequence[Stretch], store: Store) -> list[LaneSpan | Bundle]:
+    """Bundle what is short, a bundle a level of nesting; the rest become parts."""
+    levels: dict[int, list[Stretch]] = {}
+    alone: list[Stretch] = []
+    depth: dict[int, int] = {}
+    for stretch in stretches:
+        queries = range(stretch.start, stretch.stop)
+        if stretch.length > SHORT or len(queries) > FEW:
+            alone.append(stretch)
+            continue
+        level = max(depth.get(q, 0) for q in queries)
+        depth.update(dict.fromkeys(queries, level + 1))
+        levels.setdefault(level, []).append(stretch)
+    bundles = [Bundle(members, store) for members in levels.values() if len(members) >= SEVERAL]
+    alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
+    return [*(LaneSpan(stretch, store) for stretch in alone), *bundles]
+
+
+def bias_of(hidden: Tensor, like: Tensor) -> Tensor:
+    """0 where seen, -inf where hidden, in the dtype of `like`."""
+    bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill_(hidden, -math.inf)

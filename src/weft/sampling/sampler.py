@@ -1,0 +1,441 @@
+"""Samplers of runs, and the chain that draws for many of them at once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..constraints.base import Matcher
+from ..constraints.grammar import Masks
+from ..errors import ConfigError
+from . import filters
+from .metrics import Moments, Scratch, group_peaks, moments, n_groups
+from .params import SamplingArrays, SamplingParams
+from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+
+NOTHING = -1  # instead of a token, where constraint and bias leave none
+BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
+# Logits that are looked at together: rows of large vocabularies come one by one, out of the cache.
+_BLOCK = 1 << 19
+
+
+@dataclass(slots=True)
+class DrawResult:
+    """Tokens drawn, one a sampler, in their order.
+
+    ids: int64 [B]. logprobs, entropies: float32 [B], nats; from raw logits over the full
+    vocabulary, whatever the temperature, the filters and the penalties were.
+    kept: float32 [B] log-probabilities of what was drawn among what was left to draw from; None
+    where nobody asked, or whoever drew does not tell.
+    """
+
+    ids: Ids
+    logprobs: Floats
+    entropies: Floats
+    kept: Floats | None = None
+
+
+@dataclass(slots=True)
+class DrawBatch:
+    """What to draw from one step's logits: sampler i of `chain` from row rows[i].
+
+    rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
+    kept: whether `DrawResult.kept` is wanted.
+    """
+
+    rows: Ids
+    chain: Chain
+    positions: NDArray[np.uint64]
+    kept: bool = False
+
+
+class Sampler:
+    """How one run draws: its parameters, its random stream, the tokens its penalties count, and
+    where it stands in its constraint.
+
+    needs_host: the next draw depends on tokens that must have reached the host.
+    matcher: of the constraint, this sampler's own; None without one.
+    """
+
+    __slots__ = ("_history", "greedy", "matcher", "needs_host", "params", "stream")
+
+    def __init__(self, params: SamplingParams, stream: int, matcher: Matcher | None = None) -> None:
+        self.params = params
+        self.stream = stream
+        self.matcher = matcher
+        self.greedy = params.temperature == 0
+        penalised = bool(
+            params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        )
+        self.needs_host = penalised or matcher is not None
+        self._history = History(params.penalty_last_n) if penalised else None
+
+    @property
+    def history(self) -> History | None:
+        """The tokens counted so far; None without penalties."""
+        return self._history
+
+    def prime(self, prompt_ids: Iterable[int]) -> None:
+        """Note the prompt's tokens: repetition_penalty counts them, the other two do not."""
+        if self._history is not None:
+            self._history.see(prompt_ids)
+
+    def accept(self, token: int) -> None:
+        """Count one generated token, and go on by it in the constraint.
+
+        Raises: ConstraintError if the constraint forbids it; nothing is counted then.
+        """
+        if self.matcher is not None:
+            self.matcher.accept(token)
+        if self._history is not None:
+            self._history.generate(token)
+
+    def count(self, tokens: Iterable[int]) -> None:
+        """Count generated tokens for the penalties alone."""
+        if self._history is not None:
+            for token in tokens:
+                self._history.generate(token)
+
+    def steered(self, biases: Mapping[int, float]) -> Sampler:
+        """Return a sampler for one draw that adds to these tokens' logits, too; -inf bans.
+
+        It shares counts and matcher with this one.
+        """
+        both = dict(self.params.logit_bias)
+        for token, bias in biases.items():
+            before = both.get(token, 0.0)
+            both[token] = -math.inf if -math.inf in (before, bias) else before + bias
+        twin = Sampler(
+            replace(self.params, logit_bias=tuple(both.items())), self.stream, self.matcher
+        )
+        twin._history = self._history
+        return twin
+
+    def clone(self) -> Sampler:
+        """Return a sampler with the same stream and its own copy of counts and matcher."""
+        matcher = None if self.matcher is None else self.matcher.clone()
+        twin = Sampler(self.params, self.stream, matcher)
+        twin._history = None if self._history is None else self._history.copy()
+        return twin
+
+
+class Chain:
+    """Draws for B samplers at once; make it once and keep it while the same samplers step together.
+
+    What a sampler draws from given logits does not depend on its companions or their order.
+    A chain belongs to one thread.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self.samplers = tuple(samplers)
+        self._keys = StreamKeys([sampler.stream for sampler in samplers])
+        self._scratch = Scratch()
+        self._rows = np.arange(len(samplers))
+        self._arrays = SamplingArrays.of([sampler.params for sampler in samplers])
+        self._stateful = any(sampler.needs_host for sampler in samplers)
+        self._matchers = [sampler.matcher for sampler in samplers]
+        constrained = any(matcher is not None for matcher in self._matchers)
+        self._masks = Masks(len(samplers)) if constrained else None
+        self._alike = not self._stateful and _alike(samplers)
+
+    def prepare(self, n_vocab: int) -> None:
+        """Start on the masks of the next draw, beside whatever comes before it."""
+        if self._masks is not None:
+            self._masks.begin(self._matchers, n_vocab)
+
+    def draw(
+        self, logits: Floats, rows: Ids, positions: NDArray[np.uint64], *, kept: bool = False
+    ) -> DrawResult:
+        """Draw one token a sampler.
+
+        logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
+        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit.
+        A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
+        """
+        out = _room_for(len(self.samplers), kept)
+        if not self.samplers:
+            return out
+        used, lane = self._used(rows)
+        if self._masks is not None:
+            self._masks.finish(self._matchers, logits.shape[1])
+        noise = group_noise(self._keys.at(positions), n_groups(logits.shape[1]))
+        step = max(1, _BLOCK // logits.shape[1])
+        for first in range(0, len(used), step):
+            block = used[first : first + step]
+            lanes = self._rows[first : first + step]
+            at = lanes - first
+            if len(used) < len(rows):
+                lanes = np.flatnonzero((lane >= first) & (lane < first + step))
+                at = lane[lanes] - first
+            contest = Contest(at, lanes, noise)
+            self._draw_block(_taken(logits, block), contest, out)
+        return out
+
+    def _used(self, rows: Ids) -> tuple[Ids, Ids]:
+        """Return the logits rows to look at, and which of them each sampler draws from.
+
+        Rows that many share are looked at once where all samplers follow the same rules.
+        """
+        if self._alike and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
+            used, lane = np.unique(rows, return_inverse=True)
+            if len(used) < len(rows):
+                return used, lane
+        return rows, self._rows
+
+    def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:
+        """Draw for those whose rows are in one block of logits: float32 [R, V]."""
+        lanes, at = contest.lanes, contest.at
+        broken = np.flatnonzero(~np.isfinite(raw.max(axis=1)))
+        if broken.size:
+            raw = raw.copy()
+            raw[broken] = 0
+        found = moments(raw, self._scratch)
+        if len(lanes) > len(raw):
+            arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
+        else:
+            arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
+        edited, dead = self._edited(raw, arrays, lanes)
+        ids = _chosen(edited, found if edited is raw else None, arrays, contest, out.kept)
+        out.ids[lanes] = ids
+        out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
+        out.entropies[lanes] = found.entropies[at]
+        out.ids[lanes[np.isin(at, dead)]] = NOTHING
+        out.ids[lanes[np.isin(at, broken)]] = BROKEN
+
+    def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
+        """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
+
+        `raw` itself where nothing is to do; raw rows where nothing is left.
+        """
+        edited = raw if self._masks is None else self._masks.over(raw, lanes)
+        if len(arrays.bias):
+            _check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
+            edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
+        if self._stateful:
+            edited = self._penalised(edited, arrays, lanes)
+        if self._masks is None and not len(arrays.bias):
+            return edited, self._rows[:0]
+        dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
+        edited[dead] = raw[dead]
+        return edited, dead
+
+    def _penalised(self, logits: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
+        seen = [(row, self.samplers[lane].history) for row, lane in enumerate(lanes.tolist())]
+        counted = [(row, history) for row, history in seen if history is not None]
+        if not counted:
+            return logits
+        rows = np.repeat([row for row, _ in counted], [len(history) for _, history in counted])
+        ids = np.concatenate([history.ids for _, history in counted])
+        counts = np.concatenate([history.counts for _, history in counted])
+        _check_ids(ids, logits.shape[1], "penalties")
+        given = (arrays.repetition, arrays.presence, arrays.frequency)
+        return filters.penalties(logits, rows, ids, counts, *given)
+
+
+def _chosen(
+    logits: Floats,
+    found: Moments | None,
+    arrays: SamplingArrays,
+    contest: Contest,
+    kept: Floats | None,
+) -> Ids:
+    """Return the drawn ids, one for each that draws; write into `kept` where that is given.
+
+    logits: edited. found: of these logits, if nothing was edited.
+    """
+    filtered, plain = arrays.filtered, arrays.plain
+    ids: Ids = logits.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
+    if arrays.greedy.all():
+        return ids
+    peaks = group_peaks(logits)
+    if filtered.any():
+        total = _mass(logits, found, arrays.early, arrays.mass_first)
+        for left in filters.left(logits, peaks, arrays, np.flatnonzero(filtered), total):
+            who, mine = contest.over(left.rows, len(logits))
+            won = best_of_left(left, mine)
+            ids[who] = left.ids[mine.at, won]
+            if kept is not None:
+                kept[mine.lanes] = left.heights[mine.at, won] - left.log_total[mine.at]
+    if plain.any():
+        who = np.flatnonzero(plain[contest.at])
+        mine = contest.among(who)
+        won = ids[who] = best_of_all(logits, peaks, arrays.late * arrays.early, mine)
+        if kept is not None:
+            warmth = arrays.late * arrays.early
+            total, top = _mass(logits, found, warmth, plain), peaks.max(axis=1)
+            height = (logits[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
+            kept[mine.lanes] = height - np.log(total[mine.at])
+    return ids
+
+
+def _mass(
+    logits: Floats, found: Moments | None, temperature: Doubles, wanted: NDArray[np.bool_]
+) -> Doubles:
+    """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
+    if not wanted.any():
+        return np.ones(len(logits))
+    if found is None:
+        return filters.mass(logits, logits.max(axis=1), temperature)
+    total = found.total.astype(np.float64)
+    if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
+        rows = logits if len(warm) == len(logits) else logits[warm]
+        total[warm] = filters.mass(rows, found.peak[warm], temperature[warm])
+    return total
+
+
+def _room_for(n: int, kept: bool) -> DrawResult:
+    floats = np.zeros((3, n), dtype=np.float32)
+    return DrawResult(
+        np.zeros(n, dtype=np.int64), floats[0], floats[1], floats[2] if kept else None
+    )
+
+
+def _taken(logits: Floats, rows: Ids) -> Floats:
+    """Return some rows: a view where they are neighbours."""
+    first = int(rows[0])
+    if np.array_equal(rows, np.arange(first, first + len(rows))):
+        return logits[first : first + len(rows)]
+    return logits[rows]
+
+
+def _alike(samplers: Sequence[Sampler]) -> bool:
+    """Whether all draw by the same rules; a different seed or stop makes it False, at no harm."""
+    first = samplers[0].params if samplers else None
+    return all(sampler.params is first or sampler.params == first for sampler in samplers)
+
+
+def _check_ids(ids: Ids, n_vocab: int, where: str) -> None:
+    if ids.size and ids.max() >= n_vocab:
+        raise ConfigError(
+            f"token id {ids.max()} in {where} is outside the vocabulary; "
+            f"allowed are 0 to {n_vocab - 1}"
+        )
+
+
+class History:
+    """Distinct token ids, with how often each was generated; of the last `last_n` tokens, or all.
+
+    Prompt tokens count zero. Adding one token costs O(1). The arrays are views, valid until the
+    next change.
+    """
+
+    __slots__ = ("_counts", "_ids", "_index", "_n", "_recent", "_seen", "last_n")
+
+    def __init__(self, last_n: int | None = None) -> None:
+        self.last_n = last_n
+        self._index: dict[int, int] = {}
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.int64)
+        self._n = 0
+        # With a window only: the tokens in it and whether each was generated, and how often an id
+        # is among them.
+        self._recent: deque[tuple[int, bool]] = deque()
+        self._seen: Counter[int] = Counter()
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        return self._ids[: self._n]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return self._counts[: self._n]
+
+    def __len__(self) -> int:
+        return self._n
+
+    def see(self, token_ids: Iterable[int]) -> None:
+        """Note prompt tokens."""
+        if self.last_n is not None:
+            token_ids = deque(token_ids, maxlen=self.last_n)
+        for token_id in token_ids:
+            if token_id not in self._index:
+                self._append(token_id)
+            self._remember(token_id, False)
+
+    def generate(self, token_id: int) -> None:
+        """Count one generated token."""
+        at = self._index.get(token_id)
+        if at is None:
+            at = self._append(token_id)
+        self._counts[at] += 1
+        self._remember(token_id, True)
+
+    def copy(self) -> History:
+        """Return an independent copy."""
+        twin = History(self.last_n)
+        twin._recent, twin._seen = self._recent.copy(), self._seen.copy()
+        twin._index = self._index.copy()
+        twin._ids = self._ids.copy()
+        twin._counts = self._counts.copy()
+        twin._n = self._n
+        return twin
+
+    def _remember(self, token_id: int, generated: bool) -> None:
+        """Let a token into the window, and the one that leaves it out of the counts."""
+        if self.last_n is None:
+            return
+        self._recent.append((token_id, generated))
+        self._seen[token_id] += 1
+        if len(self._recent) > self.last_n:
+            oldest, was_generated = self._recent.popleft()
+            self._counts[self._index[oldest]] -= was_generated
+            self._seen[oldest] -= 1
+            if not self._seen[oldest]:
+                self._remove(oldest)
+
+    def _remove(self, token_id: int) -> None:
+        """Take an id out; the last one takes its place."""
+        del self._seen[token_id]
+        at, last = self._index.pop(token_id), self._n - 1
+        if at != last:
+            self._ids[at], self._counts[at] = self._ids[last], self._counts[last]
+            self._index[int(self._ids[at])] = at
+        self._counts[last] = 0
+        self._n = last
+
+    def _append(self, token_id: int) -> int:
+        at = self._n
+        if at == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[at] = token_id
+        self._index[token_id] = at
+        self._n = at + 1
+        return at
+
+
+def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBatch:
+    """Draw sampler i of `chain` from logits row first_row + i, for a token at positions[i]."""
+    n = len(positions)
+    rows = np.arange(first_row, first_row + n, dtype=np.int64)
+    return DrawBatch(rows, chain, np.array(positions, dtype=np.uint64))
+
+
+def draw_at(chain: Chain, rows: Sequence[int], positions: Sequence[int]) -> DrawBatch:
+    """Draw sampler i of `chain` from logits row rows[i], for positions[i]; tell `kept`."""
+    at = np.array(positions, dtype=np.uint64)
+    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=True)
+
+
+def draw_rows(
+    logits: Sequence[NDArray[np.float32]],
+    samplers: Sequence[Sampler],
+    positions: Sequence[int],
+    *,
+    kept: bool = False,
+) -> DrawResult:
+    """Draw once a sampler, sampler i from logits[i]; equal row objects are looked at once."""
+    numbers: dict[int, int] = {}
+    rows = np.array([numbers.setdefault(id(row), len(numbers)) for row in logits], dtype=np.int64)
+    distinct = {id(row): row for row in logits}
+    stacked = np.stack([distinct[key] for key in numbers])
+    return Chain(samplers).draw(stacked, rows, np.array(positions, dtype=np.uint64), kept=kept)

@@ -1,0 +1,217 @@
+"""Branches as they grow, in a notebook: one lane each, in one output that is drawn over.
+
+Nothing is shown outside IPython, and IPython is imported only where it runs already.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .escape import as_html, cut, one_line
+from .notebook import LONGEST, SOFT
+from .outline import NOTHING, counted
+from .tokens import PROBABILITY, p_of
+
+if TYPE_CHECKING:
+    from ..loom.grow import Watcher
+    from ..sched.work import FinishReason
+
+_log = logging.getLogger(__name__)
+
+# At most ten times a second: more is flicker, and work for whoever is connected.
+REDRAW_S = 0.1
+_TAIL = 240
+_MOST = 16
+_LANE = "display:flex;gap:.9em;margin:0 0 .45em;line-height:1.55"
+_NUMBER = f"flex:none;width:1.8em;text-align:right;{SOFT}"
+_TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
+
+
+def watch(n: int) -> Watcher | None:
+    """Return what shows `n` branches growing; None where nothing is to be shown."""
+    shell = _shell()
+    if shell is None or not n or threading.current_thread() is not threading.main_thread():
+        return None
+    # A kernel has somebody who displays; IPython in a terminal has not.
+    return LiveLanes(n) if getattr(shell, "kernel", None) is not None else LiveLines(n)
+
+
+def _shell() -> Any:
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+class LiveLane:
+    """One branch, numbered as in the result: its tokens' texts and logprobs, and why it ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pieces: list[tuple[str, float]] = []
+        self.ended: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(text for text, _ in self.pieces)
+
+    @property
+    def state(self) -> str:
+        """The tokens so far, and how the branch ended."""
+        said = f"{len(self.pieces)} tok"
+        return said if self.ended is None else f"{said} · {self.ended}"
+
+    def tail(self) -> Iterable[tuple[str, float]]:
+        """Return the last pieces, as many as a lane has room for."""
+        room = _TAIL
+        for at in range(len(self.pieces) - 1, -1, -1):
+            room -= len(self.pieces[at][0])
+            if room < 0:
+                return [("…", 0.0), *self.pieces[at + 1 :]]
+        return self.pieces
+
+
+class LiveLanes:
+    """All branches of a call in one display, updated in place; static HTML in the end."""
+
+    def __init__(self, n: int) -> None:
+        self.lanes = [LiveLane(number) for number in range(n)]
+        self.is_over = False
+        self._start = self._drawn_at = time.monotonic()
+        self._handle: Any = None
+
+    def open(self) -> None:
+        """Show the empty lanes."""
+        self._try(self._display)
+
+    def push(
+        self, branch: int, pieces: list[tuple[str, float]], ended: FinishReason | None
+    ) -> None:
+        """Take what is new of a branch; draw, but not too often."""
+        lane = self.lanes[branch]
+        lane.pieces += pieces
+        lane.ended = ended
+        if time.monotonic() - self._drawn_at >= REDRAW_S:
+            self._try(self._draw)
+
+    def close(self) -> None:
+        """Draw what there is in the end."""
+        self.is_over = True
+        # The last drawing keeps its distance from the one before, too.
+        time.sleep(max(0.0, self._drawn_at + REDRAW_S - time.monotonic()))
+        self._try(self._draw)
+
+    def _display(self) -> None:
+        from IPython.display import display
+
+        self._handle = display(self, display_id=True)
+
+    def _draw(self) -> None:
+        if self._handle is not None:
+            self._drawn_at = time.monotonic()
+            self._handle.update(self)
+
+    def _try(self, draw: Any) -> None:
+        """A display that fails must not cost the branches."""
+        try:
+            draw()
+        except Exception as error:
+            _log.warning("the notebook's display failed (%s); growing goes on without it", error)
+            self._handle = None
+
+    def _headline(self) -> str:
+        n_tokens = sum(len(lane.pieces) for lane in self.lanes)
+        n_ended = sum(lane.ended is not None for lane in self.lanes)
+        said = [counted(len(self.lanes), "branch", "branches"), counted(n_tokens, "token")]
+        if not self.is_over:
+            said.insert(1, f"{n_ended} ended")
+        elif n_ended < len(self.lanes):
+            said.insert(1, "stopped; what was made is in the tree")
+        return " · ".join([*said, f"{time.monotonic() - self._start:.1f} s"])
+
+    def __repr__(self) -> str:
+        lines = [_plain(lane) for lane in self.lanes[:_MOST]]
+        return "\n".join([*lines, *self._rest(), self._headline()])
+
+    def _repr_html_(self) -> str:
+        shown = "".join(_lane(lane, is_over=self.is_over) for lane in self.lanes[:_MOST])
+        rest = "".join(f'<div style="{SOFT}">{line}</div>' for line in self._rest())
+        return (
+            f'<div style="max-width:60em">{shown}{rest}'
+            f'<div style="{SOFT}">{as_html(self._headline())}</div></div>'
+        )
+
+    def _rest(self) -> list[str]:
+        rest = self.lanes[_MOST:]
+        ended = sum(lane.ended is not None for lane in rest)
+        return [f"… {counted(len(rest), 'more branch', 'more branches')}, {ended} ended"] * bool(
+            rest
+        )
+
+
+class LiveLines:
+    """Branches as plain lines, each written when it has ended."""
+
+    def __init__(self, n: int) -> None:
+        self.lanes = [LiveLane(number) for number in range(n)]
+
+    def open(self) -> None:
+        """Write nothing yet."""
+
+    def push(
+        self, branch: int, pieces: list[tuple[str, float]], ended: FinishReason | None
+    ) -> None:
+        """Take what is new of a branch."""
+        lane = self.lanes[branch]
+        lane.pieces += pieces
+        lane.ended = ended
+        if ended is not None:
+            self._write(lane)
+
+    def close(self) -> None:
+        """Write the branches that were stopped."""
+        for lane in self.lanes:
+            if lane.ended is None and lane.pieces:
+                self._write(lane)
+
+    def _write(self, lane: LiveLane) -> None:
+        sys.stdout.write(f"{_plain(lane)}\n")
+        sys.stdout.flush()
+
+
+def _plain(lane: LiveLane) -> str:
+    text = cut(one_line(lane.text), LONGEST) or (NOTHING if lane.ended else "…")
+    return f"[{lane.number}] {text}  {lane.state}"
+
+
+def _lane(lane: LiveLane, *, is_over: bool) -> str:
+    pieces = list(_head(lane) if is_over else lane.tail())
+    if pieces:
+        pieces[-1] = (pieces[-1][0].rstrip("\n"), pieces[-1][1])
+    body = "".join(map(_piece, pieces))
+    if not body:
+        body = f'<span style="{SOFT}">{NOTHING if lane.ended else "…"}</span>'
+    return (
+        f'<div style="{_LANE}"><span style="{_NUMBER}">{lane.number}</span>'
+        f'<span style="{_TEXT}" dir="auto">{body}  '
+        f'<span style="{SOFT}">{lane.state}</span></span></div>'
+    )
+
+
+def _head(lane: LiveLane) -> Iterable[tuple[str, float]]:
+    room = LONGEST
+    for at, (text, _) in enumerate(lane.pieces):
+        room -= len(text)
+        if room < 0:
+            return [*lane.pieces[:at], ("…", 0.0)]
+    return lane.pieces
+
+
+def _piece(piece: tuple[str, float]) -> str:
+    text, logprob = piece
+    style = PROBABILITY.inline(p_of(logprob))
+    return f'<span style="{style}">{as_html(text)}</span>' if style else as_html(text)
