@@ -55,10 +55,10 @@ def between_lines(seen: list[Where], functions: tuple[str, ...]) -> list[int]:
     return sorted({seen[i]: i for i in new if seen[i][0] in functions}.values())
 
 
-@contextmanager
-def quick_collections() -> Iterator[None]:
-    """Let `interrupted` collect only what comes inside."""
+def quick_collections() -> None:
+    """Let `interrupted` collect only what comes from here on.
+
+    Nothing is thawed afterwards: the next test would have to look at all of it again.
+    """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ FINISHING = ("run", "_finish", "finish", "advanced", "surprisals", "produced", "
 
 
 @pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_collections():
-        yield
+def quick() -> None:
+    quick_collections()
 
 
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -48,7 +48,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+KEPT: dict[Path, Any] = {}
+parser = cache(testing._get_command)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def once() -> Iterator[None]:
     """What every command line in this process would make anew, and always the same, is made once.
 
@@ -56,15 +60,14 @@ def once() -> Iterator[None]:
     """
     from weft.engines.numpy import engine
 
-    tiny, kept = resolve("tiny"), dict[Path, Any]()
-    parser, read = cache(testing._get_command), engine.read_weights
+    tiny, read = resolve("tiny"), engine.read_weights
 
     def read_once(checkpoint: Checkpoint, *rest: Any, **options: Any) -> Any:
         if checkpoint.folder != tiny:
             return read(checkpoint, *rest, **options)
-        if tiny not in kept:
-            kept[tiny] = read(checkpoint, *rest, **options)
-        return kept[tiny]
+        if tiny not in KEPT:
+            KEPT[tiny] = read(checkpoint, *rest, **options)
+        return KEPT[tiny]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "_get_command", parser)

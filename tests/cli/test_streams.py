@@ -123,7 +123,7 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
 @posix
 def test_eighty_columns_are_enough(in_terminals) -> None:
     """Commands to copy aside: they are written as one line, however long."""
-    verbs = [(), ("demo",), ("solve", samples.game24, "-n", "3")]
+    verbs = [(), ("demo",), ("solve", samples.game24, "--strategy", "greedy")]
     outputs = in_terminals(verbs)
     shown = {verb: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", outputs[verb]) for verb in verbs}
     for verb, output in shown.items():

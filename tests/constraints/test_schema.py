@@ -211,7 +211,10 @@ class Some:
         return rng.choice(SCALARS)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))],
+)
 def test_any_schema_is_right_or_refused_by_name(seed: int) -> None:
     """Texts drawn from its grammar are valid, and of any JSON no more is taken than is valid."""
     some = Some(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,8 @@ TELLING = ("delta", "_end", "finish", "_attach", "abandon", "_finish_all")
 
 
 @pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_collections():
-        yield
+def quick() -> None:
+    quick_collections()
 
 
 def shape(loom: Loom) -> list[tuple[Any, ...]]:

@@ -33,8 +33,7 @@ ANSWERS = {"forward", "wait", "logits", "scores", "draw", "result"}
 # Random work does not call these, or hardly ever; they have tests of their own below.
 SELDOM = {"join", "trim"}
 CALLS = [call for call in PROTOCOL if call not in SELDOM]
-CHANCES = {"any": 0.02, "load": 0.7, "scores": 0.3}
-TURNS = {"load": 90}  # it is seldom that KV is loaded
+CHANCES = {"any": 0.02, "load": 0.7}
 
 
 def check_work(kind: str, call: str, chance: float, n_turns: int, seed: int) -> None:
@@ -55,7 +54,7 @@ def check_work(kind: str, call: str, chance: float, n_turns: int, seed: int) -> 
     assert not rig.tree.unfreed
     assert not rig.tree.untrimmed
     later = Work(rig, seed + 1)
-    for _ in range(20):
+    for _ in range(60):
         later.turn()
     rig.driver.drive([ticket for ticket, _, _ in later.open])
     later.look()
@@ -68,7 +67,7 @@ def check_work(kind: str, call: str, chance: float, n_turns: int, seed: int) -> 
 def test_a_call_that_fails_fails_what_met_it_and_nothing_else(kind: str, call: str) -> None:
     if kind == "hidden" and call not in {*ANSWERS, "any"}:
         pytest.skip("a hidden engine has no fragments")
-    check_work(kind, call, CHANCES.get(call, 0.1), TURNS.get(call, 60), 3)
+    check_work(kind, call, CHANCES.get(call, 0.1), 90, 3)
 
 
 @pytest.mark.slow
