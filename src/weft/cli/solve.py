@@ -15,7 +15,7 @@ from rich.live import Live
 from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
-from ..search.strategies import STRATEGIES, Strategy
+from ..search.strategies import STRATEGIES, Strategy, defaults, meanings
 from . import advice, options
 from .draw import Picture
 from .failures import INTERRUPTED, guarded
@@ -32,66 +32,67 @@ _TOP = 3  # children of a node that are drawn, beside those on the path
 _VOTES = 5
 
 
+TOT = "tot"
+SOLVE = "solve"  # of a loom's meta: how it was searched
+_FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
+
 # What --strategy may be: the rows of the table.
 if TYPE_CHECKING:
     Name = str
 else:
     Name = StrEnum("Name", {name: name for name in STRATEGIES})
-TOT = "tot"
-SOLVE = "solve"  # of a loom's meta: how it was searched
-_FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
+By = Annotated[
+    Name | None,
+    typer.Option(
+        "--strategy",
+        help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
+        show_default=TOT,
+    ),
+]
+Breadth = Annotated[
+    int | None,
+    typer.Option("-b", help=meanings("breadth"), show_default=defaults("breadth")),
+]
+Number = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        help=meanings("n"),
+        show_default="what suits the prompt and the strategy",
+    ),
+]
+BudgetTokens = Annotated[
+    int | None, typer.Option("--budget-tokens", help="Generate at most this many tokens.")
+]
+BudgetSeconds = Annotated[
+    float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        help="Write the search to this file after each round; where it is there, go on from "
+        "it (the prompt and the numbers may then be left out).",
+        show_default=False,
+        dir_okay=False,
+    ),
+]
 
 
 @guarded
 def solve(
     context: typer.Context,
     prompt: options.Prompt = None,
-    strategy: Annotated[
-        Name | None,
-        typer.Option(
-            "--strategy",
-            help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
-            show_default=TOT,
-        ),
-    ] = None,
-    breadth: Annotated[
-        int | None,
-        typer.Option(
-            "-b",
-            help="Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, "
-            "adaptive).",
-            show_default="5, 8 for beam, 4 for mcts, 2 for adaptive",
-        ),
-    ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            help="Proposals of each kind a node (tot, tot-dfs, mcts, adaptive), lines a path "
-            "(beam), answers (best-of-n), or particles (smc).",
-            show_default="what suits the prompt and the strategy",
-        ),
-    ] = None,
+    strategy: By = None,
+    breadth: Breadth = None,
+    n: Number = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
     temperature: options.Temperature = None,
     seed: options.Seed = None,
-    budget_tokens: Annotated[
-        int | None, typer.Option("--budget-tokens", help="Generate at most this many tokens.")
-    ] = None,
-    budget_s: Annotated[
-        float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            help="Write the search to this file after each round; where it is there, go on from "
-            "it (the prompt and the numbers may then be left out).",
-            show_default=False,
-            dir_okay=False,
-        ),
-    ] = None,
+    budget_tokens: BudgetTokens = None,
+    budget_s: BudgetSeconds = None,
+    resume: Resume = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
