@@ -16,8 +16,8 @@ from .draw import LaneWatcher, Silent, grow_watched, show_tree, watch
 from .failures import guarded, tell
 from .kept import Kept, said_at, say, with_model
 from .model import TINY, load_model
-from .out import Out, write_object
-from .run import ask, growth_object, settings_of
+from .out import Out
+from .run import ask, settings_of, write_growth
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -176,10 +176,7 @@ class Chat:
             advice.warn_if_poor(self.source[0], made)
         is_kept = self.kept.try_save()
         if self.as_json:
-            self._write(self.kept, text, made, is_kept=is_kept)
-
-    def _write(self, kept: Kept, said: str, made: list[Heddle], *, is_kept: bool) -> None:
-        write_object({"said": said, **growth_object(self.lm, kept, made, is_kept=is_kept)})
+            write_growth(self.lm, self.kept, made, is_kept=is_kept, said=text)
 
     def fork(self, number: str) -> str | None:
         """Grow other answers to what was said last, and go on from the one that is chosen.
@@ -203,7 +200,8 @@ class Chat:
         advice.warn_if_poor(self.source[0], made)
         is_kept = kept.try_save()
         if self.as_json:
-            self._write(kept, said_at(node) or kept.loom.user_prompt, made, is_kept=is_kept)
+            said = said_at(node) or kept.loom.user_prompt
+            write_growth(self.lm, kept, made, is_kept=is_kept, said=said)
         typed = self._choose(kept, node) if made else None
         self.out.line((f"going on from {kept.number(kept.at)}", "dim"))
         if kept.name:

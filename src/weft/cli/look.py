@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.cells import cell_len
@@ -14,7 +14,7 @@ from .draw import Picture, below_root, label_of
 from .export import can_draw
 from .failures import guarded
 from .kept import Kept, opened, said_at, with_model, written
-from .out import Out, Tint, counted, finite, legend, node_object, stats_object, tinted, write_object
+from .out import Out, Tint, counted, legend, tinted, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -41,7 +41,10 @@ def tree(
         raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
     kept = opened(loom or named)
     if as_json:
-        write_object(tree_object(kept))
+        from ..store.wire import tree_object
+
+        model = kept.shelf.summary(kept.name).model
+        write_object(tree_object(kept.loom, kept.name, model, kept.at, kept.numbers()))
         kept.try_note()
         return
     out = Out.of(sys.stdout)
@@ -70,19 +73,6 @@ def facts_of(kept: Kept) -> str:
         f"{kept.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
         f"{counted(held, 'token')} ({unshared} unshared) · {model}"
     )
-
-
-def tree_object(kept: Kept) -> dict[str, Any]:
-    """Return the loom for --json: its nodes in order, parents first."""
-    numbers = kept.numbers()
-    return {
-        "loom": kept.name,
-        "model": kept.shelf.summary(kept.name).model,
-        "prompt": kept.loom.user_prompt,
-        "chat_template_used": kept.loom.chat_template_used,
-        "at": numbers[kept.at.id],
-        "nodes": [node_object(node, numbers) for node in kept.loom.walk()],
-    }
 
 
 def advise(kept: Kept) -> None:
@@ -114,7 +104,9 @@ def read(
     kept = opened(loom)
     at = kept.at = kept.node(node)
     if as_json:
-        write_object(path_object(kept, at))
+        from ..store.wire import path_object
+
+        write_object(path_object(at, kept.name, written(at.path[1:]), kept.numbers()))
     else:
         text = None if color is None else tokenizer_of(kept)
         show_path(Out.of(sys.stdout), kept, at, text, color)
@@ -187,20 +179,6 @@ def tokenizer_of(kept: Kept) -> Tokenizer:
     return Tokenizer.from_folder(resolve(kept.shelf.summary(kept.name).model))
 
 
-def path_object(kept: Kept, node: Heddle) -> dict[str, Any]:
-    """Return the path for --json."""
-    numbers = kept.numbers()
-    return {
-        "loom": kept.name,
-        "node": numbers[node.id],
-        "id": node.id,
-        "prompt": kept.loom.user_prompt,
-        "text": written(node.path[1:]),
-        "ended": node.terminal,
-        "path": [node_object(each, numbers) for each in node.path],
-    }
-
-
 def _show_tinted(out: Out, node: Heddle, text: Tokenizer, tint: Tint) -> None:
     from rich.text import Text
 
@@ -241,7 +219,9 @@ def next_(
         at = kept.at = kept.node(node)
         found = at.next(top=top)
         if as_json:
-            write_object(next_object(lm, kept, at, found))
+            from ..store.wire import next_object
+
+            write_object(next_object(lm, at, kept.name, found, kept.numbers()))
             kept.try_note()
             return
         out = Out.of(sys.stdout)
@@ -298,27 +278,6 @@ def shown_token(out: Out, text: str) -> str:
     """Return a token's text in quotes, so that its spaces can be seen."""
     shown = repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text)
     return out.shown(shown)
-
-
-def next_object(lm: LM, kept: Kept, node: Heddle, found: Distribution) -> dict[str, Any]:
-    """Return the distribution for --json."""
-    return {
-        "loom": kept.name,
-        "node": kept.number(node),
-        "id": node.id,
-        "next": [
-            {
-                "rank": each.rank,
-                "id": each.id,
-                "text": each.text,
-                "bytes": list(each.bytes),
-                "p": each.p,
-                "logprob": finite(each.logprob),
-            }
-            for each in found
-        ],
-        "stats": stats_object(lm),
-    }
 
 
 def _end_of(node: Heddle) -> str:

@@ -17,7 +17,7 @@ from .failures import INTERRUPTED, guarded, tell
 from .kept import Kept, refuse_special, say, with_model
 from .look import show_next, show_path
 from .model import TINY, load_model
-from .out import Out, Tint, grown_object, write_object
+from .out import Out, Tint, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -225,7 +225,7 @@ def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
     made, done = grown(out, lm, kept, node, wish)
     is_kept = wish.keep and kept.try_save()
     if wish.as_json:
-        write_object(growth_object(lm, kept, made, is_kept=is_kept))
+        write_growth(lm, kept, made, is_kept=is_kept)
     else:
         if wish.as_text:
             show_cost(Out.of(sys.stderr), lm, kept, is_kept=is_kept)
@@ -259,10 +259,12 @@ def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[
         ) from None
 
 
-def growth_object(lm: LM, kept: Kept, made: list[Heddle], *, is_kept: bool) -> dict[str, Any]:
-    """Return the result for --json."""
-    told = grown_object(lm, kept.loom, made, kept.numbers() if is_kept else None)
-    return {"loom": kept.name if is_kept else None, **told}
+def write_growth(lm: LM, kept: Kept, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
+    """Write what was grown as an object, after `more`."""
+    from ..store.wire import growth_object
+
+    name, numbers = (kept.name, kept.numbers()) if is_kept else (None, None)
+    write_object({**more, **growth_object(lm, kept.loom, made, name, numbers)})
 
 
 _HELP = """\

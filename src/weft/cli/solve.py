@@ -21,7 +21,7 @@ from .draw import Picture
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import Out, counted, stats_object, write_object
+from .out import Out, counted, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -126,7 +126,10 @@ def solve(
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
-            write_object(search_object(lm, model, by, result, kept.name if is_kept else None))
+            from ..store.wire import search_object
+
+            name, answer = kept.name if is_kept else None, answer_of(result)
+            write_object(search_object(lm, model, by.name, result, answer, name))
         else:
             _report(out, lm, model, by, result, kept.name if is_kept else "")
 
@@ -189,29 +192,6 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
 def root_of(level: Level, loom: Loom) -> Loom:
     """Return the loom that a search grows: another one where it goes on from a file."""
     return level.candidates[0].path[0] if level.candidates else loom  # type: ignore[return-value]
-
-
-def search_object(
-    lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str | None = None
-) -> dict[str, Any]:
-    """Return the result for --json. name: of the loom that was kept."""
-    from dataclasses import asdict
-
-    return {
-        "loom": name,
-        "strategy": strategy.name,
-        "model": model,
-        "engine": lm.info.name,
-        "prompt": result.loom.user_prompt,
-        "solved": result.solved,
-        "answer": answer_of(result),
-        "text": result.text,
-        "path": [{"text": node.text, "score": node.score} for node in result.best.path[1:]],
-        "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
-        "nodes": result.loom.count_children(),
-        "cost": asdict(result.cost),
-        "stats": stats_object(lm),
-    }
 
 
 def answer_of(result: SearchResult) -> str:
