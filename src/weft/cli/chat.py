@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.cells import cell_len
 
 from .. import samples
 from ..errors import ConfigError, WeftError
+from ..viz.lanes import LaneWatcher, Plain, Silent, watch
+from ..viz.out import Out
 from . import advice, options
-from .draw import LaneWatcher, Silent, grow_watched, show_tree, watch
+from .draw import grow_watched, show_tree
 from .failures import guarded, tell
 from .kept import Kept, said_at, say, with_model
 from .model import TINY, load_model
-from .out import Out
 from .run import ask, settings_of, write_growth
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..loom import Heddle
-    from ..results import Delta
 
 _HELP = """\
   /fork [N]   N other answers to what you said last (4), and choose; Enter keeps the first
@@ -164,8 +162,10 @@ class Chat:
         """Say a text, and let the model answer once."""
         if self.kept is None:
             from ..loom import Loom
+            from .spoken import Spoken
 
-            loom = Loom(self.lm, [{"role": "user", "content": text}], system=self.system)
+            turns = [{"role": "user", "content": text}]
+            loom = Loom(self.lm, turns, system=self.system, heddle_class=Spoken)
             self.kept = Kept.new(loom, *self.source)
             node: Heddle = loom
         else:
@@ -271,33 +271,3 @@ class Chat:
         if not watch(watcher, stream):
             self.out.line(("stopped", "dim"))
         return by_call(child for child in node.children if child.id not in before)
-
-
-class Plain(Silent):
-    """Writes one branch's text as it comes; on a terminal it breaks lines between words."""
-
-    def __init__(self, out: Out) -> None:
-        self.out = out
-        self._word = ""
-        self._column = 0
-
-    def push(self, delta: Delta) -> None:
-        """Take a delta. On a terminal the last word waits until it is whole."""
-        if not self.out.is_live:
-            self.out.write(delta.text)
-            return
-        *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
-        for word in whole:
-            self._put(word)
-
-    def _put(self, word: str) -> None:
-        width = cell_len(word.rstrip())
-        if self._column and self._column + width > self.out.width:
-            self.out.write("\n")
-            self._column = 0
-        self.out.write(word)
-        self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
-
-    def __exit__(self, *_: object) -> None:
-        self._put(self._word)
-        self.out.write("\n")

@@ -9,11 +9,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..viz.lanes import Lanes, LaneWatcher, Silent, watch
+from ..viz.out import Out
+from ..viz.outline import counted
+from ..viz.terminal import Picture, show_votes
 from . import advice, options, solve
-from .draw import Lanes, LaneWatcher, Picture, Silent, watch
 from .failures import guarded
 from .model import TINY, load_model
-from .out import Out, counted, write_object
+from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -123,10 +126,8 @@ def vote(out: Out, solutions: list[Heddle]) -> list[tuple[str, int]]:
     from ..search import answer_number
 
     counts = Counter(answer_number(node.text) or "none" for node in solutions)
-    for place, (answer, count) in enumerate(counts.most_common(4)):
-        bar = "█" * max(1, round(24 * count / len(solutions)))
-        style = "green" if place == 0 else "dim"
-        out.line(f"  {answer:>4}  ", (bar, style), f" {count} of {len(solutions)}")
+    total = len(solutions)
+    show_votes(out, counts.most_common(4), total, width=4, of=f" of {total}")
     out.line()
     out.line(("The majority says: ", ""), (counts.most_common(1)[0][0], "bold green"))
     return counts.most_common()

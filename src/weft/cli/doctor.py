@@ -16,10 +16,12 @@ from rich.cells import cell_len
 from .. import DISTRIBUTION, __version__, samples
 from ..cores import usable_cores
 from ..errors import EngineError, ModelLoadError, WeftError
+from ..viz.out import Out
+from ..viz.outline import counted
 from . import advice, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
-from .out import Out, counted, write_object
+from .out import write_object
 from .shelf import Shelf, home
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ def _system(out: Out) -> None:
     if available:
         parts.append(f"{as_gb(available)} available")
     row(out, "machine", " · ".join(parts))
-    colour = "colour" if out.console.color_system and not out.console.no_color else "no colour"
+    colour = "colour" if out.has_colours else "no colour"
     shape = "ASCII trees" if out.is_ascii else "line-drawing trees"
     row(out, "output", f"{out.console.encoding} · {shape} · {colour}")
 

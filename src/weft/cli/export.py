@@ -15,12 +15,15 @@ import typer
 
 from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
+from ..viz.out import Out
+from ..viz.outline import counted
+from ..viz.terminal import called
+from ..viz.text import draw, folded
 from . import advice, options
-from .draw import label_of
 from .failures import guarded
 from .kept import Kept, opened, with_model, written
-from .options import complete_nodes
-from .out import Out, Tint, counted, write_object
+from .options import Tint, complete_nodes
+from .out import write_object
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -171,9 +174,7 @@ def write_text(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     if scope is Scope.PATH:
         files.write(path, path_text(kept, node).rstrip("\n") + "\n")
         return
-    from ..viz.text import draw
-
-    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=label_of)))
+    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=called)))
 
 
 def path_text(kept: Kept, node: Heddle) -> str:
@@ -203,17 +204,15 @@ def write_markdown(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
 
 def listed(root: Heddle) -> list[str]:
     """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
-    from ..viz.text import folded
-
     lines: list[str] = []
     stack = [([root], 0)]
     while stack:
         equal, depth = stack.pop()
         indent = "  " * min(depth, _INDENT)
-        rows = escaped(label_of(equal[0]).strip()).split("\n")
+        rows = escaped(called(equal[0]).strip()).split("\n")
         rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
         lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
-        below = folded(equal[0].children, label_of, None)
+        below = folded(equal[0].children, called, None)
         stack += [(each, depth + 1) for each in reversed(below)]
     return lines
 

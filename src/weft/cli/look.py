@@ -6,15 +6,19 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.cells import cell_len
 
 from ..errors import ConfigError
+from ..viz.out import Out
+from ..viz.outline import counted
+from ..viz.terminal import Picture, called, legend, show_distribution, tinted
+from ..viz.tint import TerminalRamp
 from . import advice, options
-from .draw import Picture, below_root, label_of
+from .draw import below_root
 from .export import can_draw
 from .failures import guarded
 from .kept import Kept, opened, said_at, with_model, written
-from .out import Out, Tint, counted, legend, tinted, write_object
+from .options import Tint
+from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -138,9 +142,9 @@ def show_path(
             out.write(f"{prompt}\n")
         out.line()
     if text is not None and tint is not None:
-        out.lines([legend(out, tint)])
+        out.lines([legend(out, tint.ramp)])
         out.line()
-        _show_tinted(out, node, text, tint)
+        _show_tinted(out, node, text, tint.ramp)
     elif kept.loom.chat_template_used:
         _write(out, written(node.path[1:]))
     else:
@@ -179,14 +183,14 @@ def tokenizer_of(kept: Kept) -> Tokenizer:
     return Tokenizer.from_folder(resolve(kept.shelf.summary(kept.name).model))
 
 
-def _show_tinted(out: Out, node: Heddle, text: Tokenizer, tint: Tint) -> None:
+def _show_tinted(out: Out, node: Heddle, text: Tokenizer, ramp: TerminalRamp) -> None:
     from rich.text import Text
 
     whole = Text()
     for each in node.path[1:]:
         said = said_at(each)
         whole.append_text(
-            tinted(out, text, each, tint)
+            tinted(out, text, each, ramp)
             if said is None
             else out.text((f"\n\n> {said}\n\n", "bold"))
         )
@@ -198,9 +202,6 @@ def _write(out: Out, text: str) -> None:
         out.block("", text.strip("\n"))
     else:
         out.write(text if text.endswith("\n") else f"{text}\n")
-
-
-_BAR = 30
 
 
 @guarded
@@ -251,35 +252,9 @@ def show_next(out: Out, kept: Kept, node: Heddle, found: Distribution) -> None:
     head = f"after node {number}: " if number else "after the prompt: "
     out.line((head, "bold"), out.fit(_end_of(node), out.width - len(head) - 1))
     out.line()
-    texts = [shown_token(out, each.text) for each in found]
-    width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
-    for entry, text in zip(found, texts, strict=True):
-        text = text if cell_len(text) <= width else out.fit(text, width)
-        pad = " " * (width - cell_len(text))
-        bar = "█" * round(_BAR * entry.p)
-        style = "green" if entry.p >= 0.5 else "yellow" if entry.p >= 0.1 else "dim"
-        out.line(
-            (f"{entry.rank + 1:>3}  ", "dim"),
-            text + pad,
-            f"  {percent(entry.p):>7}  ",
-            (bar, style),
-        )
-    out.line()
-    rest = max(1.0 - sum(entry.p for entry in found), 0.0)
-    out.line((f"raw probabilities, before any filter; all others together {rest:.2%}", "dim"))
-
-
-def percent(p: float) -> str:
-    """Return a probability as people read it."""
-    return f"{p:.2%}" if p >= 0.00005 else f"{p:.0e}"
-
-
-def shown_token(out: Out, text: str) -> str:
-    """Return a token's text in quotes, so that its spaces can be seen."""
-    shown = repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text)
-    return out.shown(shown)
+    show_distribution(out, found)
 
 
 def _end_of(node: Heddle) -> str:
-    text = " ".join(label_of(node).split())
+    text = " ".join(called(node).split())
     return text if len(text) <= 60 else f"…{text[-59:]}"

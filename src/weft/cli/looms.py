@@ -12,11 +12,13 @@ from rich.cells import cell_len
 
 from .. import samples
 from ..errors import ConfigError, StoreError, WeftError
+from ..viz.out import Out
+from ..viz.outline import counted
 from . import advice, options
 from .failures import guarded
 from .kept import Kept, chosen
 from .options import complete_looms_and_nodes
-from .out import Out, counted, write_object
+from .out import write_object
 from .shelf import Shelf, Summary
 
 

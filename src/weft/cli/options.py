@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,24 @@ import typer
 from .. import files
 from ..errors import ConfigError, GrammarError, WeftError
 from ..viz.escape import visible
+from ..viz.out import Out
+from ..viz.terminal import called
+from ..viz.tint import TERMINAL_ENTROPY, TERMINAL_PROBABILITY, TerminalRamp
 from .advice import quoted
-from .out import Out, Tint
 
 _LABEL = 40
+
+
+class Tint(StrEnum):
+    """What the colour of a token says."""
+
+    PROB = "prob"
+    ENTROPY = "entropy"
+
+    @property
+    def ramp(self) -> TerminalRamp:
+        """The colours."""
+        return TERMINAL_PROBABILITY if self is Tint.PROB else TERMINAL_ENTROPY
 
 
 def complete_models(incomplete: str) -> list[str]:
@@ -61,7 +76,6 @@ def _looms() -> Iterator[tuple[str, str]]:
 
 
 def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
-    from .draw import label_of
     from .kept import Kept
     from .shelf import Shelf
 
@@ -70,7 +84,7 @@ def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
     here = {node.id: node for node in kept.loom.walk()}
     for number, node_id in enumerate(kept.numbering.ids):
         if node_id in here:
-            yield str(number), _line(label_of(here[node_id]))
+            yield str(number), _line(called(here[node_id]))
 
 
 def _line(text: str) -> str:

@@ -11,13 +11,16 @@ import typer
 
 from .. import samples
 from ..errors import ConfigError, Terminal, WeftError
+from ..viz.lanes import Printer, Silent
+from ..viz.out import Out
 from . import advice, options
-from .draw import Printer, Silent, grow_watched, show_cost, show_growth, show_tree
+from .draw import grow_watched, show_cost, show_growth, show_tree
 from .failures import INTERRUPTED, guarded, tell
 from .kept import Kept, refuse_special, say, with_model
 from .look import show_next, show_path
 from .model import TINY, load_model
-from .out import Out, Tint, write_object
+from .options import Tint
+from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -111,13 +114,17 @@ def make_loom(
 ) -> Loom:
     """Return the loom of a prompt; `chat` true insists on the chat template."""
     from ..loom import Loom
+    from .spoken import Spoken
 
     is_chat = chat or (chat is None and lm.text.chat_template is not None)
     if is_chat:
         refuse_special(special)
     if chat and text:
-        return Loom(lm, [{"role": "user", "content": text}], system=system)
-    return Loom(lm, text, template=chat is None, special=special, system=system)
+        turns = [{"role": "user", "content": text}]
+        return Loom(lm, turns, system=system, heddle_class=Spoken)
+    return Loom(
+        lm, text, template=chat is None, special=special, system=system, heddle_class=Spoken
+    )
 
 
 @guarded

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import DISTRIBUTION, __version__, samples
-from .out import Out
+from ..viz.out import Out
 
 _WIDTH = 46  # with the longest explanation 80 columns
 

@@ -16,12 +16,14 @@ from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
 from ..search.strategies import STRATEGIES, Strategy, defaults, meanings
+from ..viz.out import Out
+from ..viz.outline import counted
+from ..viz.terminal import Picture, show_votes
 from . import advice, options
-from .draw import Picture
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import Out, counted, write_object
+from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -210,18 +212,6 @@ def verdict(result: SearchResult) -> tuple[str, str]:
     }[result.solved]
 
 
-def vote_lines(out: Out, result: SearchResult) -> None:
-    """Write the votes as bars."""
-    total = sum(vote.count for vote in result.votes)
-    width = max((len(str(vote.answer)) for vote in result.votes[:_VOTES]), default=0)
-    for place, vote in enumerate(result.votes[:_VOTES]):
-        bar = "█" * max(1, round(24 * vote.count / total))
-        style = "green" if place == 0 else "dim"
-        out.line(f"  {vote.answer!s:>{width}}  ", (bar, style), f" {vote.count}")
-    if (rest := len(result.votes) - _VOTES) > 0:
-        out.line((f"  … {counted(rest, 'more answer')}", "dim"))
-
-
 def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
     return nodes[0] if nodes else None
 
@@ -258,7 +248,10 @@ def _report(
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
-        vote_lines(out, result)
+        votes = [(vote.answer, vote.count) for vote in result.votes]
+        show_votes(out, votes[:_VOTES], sum(count for _, count in votes))
+        if (rest := len(votes) - _VOTES) > 0:
+            out.line((f"  … {counted(rest, 'more answer')}", "dim"))
         out.line()
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
     out.facts(f"{strategy.title} · {result.cost}", "")
