@@ -9,7 +9,7 @@ import typer
 
 from .. import samples
 from ..errors import ConfigError, WeftError
-from ..viz.lanes import LaneWatcher, Plain, Silent, watch
+from ..viz.lanes import Plain, Silent
 from ..viz.out import Out
 from . import advice, options
 from .draw import grow_watched, show_tree
@@ -38,9 +38,7 @@ def chat(
     context: typer.Context,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
-    system: Annotated[
-        str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
-    ] = None,
+    system: options.System = None,
     go_on: Annotated[
         bool,
         typer.Option(
@@ -170,8 +168,11 @@ class Chat:
             node: Heddle = loom
         else:
             node = say(self.lm, self.kept.at, text, chat=True)
-        made = self._grow(node, 1, Silent() if self.as_json else Plain(self.out))
-        self.kept.at = made[0] if made else node
+        shown = Silent() if self.as_json else Plain(self.out)
+        sampling = self._sampling(node)
+        made, done = grow_watched(self.out, self.lm, self.kept, node, 1, sampling, shown)
+        if not done:
+            self.out.line(("stopped", "dim"))
         if not made or not made[0].text:
             advice.warn_if_poor(self.source[0], made)
         is_kept = self.kept.try_save()
@@ -262,12 +263,3 @@ class Chat:
             # The answers that are there came of this seed: the next ones are to differ.
             sampling["seed"] = (sampling["seed"] + len(node.children)) % 2**64
         return sampling
-
-    def _grow(self, node: Heddle, n: int, watcher: LaneWatcher) -> list[Heddle]:
-        from ..loom.node import by_call
-
-        before = {child.id for child in node.children}
-        stream = node.stream(n=n, **self._sampling(node))
-        if not watch(watcher, stream):
-            self.out.line(("stopped", "dim"))
-        return by_call(child for child in node.children if child.id not in before)

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import files
-from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
+from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
 from ..viz.out import Out
 from ..viz.outline import counted
 from ..viz.terminal import called
@@ -45,11 +43,6 @@ DEFAULTS = {
     ".dot": Scope.TREE,
     ".mmd": Scope.TREE,
     ".html": Scope.TREE,
-}
-_PICTURES = {
-    ".dot": ("graph", "to_dot"),
-    ".mmd": ("graph", "to_mermaid"),
-    ".html": ("html", "to_html"),
 }
 _INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
 
@@ -139,7 +132,7 @@ def refuse_place(path: Path, *, force: bool) -> None:
 
 def opened_for(suffix: str, loom: str | None, stack: ExitStack) -> Kept:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
-    if suffix == ".html" and can_draw(suffix):
+    if suffix == ".html":
         try:
             return stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
         except (EngineError, ModelMismatch) as error:
@@ -234,14 +227,11 @@ def write_json(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     kept.loom.save(path)
 
 
-def can_draw(suffix: str) -> bool:
-    """Whether this version draws such pictures; imports none of it."""
-    return find_spec(f"weft.viz.{_PICTURES[suffix][0]}") is not None
-
-
 def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     """Write a graph that other programs draw."""
-    draw = drawer(path.suffix.lower())
+    from ..viz import to_dot, to_mermaid
+
+    draw = to_dot if path.suffix.lower() == ".dot" else to_mermaid
     files.write(path, draw(node if scope is Scope.SUBTREE else kept.loom))
 
 
@@ -250,23 +240,11 @@ def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint
 
     The path to where the reader stands is marked.
     """
-    draw = drawer(".html")
+    from ..viz import to_html
+
     root = node if scope is Scope.SUBTREE else kept.loom
     named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
-    files.write(path, draw(root, tint=named, top=top, mark=kept.at, numbers=kept.numbers()))
-
-
-def drawer(suffix: str) -> Callable[..., str]:
-    """Return the function of `weft.viz` that draws such files."""
-    module, function = _PICTURES[suffix]
-    try:
-        draw: Callable[..., str] = getattr(import_module(f"weft.viz.{module}"), function)
-    except (ImportError, AttributeError):
-        raise Unsupported(
-            f"this version does not write {suffix} files",
-            hint=".txt, .md and .json are always there",
-        ) from None
-    return draw
+    files.write(path, to_html(root, tint=named, top=top, mark=kept.at, numbers=kept.numbers()))
 
 
 Writer = Callable[[Kept, "Heddle", Scope, Path], None]

@@ -14,7 +14,6 @@ from ..viz.terminal import Picture, called, legend, show_distribution, tinted
 from ..viz.tint import TerminalRamp
 from . import advice, options
 from .draw import below_root
-from .export import can_draw
 from .failures import guarded
 from .kept import Kept, opened, said_at, with_model, written
 from .options import Tint
@@ -88,9 +87,7 @@ def advise(kept: Kept) -> None:
     commands = [["weft", "grow", str(numbers[begin.id]), "-n", "4"]]
     if at is not kept.loom:
         commands.append(["weft", "read", str(numbers[at.id])])
-    advice.suggest(
-        *commands, ["weft", "export", f"{kept.name}.{'html' if can_draw('.html') else 'md'}"]
-    )
+    advice.suggest(*commands, ["weft", "export", f"{kept.name}.html"])
 
 
 @guarded

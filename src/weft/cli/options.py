@@ -144,6 +144,12 @@ Special = Annotated[
         "--special", help="With --raw: read special tokens in the text as such, not as letters."
     ),
 ]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
+]
+Interactive = Annotated[
+    bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
+]
 Branches = Annotated[int, typer.Option("-n", help="How many branches.")]
 MaxTokens = Annotated[
     int | None,

@@ -44,16 +44,12 @@ def run(
         ),
     ] = None,
     special: options.Special = False,
-    system: Annotated[
-        str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
-    ] = None,
+    system: options.System = None,
     go_on: Annotated[
         bool, typer.Option("-c", "--continue", help="Say it to the branch last read or grown.")
     ] = False,
     loom: options.Loom = None,
-    interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
-    ] = False,
+    interactive: options.Interactive = False,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -159,9 +155,7 @@ def grow(
     force: Annotated[
         bool, typer.Option("--force", help="Grow a node that has ended, too.")
     ] = False,
-    interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
-    ] = False,
+    interactive: options.Interactive = False,
     color: options.Color = None,
     text_or_tree: options.AsText = None,
     kv_budget: options.KvBudget = "auto",

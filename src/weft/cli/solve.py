@@ -113,7 +113,7 @@ def solve(
     )
     by = STRATEGIES[strategy or begun.get("strategy", TOT)]
     chosen = {**begun.get("options", {}), **chosen}
-    refuse_unused(by, chosen)
+    refuse_wrong(by, chosen)
     if not options.was_typed(context, "model"):
         model = begun.get("model", model)
     with load_model(model, engine, kv_budget) as lm:
@@ -150,26 +150,15 @@ def _begun(resume: Path | None) -> dict[str, Any]:
     return {**told, **how}
 
 
-def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Raise ConfigError for an option that the strategy has no use for."""
+def refuse_wrong(strategy: Strategy, chosen: dict[str, Any]) -> None:
+    """Raise ConfigError for a wrong number, or an option that the strategy has no use for."""
     for name in strategy.unused():
         if name in chosen:
             raise ConfigError(
                 f"{_FLAGS[name]} has no meaning for --strategy {strategy.name}; leave it out"
             )
-
-
-def search(
-    lm: LM,
-    loom: Loom,
-    strategy: Strategy,
-    chosen: dict[str, Any],
-    progress: Callable[[Level], object] | None = None,
-) -> SearchResult:
-    """Run a search below a loom's root."""
     if (n := chosen.get("n")) is not None:
         whole_number("-n", n, 1)
-    return strategy.run(lm, loom, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
@@ -184,11 +173,12 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
         return work(lambda level: None)
     with Live(console=out.console, auto_refresh=False, transient=True) as live:
         live.update(picture_of(out, loom), refresh=True)
-        return work(
-            lambda level: live.update(
-                picture_of(out, root_of(level, loom), _first(level.kept)), refresh=True
-            )
-        )
+
+        def redraw(level: Level) -> None:
+            best = level.kept[0] if level.kept else None
+            live.update(picture_of(out, root_of(level, loom), best), refresh=True)
+
+        return work(redraw)
 
 
 def root_of(level: Level, loom: Loom) -> Loom:
@@ -212,10 +202,6 @@ def verdict(result: SearchResult) -> tuple[str, str]:
     }[result.solved]
 
 
-def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
-    return nodes[0] if nodes else None
-
-
 def _search_to_end(
     out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], as_json: bool
 ) -> SearchResult:
@@ -229,7 +215,9 @@ def _search_to_end(
         result: SearchResult = watched(
             quiet,
             kept.loom,
-            lambda show: search(lm, kept.loom, strategy, chosen, lambda level: noted(level, show)),
+            lambda show: strategy.run(
+                lm, kept.loom, progress=lambda level: noted(level, show), **chosen
+            ),
         )
         kept.loom = result.loom
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 
 from rich.cells import cell_len, set_cell_size
@@ -42,24 +41,6 @@ UNICODE = Style("├── ", "└── ", "│   ", "    ", "…", "·", "⋯"
 ASCII = Style("|-- ", "`-- ", "|   ", "    ", "...", ",", "~", "x")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLine:
-    """A node's line, in the parts that are coloured apart. `p` is None for given text.
-
-    n: how many equal siblings it stands for.
-    """
-
-    rails: str
-    edge: str
-    label: str
-    figures: str
-    p: float | None
-    n: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.rails}{self.edge}{self.label}{self.figures}".rstrip()
-
-
 def lines(
     root: Heddle,
     *,
@@ -67,17 +48,17 @@ def lines(
     edge: Label | None = None,
     width: int = WIDTH,
     style: Style = UNICODE,
-) -> Iterator[NodeLine]:
-    """Yield the lines of the tree from `root` down; leaves that look equal are one line, ×n.
+) -> Iterator[tuple[Text, int]]:
+    """Yield the lines of the tree from `root` down, and for how many nodes each stands.
 
-    Cost: O(nodes), however deep.
+    Leaves that look equal are one line. Cost: O(nodes), however deep.
     """
 
     def below(equal: list[Heddle]) -> list[list[Heddle]]:
         return folded(equal[0].children, node, edge)
 
     for equal, rails in railed([root], below, width, style):
-        yield _line(equal, rails, node, edge, width, style)
+        yield _line(equal, rails, node, edge, width, style), len(equal)
 
 
 def railed(
@@ -123,9 +104,9 @@ def draw(
     """Yield the drawing line by line, without colours; after `limit` lines the rest is counted."""
     made = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
-    for line in itertools.islice(made, limit):
-        rest -= line.n
-        yield str(line)
+    for line, n in itertools.islice(made, limit):
+        rest -= n
+        yield line.plain.rstrip()
     if rest > 0:
         yield _more(rest, style)
 
@@ -152,9 +133,9 @@ def show(
         return
     made = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
-    for each in itertools.islice(made, limit):
-        rest -= each.n
-        out.console.print(_coloured(each))
+    for text, n in itertools.islice(made, limit):
+        rest -= n
+        out.console.print(text)
     if rest > 0:
         out.console.print(_more(rest, style), style="dim")
 
@@ -177,15 +158,17 @@ def _line(
     edge: Label | None,
     width: int,
     style: Style,
-) -> NodeLine:
+) -> Text:
     at, n = equal[0], len(equal)
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
     told = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
     figures = "  " + f" {style.dot} ".join(told) if told else ""
     label = _clean(headline(at) if node is None else node(at), style)
     room = max(width - len(rails + figures) - _cells(before), MIN_LABEL)
-    p = at.mean_p if at.logprobs else None
-    return NodeLine(rails, before, _fit(label, room, style), figures, p, n)
+    line = Text(no_wrap=True)
+    line.append(rails, "dim").append(before, "cyan")
+    line.append(_fit(label, room, style), colour_of(at.mean_p) if at.logprobs else "bold")
+    return line.append(figures, "dim")
 
 
 def _clean(text: str, style: Style) -> str:
@@ -203,15 +186,6 @@ def _fit(text: str, room: int, style: Style) -> str:
 
 def _cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
-
-
-def _coloured(line: NodeLine) -> Text:
-    text = Text(no_wrap=True)
-    text.append(line.rails, "dim")
-    text.append(line.edge, "cyan")
-    text.append(line.label, "bold" if line.p is None else colour_of(line.p))
-    text.append(line.figures, "dim")
-    return text
 
 
 def colour_of(p: float) -> str:
