@@ -12,17 +12,21 @@ import argparse
 import ast
 import io
 import json
+import os
 import sys
+import tempfile
 import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "weft"
 GOALS = {"grow": 28, "commit": 28, "logprobs": 20, "solve": 60}
+SOLVE = ["weft", "solve", "4 9 10 13", "--budget-tokens", "400"]
 MOST_LINES = 700
 # Private names that are not ours, or that stand for something public, and why they are used.
 ALLOWED = {
@@ -185,11 +189,15 @@ def trips() -> dict[str, tuple[int, int, int]]:
         store.commit([(branch, branch.produce().token) for branch in branches])
 
     def solve() -> None:
-        before = sys.argv
-        sys.argv = ["weft", "solve", "4 9 10 13", "--budget-tokens", "400"]
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        with (
+            tempfile.TemporaryDirectory() as home,
+            mock.patch.dict(os.environ, WEFT_HOME=home),
+            mock.patch.object(sys, "argv", SOLVE),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.suppress(SystemExit),
+        ):
             main()
-        sys.argv = before
 
     calls: dict[str, Callable[[], Any]] = {
         "grow": lambda: loom.grow(n=4, max_tokens=4, seed=next(numbers)),
