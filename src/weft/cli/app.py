@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from . import failures, options, screen
 from .chat import chat
 from .demo import demo
@@ -17,7 +17,6 @@ from .doctor import doctor, models
 from .export import export
 from .look import next_, read, tree
 from .looms import ls, rm
-from .out import write_object
 from .run import grow, run
 from .screen import show
 from .solve import solve

@@ -10,13 +10,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..viz.lanes import Lanes, LaneWatcher, Silent, watch
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.terminal import Picture, show_votes
 from . import advice, options, solve
 from .failures import guarded
 from .model import TINY, load_model
-from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM

@@ -16,12 +16,11 @@ from rich.cells import cell_len
 from .. import DISTRIBUTION, __version__, samples
 from ..cores import usable_cores
 from ..errors import EngineError, ModelLoadError, WeftError
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
-from .out import write_object
 from .shelf import Shelf, home
 
 if TYPE_CHECKING:

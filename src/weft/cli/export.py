@@ -13,7 +13,7 @@ import typer
 
 from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.terminal import called
 from ..viz.text import draw, folded
@@ -21,7 +21,6 @@ from . import advice, options
 from .failures import guarded
 from .kept import Kept, opened, with_model, written
 from .options import Tint, complete_nodes
-from .out import write_object
 
 if TYPE_CHECKING:
     from ..loom import Heddle

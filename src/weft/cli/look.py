@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.terminal import Picture, called, legend, show_distribution, tinted
 from ..viz.tint import TerminalRamp
@@ -17,7 +17,6 @@ from .draw import below_root
 from .failures import guarded
 from .kept import Kept, opened, said_at, with_model, written
 from .options import Tint
-from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM

@@ -12,7 +12,7 @@ import typer
 from .. import samples
 from ..errors import ConfigError, Terminal, WeftError
 from ..viz.lanes import Printer, Silent
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from . import advice, options
 from .draw import grow_watched, show_cost, show_growth, show_tree
 from .failures import INTERRUPTED, guarded, tell
@@ -20,7 +20,6 @@ from .kept import Kept, refuse_special, say, with_model
 from .look import show_next, show_path
 from .model import TINY, load_model
 from .options import Tint
-from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM

@@ -16,14 +16,13 @@ from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
 from ..search.strategies import STRATEGIES, Strategy, defaults, meanings
-from ..viz.out import Out
+from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.terminal import Picture, show_votes
 from . import advice, options
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import write_object
 
 if TYPE_CHECKING:
     from ..lm import LM

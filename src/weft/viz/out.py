@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from .escape import visible
+from .escape import shows, visible
 
 # Width where the output is no terminal: as wide as a page is read.
 WIDTH = 100
@@ -132,3 +135,24 @@ def can_write(encoding: str | None, text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def soften(*files: TextIO) -> None:
+    """Let streams write out what their encoding lacks, instead of failing."""
+    for file in files:
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="backslashreplace")
+
+
+def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
+    """Write one object on one line, to standard output if nothing else is said.
+
+    On a terminal, what it would obey is written as JSON's own escapes: the object is the same.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    out = sys.stdout if file is None else file
+    if out.isatty() and not text.isprintable():
+        text = "".join(c if shows(c) else json.dumps(c)[1:-1] for c in text)
+    # A lone surrogate is written as JSON's own escape.
+    out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+    out.flush()
