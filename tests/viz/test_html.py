@@ -440,12 +440,6 @@ def test_a_huge_tree_has_figures_where_they_say_something(
     assert node.text.strip() in read(page).text
 
 
-def test_ramps_rise_with_surprise() -> None:
-    assert [PROBABILITY.level(p) for p in (1, 0.9, 0.7, 0.4, 0.2, 0.05, 0)] == [0, 0, 1, 2, 3, 4, 5]
-    assert [ENTROPY.level(h) for h in (0, 0.1, 0.5, 1, 2, 3, 9)] == [0, 1, 2, 3, 4, 5, 5]
-    assert PROBABILITY.level(float("nan")) == ENTROPY.level(float("nan")) == 5
-
-
 def test_every_tint_can_be_read_in_light_and_dark() -> None:
     """WCAG AA: text on every tint, and soft text on the page, has a contrast of 4.5 or more."""
     css = (VIZ / "page.css").read_text(encoding="utf-8")

@@ -144,6 +144,9 @@ Special = Annotated[
         "--special", help="With --raw: read special tokens in the text as such, not as letters."
     ),
 ]
+Keep = Annotated[
+    bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
+]
 System = Annotated[
     str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
 ]

@@ -58,9 +58,7 @@ def run(
     json_schema: options.JsonSchema = None,
     color: options.Color = None,
     text_or_tree: options.AsText = None,
-    keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
-    ] = True,
+    keep: options.Keep = True,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..search import SearchResult
 
 Numbers = Mapping[str, int]
-Told = dict[str, Any]
+Json = dict[str, Any]
 
 
 def json_number(value: float) -> float | str:
@@ -26,12 +26,12 @@ def json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def stats_object(lm: LM) -> Told:
+def stats_object(lm: LM) -> Json:
     """Return the LM's figures."""
     return asdict(lm.stats())
 
 
-def node_object(node: Heddle, numbers: Numbers) -> Told:
+def node_object(node: Heddle, numbers: Numbers) -> Json:
     """Return a node of a tree, without its tokens and their figures."""
     return {
         "node": numbers[node.id],
@@ -48,7 +48,7 @@ def node_object(node: Heddle, numbers: Numbers) -> Told:
     }
 
 
-def branch_object(node: Heddle, numbers: Numbers | None = None) -> Told:
+def branch_object(node: Heddle, numbers: Numbers | None = None) -> Json:
     """Return a branch that a call grew, with its tokens; numbers: None where it is not kept."""
     return {
         "branch": node.lineage[0] + 1,
@@ -70,7 +70,7 @@ def _mean_logprob(node: Heddle) -> float | str | None:
 
 def growth_object(
     lm: LM, loom: Loom, made: list[Heddle], name: str | None, numbers: Numbers | None
-) -> Told:
+) -> Json:
     """Return what a call grew. name, numbers: of the loom; None where it is not kept."""
     params = made[0].params if made else None
     return {
@@ -86,7 +86,7 @@ def growth_object(
     }
 
 
-def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers) -> Told:
+def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers) -> Json:
     """Return a loom: its nodes in order, parents first. at: where its reader stands."""
     return {
         "loom": name,
@@ -98,7 +98,7 @@ def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers)
     }
 
 
-def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Told:
+def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
     """Return the path to a node. text: the whole of it, below the prompt."""
     return {
         "loom": name,
@@ -111,7 +111,7 @@ def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Told:
     }
 
 
-def next_object(lm: LM, node: Heddle, name: str, found: Distribution, numbers: Numbers) -> Told:
+def next_object(lm: LM, node: Heddle, name: str, found: Distribution, numbers: Numbers) -> Json:
     """Return the likeliest next tokens at a node."""
     return {
         "loom": name,
@@ -134,7 +134,7 @@ def next_object(lm: LM, node: Heddle, name: str, found: Distribution, numbers: N
 
 def search_object(
     lm: LM, model: str, strategy: str, result: SearchResult, answer: str, name: str | None
-) -> Told:
+) -> Json:
     """Return what a search found. name: of the loom; None where it is not kept."""
     return {
         "loom": name,
@@ -153,11 +153,11 @@ def search_object(
     }
 
 
-def scored_path(node: Heddle) -> list[Told]:
+def scored_path(node: Heddle) -> list[Json]:
     """Return the nodes below the root down to this one, with their scores."""
     return [{"text": each.text, "score": each.score} for each in node.path[1:]]
 
 
-def vote_objects(votes: Iterable[tuple[object, int]]) -> list[Told]:
+def vote_objects(votes: Iterable[tuple[object, int]]) -> list[Json]:
     """Return answers and how many gave them."""
     return [{"answer": answer, "count": count} for answer, count in votes]
