@@ -8,8 +8,9 @@ import pytest
 
 from sampling import naive
 from weft.sampling import filters
+from weft.sampling.arrays import SamplingArrays
 from weft.sampling.metrics import group_peaks
-from weft.sampling.params import SamplingArrays, SamplingParams
+from weft.sampling.params import SamplingParams
 
 Twin = Callable[[list[float], Any], list[float]]
 SHARES = [0.05, 0.3, 0.5, 0.9, 0.999]

@@ -361,7 +361,8 @@ class Heddle(Shown):
         Inside `apply_at_leaves` the list is filled when it is looked at, for all leaves in one
         batch.
         """
-        params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
+        own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
+        params = known.params(temp=temp, stop_strings=stop_strings, **own)
         if self.terminal:
             return Branches()
         if self._batch is not None:
@@ -380,7 +381,8 @@ class Heddle(Shown):
         **kwargs: Any,
     ) -> Generator[known.StreamItem, None, Branches]:
         """As `make_children`, yielding the known items; `deltas` in each holds what is new."""
-        params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
+        own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
+        params = known.params(temp=temp, stop_strings=stop_strings, **own)
         first = self._first_number(params)
         return known.items(plan([self], params, force=False, streamed=True, first=first))
 
@@ -394,7 +396,7 @@ class Heddle(Shown):
         streamed = kwargs.pop("stream", False)
         if isinstance(arg, str) or known.ramify_texts(arg) is not None:
             special = kwargs.pop("special", None)
-            known.check(kwargs)
+            known.params(**kwargs)
             made = [
                 self.add(text, special=special)
                 for text in ([arg] if isinstance(arg, str) else arg or ())

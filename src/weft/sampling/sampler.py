@@ -14,8 +14,9 @@ from ..constraints.base import Matcher
 from ..constraints.grammar import Masks
 from ..errors import ConfigError
 from . import filters
+from .arrays import SamplingArrays
 from .metrics import Moments, Scratch, group_peaks, moments, n_groups
-from .params import SamplingArrays, SamplingParams
+from .params import SamplingParams
 from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
 
 Floats = NDArray[np.float32]
