@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import doors
 from ..checks import whole_number
 from ..engines.base import Row
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow
@@ -532,7 +533,7 @@ def load_model_by_name(
     options, engines = dict(llm_opts or {}), engine_names()
     chosen = backend if backend is not None else _best(name, engines, options)
     if chosen in KNOWN:
-        made: AsyncLM | MockAsyncLM = _known(chosen).from_name(name, **options)
+        made: AsyncLM | MockAsyncLM = doors.BACKENDS[chosen].from_name(name, **options)
         return made
     if chosen not in ("auto", *engines):
         allowed = ", ".join((*KNOWN, "auto", *engines))
@@ -542,17 +543,6 @@ def load_model_by_name(
     own = {"as_torch": find_spec("torch") is not None}
     own |= {option: options.pop(option) for option in OWN if option in options}
     return AsyncLM(load(name, engine=chosen, **options), **own)
-
-
-def _known(backend: str) -> Any:
-    from ..compat.genlm import models
-
-    return {
-        "hf": models.AsyncTransformer,
-        "vllm": models.AsyncVirtualLM,
-        "mlx": models.AsyncMlxLM,
-        "mock": models.MockAsyncLM,
-    }[backend]
 
 
 def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:

@@ -153,7 +153,7 @@ def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -
     below[np.arange(below.shape[1]) >= ranked.n[:, None]] = -np.inf
     mass = np.where(arrays.mass_first, total, 0.0)
     for name, asking in arrays.asked.items():
-        kept = CUTS[name](Ranked(ranked.ids, below, mass), arrays.filters[name])
+        kept = CUTS[name](Remaining(ranked.ids, below, mass), arrays.filters[name])
         if not asking.all():
             kept |= ~asking[:, None]
         below = np.where(kept, below, -np.inf)
@@ -162,7 +162,7 @@ def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -
     return Left(rows, ranked.ids, heights, np.log(_sums(np.exp(heights))))
 
 
-class Ranked(NamedTuple):
+class Remaining(NamedTuple):
     """What filters before this one have left of some rows, which it looks at and does not change.
 
     ids: int64 [B, C], likeliest first, equals by id. below: float64 [B, C], how far the logits lie
@@ -179,13 +179,13 @@ class Ranked(NamedTuple):
 # mark for rows that do not ask for them has no effect.
 
 
-def _top_k(left: Ranked, k: Ids) -> Flags:
+def _top_k(left: Remaining, k: Ids) -> Flags:
     """Mark the k likeliest."""
     marked: Flags = np.arange(left.ids.shape[1]) < k[:, None]
     return marked
 
 
-def _typical(left: Ranked, share: Doubles) -> Flags:
+def _typical(left: Remaining, share: Doubles) -> Flags:
     """Mark the smallest set with surprisal nearest the entropy that reaches its share."""
     weights = np.exp(left.below)
     total = _sums(weights)[:, None]
@@ -201,7 +201,7 @@ def _typical(left: Ranked, share: Doubles) -> Flags:
     return kept
 
 
-def _top_p(left: Ranked, share: Doubles) -> Flags:
+def _top_p(left: Remaining, share: Doubles) -> Flags:
     """Mark the likeliest until they reach their share."""
     running = _running(np.exp(left.below))
     whole = np.where(left.mass > 0, left.mass, running[:, -1])
@@ -210,7 +210,7 @@ def _top_p(left: Ranked, share: Doubles) -> Flags:
     return kept
 
 
-def _min_p(left: Ranked, share: Doubles) -> Flags:
+def _min_p(left: Remaining, share: Doubles) -> Flags:
     """Mark what weighs no less than this share of the likeliest that is left."""
     largest = left.below.max(axis=1, keepdims=True)
     kept: Flags = left.below - largest >= _logs(share)[:, None]
@@ -218,7 +218,7 @@ def _min_p(left: Ranked, share: Doubles) -> Flags:
 
 
 # By the parameter's name; they cut in the order of its table.
-CUTS: Mapping[str, Callable[[Ranked, NDArray[Any]], Flags]] = {
+CUTS: Mapping[str, Callable[[Remaining, NDArray[Any]], Flags]] = {
     "top_k": _top_k,
     "typical_p": _typical,
     "top_p": _top_p,
