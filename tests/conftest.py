@@ -30,6 +30,14 @@ PACKAGES = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engine",
+        metavar="MODULE:CLASS",
+        help="show the laws of tests/contract on this engine instead of Weft's own",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons = {
         marker: _why_not(marker)

@@ -104,11 +104,11 @@ class _CommitPart:
             else:  # set anew while the commit was on its way
                 branch.sampler.accept(token)
         branch.advanced(line, token)
-        branch.row, branch.drawn = answer.row, None
+        branch.row = answer.row
         branch.stream.push(token)
         as_asked = branch.sampler is self.sampler and branch.steering is self.steering
-        if answer.drawn is not None and as_asked:
-            branch.drawn = branch.produced(*answer.drawn)
+        drawn = answer.drawn if as_asked else None
+        branch.drawn = None if drawn is None else branch.produced(*drawn)
 
 
 class PrefillCall:

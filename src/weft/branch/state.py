@@ -138,6 +138,8 @@ class State:
     def checked_token(self, token: int) -> int:
         """Return a token id of the vocabulary, or refuse it."""
         n_vocab = self.lm.info.n_vocab
+        if type(token) is int and 0 <= token < n_vocab:
+            return token
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ConfigError(f"a token is {token!r}; allowed are ids from 0 to {n_vocab - 1}")
         index = int(token)
