@@ -44,7 +44,7 @@ def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, s
 
 
 def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return both."""
+    """Return the looms that begin so, then the nodes, for an argument that may be either."""
     return complete_looms(incomplete) + complete_nodes(context, incomplete)
 
 

@@ -328,7 +328,7 @@ class Heddle(Shown):
     # The known names
 
     def add_text_child(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
-        """Return `add(text, special=special)`."""
+        """The known name of `add`."""
         return self.add(text, special=special)
 
     def make_children(
