@@ -153,6 +153,7 @@ def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() ->
     assert sorted(PARAMETERS) == sorted(NAMES)
     assert list(CUTS) == [name for name, row in PARAMETERS.items() if row.is_filter]
     for name, row in PARAMETERS.items():
+        assert name in (SamplingParams.__doc__ or "")
         assert row.flag is None or f"--{name.replace('_', '-')}" in row.flag.names
 
 
