@@ -9,13 +9,15 @@ alone and in a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import SamplingArrays
 from .metrics import RankedIds, floors_of, rank
+
+if TYPE_CHECKING:
+    from .sampler import SamplingArrays
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
