@@ -279,7 +279,9 @@ class TorchEngine(Engine):
     ) -> tuple[StepAttention, Tensor]:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
-        self._now = self._fused if self._fused is not None and adapter is None else self._head
+        fused = self._fused if adapter is None else None
+        is_enough = fused is not None and not fused.is_hooked(self._lora.n_hooks)
+        self._now = fused if fused is not None and is_enough else self._head
         ids: list[int] = []
         positions: list[int] = []
         for i in plan.order:
