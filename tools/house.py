@@ -35,6 +35,7 @@ ALLOWED = {
     "_parser": "re has no public parser (constraints/patterns.py)",
     "_forward_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
     "_forward_pre_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
+    "_parameters": "torch takes a microsecond for a weight by its name (engines/torch/fused.py)",
     "_scaled_dot_product_flash_attention_for_cpu": "the one CPU product with its log-sum-exp",
     "_version": "torch counts changes of a tensor there",
 }

@@ -174,7 +174,7 @@ class ReadCall:
 
     def _finish(self, answers: list[list[Any]]) -> None:
         for branch, answer in zip(self.branches, answers, strict=True):
-            branch.lm.scheduler.rows.fill(branch.needed_row(), answer[0])
+            branch.lm.scheduler.rows.fill(branch.needed_row(), answer[0], wanted=True)
 
 
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
