@@ -191,6 +191,20 @@ def test_the_budget_of_logits_rows_is_kept_and_shown() -> None:
         assert lm.stats().row_budget_bytes == 1 << 20
 
 
+def test_a_budget_of_less_than_one_row_slows_and_stops_nothing() -> None:
+    def drawn(**options: object) -> list[list[int]]:
+        with weft.load("tiny", **options) as lm:
+            root = weft.Branch.create(lm, seed=1)
+            root.prefill(list(range(10, 20)))
+            branches, store = [root, root.fork(), root.fork()], weft.BranchStore(lm)
+            for _ in range(3):
+                found = store.produce(branches)
+                store.commit([(b, each.token) for b, each in zip(branches, found, strict=True)])
+            return [branch.tokens for branch in branches]
+
+    assert drawn(row_cache=1) == drawn()
+
+
 def test_kv_beyond_the_budget_goes_to_the_host_and_comes_back() -> None:
     prompts = [list(range(40 * i, 40 * i + 40)) for i in range(1, 9)]
     with weft.load("tiny") as plain:

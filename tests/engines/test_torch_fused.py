@@ -11,9 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from families import FAMILIES, build, plain_logits  # noqa: E402
+from families import FAMILIES, N_VOCAB, build, plain_logits  # noqa: E402
 from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.check import check_paths  # noqa: E402
 from weft.engines.torch.fused import FusedDecoder  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -99,6 +100,70 @@ def test_a_model_with_hooks_or_a_forward_of_its_own_runs_its_modules(calls) -> N
     assert not calls
 
 
+class Stretched(torch.nn.Embedding):
+    """Says something else of a token that no check at load asks about."""
+
+    def forward(self, input: Any) -> Any:
+        return super().forward(input) * torch.where(input == IDS[-1], 3.0, 1.0)[..., None]
+
+
+class Packed(torch.nn.Module):
+    """A linear layer as quantisers make them: no weight that could be read."""
+
+    def __init__(self, of: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = of.in_features, of.out_features
+        self.codes = of.weight
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.codes.T
+
+
+def test_modules_of_other_classes_run(calls) -> None:
+    assert IDS[-1] not in check_paths(N_VOCAB)
+    stretched, packed = build("llama"), build("qwen3")
+    was = stretched.get_input_embeddings().weight
+    stretched.set_input_embeddings(Stretched(*was.shape, _weight=was))
+    for layer in packed.model.layers:
+        layer.self_attn.q_proj = Packed(layer.self_attn.q_proj)
+    for model in (stretched, packed):
+        got = TorchEngine.adopt(model).forward([Row((), IDS, 0, None, (11,))]).logits(0)
+        np.testing.assert_allclose(got, plain_logits(model, IDS)[-1].numpy(), atol=2e-4)
+    assert not calls
+
+
+def test_an_adapter_of_the_owners_counts_while_it_is_trained(calls) -> None:
+    """A fresh one adds nothing, so that a look at the numbers does not show it."""
+    peft = pytest.importorskip("peft")
+    model = build("llama")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
+    engine = TorchEngine.adopt(model.eval())
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_()
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=1e-3)
+    assert not calls
+
+
+@pytest.mark.parametrize("how", ["loaded", "handed over"])
+def test_a_hook_on_the_engines_model_counts_from_when_it_is_there(
+    how: str, tmp_path: Path, calls
+) -> None:
+    engine, twin = made("llama", how, tmp_path), build("llama")
+    calls.clear()
+    hooks = [
+        model.model.layers[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+        for model in (engine.model, twin)
+    ]
+    np.testing.assert_allclose(stepped(engine), plain_logits(twin, IDS).numpy(), atol=2e-4)
+    assert not calls
+    for hook in hooks:
+        hook.remove()
+    np.testing.assert_allclose(stepped(engine), plain_logits(twin, IDS).numpy(), atol=2e-4)
+    assert calls
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_runs_the_modules(dtype: str, tmp_path: Path, calls) -> None:
     build("llama").save_pretrained(tmp_path)
@@ -123,6 +188,21 @@ def test_what_is_written_into_the_weights_counts(how: str, tmp_path: Path, calls
     assert np.abs(after - before).max() > 0.01
     engine._fused = None  # the modules' own answer
     np.testing.assert_allclose(after, stepped(engine), atol=2e-4)
+
+
+@pytest.mark.parametrize("how", ["data", "assign"])
+def test_weights_that_others_take_the_place_of_count_no_more(
+    how: str, tmp_path: Path, calls
+) -> None:
+    engine, other = made("qwen2", "loaded", tmp_path), build("qwen2", seed=1)
+    if how == "data":
+        for weight, new in zip(engine.model.parameters(), other.parameters(), strict=True):
+            weight.data = new.data.clone()
+    else:
+        engine.model.load_state_dict(other.state_dict(), assign=True)
+    calls.clear()
+    np.testing.assert_allclose(stepped(engine), plain_logits(other, IDS).numpy(), atol=2e-4)
+    assert calls
 
 
 def test_scores_are_of_the_same_numbers(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from families import N_VOCAB, build, plain_logits  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.model import fingerprint_of  # noqa: E402
 from weft.errors import ConfigError, ModelLoadError, Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -97,6 +98,17 @@ def test_dtype_is_as_asked_and_halves_the_kv(folder: Path, dtype: str) -> None:
 def test_auto_dtype_is_the_checkpoints(tmp_path: Path) -> None:
     build("llama", torch.bfloat16).save_pretrained(tmp_path)
     assert TorchEngine.load(tmp_path).info.dtype == "bfloat16"
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch: this way to quantise is old
+def test_packed_weights_name_a_model_too() -> None:
+    def packed(seed: int) -> torch.nn.Module:
+        return torch.ao.quantization.quantize_dynamic(build("llama", seed=seed), {torch.nn.Linear})
+
+    one, again, other = packed(0), packed(0), packed(0)
+    up = other.model.layers[2].mlp.up_proj
+    up.set_weight_bias(packed(1).model.layers[2].mlp.up_proj.weight(), None)
+    assert fingerprint_of(one) == fingerprint_of(again) != fingerprint_of(other)
 
 
 def test_a_handed_over_model_has_the_fingerprint_of_its_folder(folder: Path) -> None:

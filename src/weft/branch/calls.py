@@ -122,7 +122,7 @@ class PrefillCall:
                 self.parts.append(_PrefillPart(branch, ids))
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Run them all."""
+        """Yield one stage: the tokens of all branches, each its own item."""
         if self.parts:
             yield [Extend(part.place, (), part.wants()) for part in self.parts], self._finish
 
@@ -168,13 +168,13 @@ class ReadCall:
         self.branches = branches
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Read them all."""
+        """Yield one stage: the logits where each branch stands."""
         branches = self.branches
         yield [Extend(each.place, (), (Logits(each.position),)) for each in branches], self._finish
 
     def _finish(self, answers: list[list[Any]]) -> None:
         for branch, answer in zip(self.branches, answers, strict=True):
-            branch.lm.scheduler.rows.fill(branch.needed_row(), answer[0])
+            branch.lm.scheduler.rows.fill(branch.needed_row(), answer[0], wanted=True)
 
 
 def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:

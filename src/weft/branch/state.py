@@ -470,7 +470,7 @@ class LiveBranches:
 
     @classmethod
     def of(cls, lm: LM) -> LiveBranches:
-        """Return the one of an LM."""
+        """Return an LM's, made when first asked for."""
         found: LiveBranches | None = lm.of_faces.get(cls)
         return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
 

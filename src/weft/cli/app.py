@@ -40,7 +40,7 @@ class Verbs(TyperGroup):
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb."""
+        """Run the verb; what is wrong with a value is told without the parser's own prefix."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:

@@ -34,6 +34,7 @@ _HINT = "/help lists the commands"
 
 
 @guarded
+@options.with_sampling
 def chat(
     context: typer.Context,
     model: options.Model = TINY,
@@ -47,10 +48,8 @@ def chat(
     ] = False,
     loom: options.Loom = None,
     max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    *,
+    sampling: dict[str, Any],
     seed: options.Seed = None,
     kv_budget: options.KvBudget = "auto",
     as_json: Annotated[
@@ -59,7 +58,7 @@ def chat(
     verbose: options.Verbose = 0,
 ) -> None:
     """Talk to a model. Every answer is a node of a loom that is kept."""
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, None)
+    sampling = {**sampling, **options.given(max_tokens=max_tokens, seed=seed)}
     out = Out.of(sys.stderr if as_json else sys.stdout)
     if go_on or loom is not None:
         if system is not None:

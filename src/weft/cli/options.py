@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +15,7 @@ import typer
 
 from .. import files
 from ..errors import ConfigError, GrammarError, WeftError
+from ..sampling.params import NAMES, PARAMETERS, TEMPERATURE
 from ..viz.escape import visible
 from ..viz.out import Out
 from ..viz.terminal import called
@@ -56,7 +59,7 @@ def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, s
 
 
 def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return both."""
+    """Return the looms that begin so, then the nodes, for an argument that may be either."""
     return complete_looms(incomplete) + complete_nodes(context, incomplete)
 
 
@@ -158,25 +161,10 @@ MaxTokens = Annotated[
     int | None,
     typer.Option("--max-tokens", help="New tokens a branch, at most.", show_default="256"),
 ]
+_MODELS = "the model's"
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "--temp", help="0 is greedy.", show_default="the model's"),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", help="Keep this much probability.", show_default="the model's"),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", help="Keep the k likeliest; 0: all.", show_default="the model's"),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        "--min-p",
-        help="Drop what is this much less likely than the best.",
-        show_default="the model's",
-    ),
+    typer.Option(*TEMPERATURE.names, help=TEMPERATURE.help, show_default=_MODELS),
 ]
 Seed = Annotated[
     int | None,
@@ -312,25 +300,30 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def sampling(
-    max_tokens: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    seed: int | None,
-    stop: list[str] | None,
-) -> dict[str, Any]:
-    """Return the sampling options that were given."""
-    return given(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stops(stop),
-    )
+def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
+    """Put the flags of all sampling parameters where a verb has `sampling`: what was given of them.
+
+    A parameter has one where its row of the table names it.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    flags = {name: flag for name in NAMES if (flag := PARAMETERS[name].flag)}
+
+    @functools.wraps(verb)
+    def run(**values: Any) -> None:
+        verb(sampling=given(**{name: values.pop(name) for name in flags}), **values)
+
+    listed: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "sampling":
+            listed.append(parameter)
+            continue
+        for name, flag in flags.items():
+            option = typer.Option(None, *flag.names, help=flag.help, show_default=_MODELS)
+            kind = flag.type | None
+            listed.append(parameter.replace(name=name, default=option, annotation=kind))
+    run.__annotations__ = {each.name: each.annotation for each in listed}
+    run.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    return run
 
 
 def constraint(schema: Path | None) -> dict[str, Any]:

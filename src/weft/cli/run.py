@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 @guarded
+@options.with_sampling
 def run(
     context: typer.Context,
     prompt: options.Prompt = None,
@@ -49,10 +50,8 @@ def run(
     ] = False,
     loom: options.Loom = None,
     interactive: options.Interactive = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    *,
+    sampling: dict[str, Any],
     seed: options.Seed = None,
     stop: options.Stop = None,
     json_schema: options.JsonSchema = None,
@@ -64,8 +63,8 @@ def run(
     verbose: options.Verbose = 0,
 ) -> None:
     """Grow branches from a prompt and draw them as a tree."""
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    sampling |= options.constraint(json_schema)
+    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
+    sampling = {**sampling, **more, **options.constraint(json_schema)}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     wish = Wish(n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive)
     # Where one stays, what comes in are the keys.
@@ -121,6 +120,7 @@ def make_loom(
 
 
 @guarded
+@options.with_sampling
 def grow(
     node: options.Node,
     text: Annotated[
@@ -143,10 +143,8 @@ def grow(
         ),
     ] = None,
     special: options.Special = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    *,
+    sampling: dict[str, Any],
     seed: options.Seed = None,
     stop: options.Stop = None,
     force: Annotated[
@@ -163,7 +161,8 @@ def grow(
 
     What is not given is as the node itself was grown; the seed is a new one.
     """
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
+    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
+    sampling = {**sampling, **more}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     wish = Wish(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force

@@ -105,12 +105,15 @@ class RowStore:
             self._enter(held, each * len(rows))
         return rows
 
-    def fill(self, row: LogitsRow, logits: Any) -> None:
-        """Give a row its numbers: float32 [V], not to be written to any more."""
+    def fill(self, row: LogitsRow, logits: Any, *, wanted: bool = False) -> None:
+        """Give a row its numbers: float32 [V], not to be written to any more.
+
+        wanted: it is read right after, so it stays for now, however small the budget is.
+        """
         with self._lock:
             row._array, row._held = _frozen(logits), None
             self._enter(row, self._row_bytes)
-            self.shrink()
+            self.shrink(row if wanted else None)
 
     def own(self, logits: Any) -> LogitsRow:
         """Return a row of its holder's own numbers: never forgotten, nor counted."""
@@ -159,12 +162,18 @@ class RowStore:
         for entry in list(self._order.values()):
             self._forget_one(entry)
 
-    def shrink(self) -> None:
-        """Forget what nobody holds, then the least recently used, until the budget holds."""
+    def shrink(self, spared: LogitsRow | None = None) -> None:
+        """Forget what nobody holds, then the least recently used, until the budget holds.
+
+        spared: a row that was used last, and stays for now.
+        """
         while self._gone:
             self._leave(self._gone.popleft())
         while self.used_bytes > self.budget_bytes and self._order:
-            self._forget_one(next(iter(self._order.values())))
+            entry = next(iter(self._order.values()))
+            if spared is not None and entry is spared._ref:
+                return
+            self._forget_one(entry)
 
     def _forget_one(self, entry: _Entry) -> None:
         counted = entry()

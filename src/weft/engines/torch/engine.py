@@ -270,7 +270,10 @@ class TorchEngine(Engine):
     def _hidden(self, step: KVStep, rows: Sequence[Row], tokens: list[Sequence[int]]) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
-        self._now = self._fused if self._fused is not None and adapter is None else self._head
+        fused = self._fused if adapter is None else None
+        if fused is not None and fused.is_hooked(self._lora.n_hooks):
+            fused = None
+        self._now = self._head if fused is None else fused
         ids = [token for i in step.order for token in tokens[i]]
         packed = torch.tensor([ids, step.positions], device=self._device)
         self._call.step = step

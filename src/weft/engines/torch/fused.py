@@ -38,10 +38,9 @@ class FusedDecoder:
         specs: how each layer attends. call: the forward that is running.
         """
         kind = type(model)
-        is_known = f"{kind.__module__}.{kind.__qualname__}" in _MODELS
-        if not is_known or model.device.type != "cpu" or model.dtype != torch.float32:
+        if f"{kind.__module__}.{kind.__qualname__}" not in _MODELS:
             return None
-        if not all(map(_is_untouched, model.modules())):
+        if not all(map(is_plain, model.parameters())) or not _is_untouched(model):
             return None
         base: Any = model.base_model
         heads = base.layers[0].self_attn.head_dim
@@ -60,6 +59,15 @@ class FusedDecoder:
             _Layer(layer, number, spec)
             for number, (layer, spec) in enumerate(zip(base.layers, specs, strict=True))
         ]
+        self._hooks = [
+            hooks
+            for module in model.modules()
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+
+    def is_hooked(self, n_idle: int) -> bool:
+        """Whether hooks on the modules do something, beside `n_idle` that do nothing now."""
+        return any(self._hooks) and sum(map(len, self._hooks)) > n_idle
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the layers over packed tokens, both [1, T]; return hidden states [T, E]."""
@@ -118,17 +126,23 @@ class _Siblings:
     """Linear layers of one input, their outputs side by side."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._weights = [layer.weight for layer in layers]
-        self._biases = [layer.bias for layer in layers]
-        self._whole = _whole(self._weights)
+        self._held = [layer._parameters for layer in layers]  # `layer.weight` takes ten times it
+        weights = [layer.weight for layer in layers]
+        self._has_biases = layers[0].bias is not None
+        self._whole = _whole(weights)
+        self._places = [weight.data_ptr() for weight in weights]
 
     def of(self, x: Tensor) -> Tensor:
         """x: [T, in]. Returns [T, out of all]."""
-        if self._whole is not None:
+        weights: list[Any] = [held["weight"] for held in self._held]
+        if self._whole is not None and [weight.data_ptr() for weight in weights] == self._places:
             out = F.linear(x, self._whole)
-        else:
-            out = torch.cat([F.linear(x, weight) for weight in self._weights], -1)
-        return out if self._biases[0] is None else out.add_(torch.cat(self._biases))
+        else:  # never side by side, or others were put in their place
+            out = torch.cat([F.linear(x, weight) for weight in weights], -1)
+        if self._has_biases:
+            biases: list[Any] = [held["bias"] for held in self._held]
+            out.add_(torch.cat(biases))
+        return out
 
 
 def _whole(weights: Sequence[Tensor]) -> Tensor | None:
@@ -156,8 +170,24 @@ def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     return x if layer.bias is None else x.add_(layer.bias)
 
 
-def _is_untouched(module: nn.Module) -> bool:
-    """Whether a module does what its class says, and nothing more."""
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    is_linear = type(module) is nn.Linear or not isinstance(module, nn.Linear)
-    return is_linear and not hooked and "forward" not in module.__dict__
+def is_plain(weight: nn.Parameter) -> bool:
+    """Whether a weight is numbers in float32 on a CPU, not something that stands for them."""
+    is_here = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return type(weight) is nn.Parameter and is_here
+
+
+def _is_untouched(model: Any) -> bool:
+    """Whether a model is made of its family's modules, and they do nothing more."""
+    called = {id(part) for layer in model.base_model.layers for part in layer.mlp.act_fn.modules()}
+    return not any(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in module.__dict__
+        or not (_is_of_family(module, model) or id(module) in called)
+        for module in model.modules()
+    )
+
+
+def _is_of_family(module: nn.Module, model: nn.Module) -> bool:
+    kind = type(module)
+    return kind in (nn.Linear, nn.Embedding, nn.ModuleList) or kind.__module__ == model.__module__

@@ -53,6 +53,11 @@ class LoraAdapters:
         self._layers: dict[str, dict[str, Low]] = {}
         self._hooked: set[str] = set()
 
+    @property
+    def n_hooks(self) -> int:
+        """How many hooks it has put on the model's modules."""
+        return len(self._hooked)
+
     def add(self, name: str, folder: str | Path) -> str:
         """Read a PEFT folder; return a fingerprint of what its layers add.
 

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .check import refuse_config
-from .fused import SIBLINGS
+from .fused import SIBLINGS, is_plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,14 +116,20 @@ def fingerprint_of(model: PreTrainedModel) -> str:
 
 def _samples(model: PreTrainedModel) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
     seen: set[tuple[int, tuple[int, ...]]] = set()
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if key not in seen:  # tied weights are stored once
-            seen.add(key)
-            yield name, tuple(tensor.shape), _sample(tensor)
+    for name, held in model.state_dict().items():
+        for tensor in held if isinstance(held, tuple) else (held,):  # packed: weight and bias
+            if not isinstance(tensor, Tensor):  # a dtype, say
+                continue
+            key = (tensor.data_ptr(), tuple(tensor.shape))
+            if key not in seen:  # tied weights are stored once
+                if key[0]:  # what stands for numbers that are elsewhere has no place
+                    seen.add(key)
+                yield name, tuple(tensor.shape), _sample(tensor)
 
 
 def _sample(tensor: Tensor) -> NDArray[np.float32]:
+    if tensor.is_quantized or hasattr(type(tensor), "__tensor_flatten__"):
+        tensor = tensor.dequantize()
     positions = torch.from_numpy(checkpoint.sample_positions(tensor.numel())).to(tensor.device)
     sample: NDArray[np.float32] = tensor.detach().reshape(-1)[positions].float().cpu().numpy()
     return sample
@@ -213,7 +219,7 @@ def lay_by_column(model: PreTrainedModel) -> None:
 
 def _lay_together(weights: Sequence[Tensor]) -> None:
     """Let weights [out, in] of one `in` be parts of one piece that holds column after column."""
-    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
+    if not all(map(is_plain, weights)):
         return
     if len({weight.shape[1] for weight in weights}) > 1:
         return
