@@ -168,7 +168,14 @@ def test_a_closed_lm_says_so_and_closing_twice_is_fine() -> None:
 
 @pytest.mark.parametrize(
     ("given", "n_bytes"),
-    [("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5k", 1500), (77, 77), ("64 mib", 64 << 20)],
+    [
+        ("4GiB", 4 << 30),
+        ("512MB", 512_000_000),
+        ("1.5k", 1500),
+        (77, 77),
+        ("64 mib", 64 << 20),
+        (np.int64(77), 77),
+    ],
 )
 def test_sizes_are_read_as_people_write_them(given: str | int, n_bytes: int) -> None:
     assert parse_bytes(given) == n_bytes
@@ -227,7 +234,7 @@ def test_kv_beyond_the_budget_goes_to_the_host_and_comes_back() -> None:
     assert again[400 * size] <= n_all + 2 * len(prompts)  # only what is asked for is
 
 
-@pytest.mark.parametrize("offload", ["auto", "much", 0, -1, True, 1])
+@pytest.mark.parametrize("offload", ["auto", "much", 0, -1, True, 1, 2.0, "9" * 400 + "GiB"])
 def test_an_offload_that_is_no_size_is_refused(offload: object) -> None:
     with pytest.raises(ConfigError, match=r"^offload (is|of) .*"):
         weft.load("tiny", offload=offload)

@@ -18,8 +18,14 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or not _is_within(number, low, high):
-        raise ConfigError(f"{name} is {value!r:.80}; allowed is a whole number{_range(low, high)}")
+        given = _shown(number, value)
+        raise ConfigError(f"{name} is {given}; allowed is a whole number{_range(low, high)}")
     return number
+
+
+def _shown(number: int | None, value: Any) -> str:
+    is_huge = number is not None and number.bit_length() > 256  # Python writes no huge ones
+    return f"a number of {number.bit_length()} bits" if is_huge and number else f"{value!r:.80}"
 
 
 def _is_within(number: int, low: int | None, high: int | None) -> bool:

@@ -425,7 +425,8 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     """Return the context length to use."""
     if n_ctx is None:
         return info.n_positions
-    if whole_number("n_ctx", n_ctx, 1) > info.n_positions:
+    n_ctx = whole_number("n_ctx", n_ctx, 1)
+    if n_ctx > info.n_positions:
         raise ConfigError(
             f"n_ctx is {n_ctx}, but {info.model} has {info.n_positions} positions; use at most that"
         )
@@ -465,7 +466,7 @@ def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
 def least(n_seq_max: int | None, info: EngineInfo) -> int | None:
     """Return the smaller limit of resident paths; None for none."""
     if n_seq_max is not None:
-        whole_number("n_seq_max", n_seq_max, 1)
+        n_seq_max = whole_number("n_seq_max", n_seq_max, 1)
         if info.kv == "hidden":
             raise Unsupported(
                 f"the {info.name} engine keeps its KV to itself, so n_seq_max has no effect;"

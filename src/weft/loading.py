@@ -6,11 +6,13 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .checks import whole_number
 from .engines import engine_class, install_hint
 from .engines.base import Engine
 from .engines.checkpoint import check_tokenizer, read_config
@@ -80,6 +82,7 @@ def load(
         EngineUnavailable: the engine's package is not installed.
         Unsupported: the engine cannot run this model.
     """
+    n_ctx = None if n_ctx is None else whole_number("n_ctx", n_ctx)
     budget = parse_bytes(kv_budget)
     limits = {
         "n_ctx": n_ctx,
@@ -289,15 +292,16 @@ def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True
     """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name."""
     if auto and budget == "auto":
         return None
-    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
-        return budget
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?)b?\s*", str(budget).lower())
-    if isinstance(budget, str) and match is not None and match[2] in _UNITS:
-        size = int(float(match[1]) * _UNITS[match[2]])
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([kmg]?i?)b?\s*", budget.lower())
+        size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
         if size > 0:
             return size
+    else:
+        with suppress(ConfigError):
+            return whole_number(name, budget, 1)
     allowed = '"auto", bytes, or' if auto else "bytes, or"
-    raise ConfigError(f'{name} is {budget!r}; allowed are {allowed} a size like "4GiB"')
+    raise ConfigError(f'{name} is {budget!r:.80}; allowed are {allowed} a size like "4GiB"')
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:

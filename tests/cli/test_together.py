@@ -515,6 +515,30 @@ def test_a_session_outside_of_the_container_is_what_it_was_entered_with(
 
 
 @posix
+def test_a_container_that_sees_the_processes_around_it_has_no_mark_of_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process 2 is 70 outside, in the session of 60; outside's own 2 is none of it."""
+    rest = " ".join("0" * 15)
+    seen = {"2": (0, 2, 25), "60": (1, 60, 600), "70": (60, 60, 700)}
+
+    def read(file: Path) -> str:
+        number = "70" if file.parts[2] == "self" else file.parts[2]
+        if number not in seen:
+            return ""
+        parent, session, began = seen[number]
+        return f"{number} (a) S {parent} 0 {session} {rest} {began} 0"
+
+    monkeypatch.setattr(os, "getpid", lambda: 2)
+    monkeypatch.setattr(terminal_module, "_read", read)
+    monkeypatch.setattr(os, "getsid", lambda pid: 0)
+    inside = terminal()
+    monkeypatch.setattr(os, "getsid", lambda pid: 60)
+    monkeypatch.setattr(os, "getpid", lambda: 70)
+    assert inside == terminal() != ""
+
+
+@posix
 def test_where_the_system_says_nothing_of_sessions_tabs_have_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

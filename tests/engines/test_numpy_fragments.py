@@ -160,6 +160,15 @@ def test_kv_of_another_model_is_refused(
     assert engine.fragments.usage() == before
 
 
+def test_an_export_keeps_the_memory_of_its_slots_and_no_more(engine: NumpyEngine) -> None:
+    def owner(array: Any) -> Any:
+        return array if array.base is None else owner(array.base)
+
+    owners = [owner(array) for array in engine.fragments.export(prefill(engine, 7)).values()]
+    held = {id(array): array.nbytes for array in owners}
+    assert sum(held.values()) == 7 * engine.info.kv_bytes_per_token
+
+
 def test_operations_outside_the_fragment_are_refused(engine: NumpyEngine) -> None:
     fragment = prefill(engine, 3)
     for at in (0, 3, -1):

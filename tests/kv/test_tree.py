@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes import BrokenFragments
@@ -279,6 +280,12 @@ def test_a_node_cut_in_two_has_its_host_copy_in_two() -> None:
     assert slots(tree, end) == [(1, 0), (2, 1), (3, 2), (4, 3)]
     assert held.depth == 4
     tree.check()
+
+
+def test_half_a_host_copy_does_not_keep_the_memory_of_the_whole() -> None:
+    whole = {"k.0": np.zeros((2, 100, 4)), "v.0": np.zeros((2, 100, 4))}
+    for half, n in zip(split_exported(whole, 97), (97, 3), strict=True):
+        assert all(array.base is None and array.shape == (2, n, 4) for array in half.values())
 
 
 def test_a_node_that_is_not_resident_has_nothing_to_copy() -> None:

@@ -317,9 +317,10 @@ class AsyncLM(AbstractAsyncLM):
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _checked_top(self, k: int) -> int:
-        if whole_number("k", k, 1) > self.lm.info.n_vocab:
+        number = whole_number("k", k, 1)
+        if number > self.lm.info.n_vocab:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
-        return k
+        return number
 
     def _given(self, values: NDArray[Any]) -> Any:
         as_torch = self._as_torch

@@ -413,7 +413,7 @@ def terminal() -> str:
 
 def _session() -> list[str]:
     try:
-        leader = os.getsid(0) or _first_inside()
+        leader = _leader()
     except OSError:
         return []
     if leader <= 0:
@@ -425,9 +425,22 @@ def _session() -> list[str]:
     return [str(leader), *began, boot or os.environ.get("TERM_SESSION_ID", "")]
 
 
-def _first_inside() -> int:
+def _leader() -> int:
+    """Return the number of our session's leader, as /proc counts; 0 where it cannot be told.
+
+    A container without a /proc of its own sees that of the system around it, where all have other
+    numbers.
+    """
+    process, leader = os.getpid(), os.getsid(0)
+    told = _read(Path("/proc/self/stat")).partition(" ")[0]
+    if told and int(told) != process:
+        process = int(told)
+        leader = int(_process_status(process)[_SESSION])
+    return leader or _first_inside(process)
+
+
+def _first_inside(process: int) -> int:
     """Return the first process of a session whose leader is outside of our container."""
-    process = os.getpid()
     while status := _process_status(process):
         parent = int(status[_PARENT])
         if _process_status(parent)[_SESSION:][:1] != ["0"]:

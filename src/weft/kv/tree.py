@@ -80,11 +80,14 @@ def can_join(upper: Node, lower: Node) -> bool:
 
 
 def split_exported(host: dict[str, Any], cut: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cut exported KV: k.* and v.* have their slots on axis 1, others describe the whole."""
+    """Cut exported KV: k.* and v.* have their slots on axis 1, others describe the whole.
+
+    Both are copies: a view would keep the memory of the whole, whatever becomes of the other half.
+    """
     upper, lower = dict(host), dict(host)
     for name, array in host.items():
         if name.startswith(("k.", "v.")):
-            upper[name], lower[name] = array[:, :cut], array[:, cut:]
+            upper[name], lower[name] = array[:, :cut].copy(), array[:, cut:].copy()
     return upper, lower
 
 

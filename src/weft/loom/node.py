@@ -290,8 +290,8 @@ class HeddleState:
 
     def trim(self, token_trim: int) -> Self:
         """Take the last `token_trim` tokens away, as `clip` does; 0 takes none."""
-        if whole_number("token_trim", token_trim, 0):
-            clip_tokens(self, -token_trim)
+        if n := whole_number("token_trim", token_trim, 0):
+            clip_tokens(self, -n)
         return self
 
     def to_leaf(self) -> Self:

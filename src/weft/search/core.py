@@ -197,7 +197,7 @@ class Settings:
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
         answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
         _check_names(rest)
-        whole_number("max_tokens", rest["max_tokens"], 1)
+        rest["max_tokens"] = whole_number("max_tokens", rest["max_tokens"], 1)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
             raise ConfigError(
@@ -230,9 +230,10 @@ class Budget:
     def __post_init__(self) -> None:
         tokens, seconds = self.tokens, self.seconds
         if tokens is not None:
-            whole_number("budget_tokens", tokens, 1)
+            object.__setattr__(self, "tokens", whole_number("budget_tokens", tokens, 1))
         if self.kv_bytes is not None:
-            whole_number("budget_kv_bytes", self.kv_bytes, 1)
+            n_bytes = whole_number("budget_kv_bytes", self.kv_bytes, 1)
+            object.__setattr__(self, "kv_bytes", n_bytes)
         if seconds is not None and not (
             isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
         ):

@@ -53,7 +53,7 @@ def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
 def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
     """Return the first `limit` nodes, level by level: parents before children."""
     if limit is not None:
-        whole_number("limit", limit, 1)
+        limit = whole_number("limit", limit, 1)
     found: list[Heddle] = []
     waiting = deque([root])
     while waiting and (limit is None or len(found) < limit):

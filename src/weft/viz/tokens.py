@@ -117,7 +117,7 @@ def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
     Adds nothing to the tree. Raises ConfigError where the loom has no model.
     Cost: one forward over each node's tokens.
     """
-    whole_number("top", top, 0)
+    top = whole_number("top", top, 0)
     sampled = [node for node in nodes if node.logprobs and node.parent is not None]
     if not top or not sampled:
         return {}

@@ -258,7 +258,7 @@ class NumpyFragments(Fragments):
         kv = np.concatenate(self.views(own, own.length), axis=3)
         data: dict[str, NDArray[Any]] = {}
         for layer, (keys, values) in enumerate(kv):
-            data[f"k.{layer}"], data[f"v.{layer}"] = halve(keys), values
+            data[f"k.{layer}"], data[f"v.{layer}"] = halve(keys), values.copy()
         return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> NumpyFragment:
