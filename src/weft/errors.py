@@ -20,8 +20,6 @@ WeftError
 ├── StoreError
 │   ├── FormatError
 │   └── ModelMismatch
-├── Conflict
-├── QueueFull
 └── Cancelled
     └── BatchAbandoned [RuntimeError]
 
@@ -159,14 +157,6 @@ class FormatError(StoreError):
 
 class ModelMismatch(StoreError):
     """The loom was saved with another model: fingerprints or vocabularies differ."""
-
-
-class Conflict(WeftError):
-    """Somebody else changed it meanwhile."""
-
-
-class QueueFull(WeftError):
-    """Too much is waiting; try again later."""
 
 
 class Cancelled(WeftError):

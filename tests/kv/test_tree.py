@@ -218,13 +218,12 @@ def test_stale_entries_of_the_eviction_queue_do_not_pile_up() -> None:
 
 
 def test_a_leaf_whose_key_changed_is_offered_again_under_the_new_one() -> None:
-    worth = {}
-    queue = EvictionQueue(order=lambda node: worth[node])
+    queue = EvictionQueue()
     one, two = (Node([i], 0, None, None) for i in range(2))
-    worth.update({one: 1, two: 2})
+    one.used, two.used = 1, 2
     queue.offer(one)
     queue.offer(two)
-    worth[one] = 3
+    one.used = 3
     assert queue.pop(lambda node: True) is two
     assert queue.pop(lambda node: node is not one) is None
     assert len(queue) == 0

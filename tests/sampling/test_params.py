@@ -13,7 +13,7 @@ import pytest
 from weft.constraints import JsonSchema
 from weft.errors import ConfigError
 from weft.sampling.filters import CUTS
-from weft.sampling.params import DRAW_RULE, NAMES, PARAMETERS, SamplingOptions, SamplingParams
+from weft.sampling.params import DRAW_RULE, NAMES, PARAMETERS, BranchOptions, SamplingParams
 
 
 def test_defaults_are_neutral() -> None:
@@ -145,7 +145,7 @@ def test_a_bad_value_in_generation_config_is_left_out_with_a_warning(
 def test_options_name_exactly_the_fields() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     names.remove("draw_rule")  # said, not chosen
-    assert set(get_type_hints(SamplingOptions)) == set(names)
+    assert {"n", *get_type_hints(BranchOptions)} == set(names)
     assert list(inspect.signature(SamplingParams).parameters) == names
 
 

@@ -66,8 +66,6 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.StoreError: Outcome(FAILURE),
     errors.FormatError: Outcome(FAILURE),
     errors.ModelMismatch: Outcome(FAILURE, "take the model that the loom was made with"),
-    errors.Conflict: Outcome(FAILURE, "try again"),
-    errors.QueueFull: Outcome(FAILURE, "try again later"),
     errors.Cancelled: Outcome(INTERRUPTED),
     errors.BatchAbandoned: Outcome(FAILURE, "try again"),
     MemoryError: Outcome(MEMORY, _SMALLER),

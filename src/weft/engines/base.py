@@ -48,7 +48,6 @@ class EngineInfo:
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
-    own_random: `Output.draw` does not follow Weft's random streams.
     n_embd: numbers in a hidden state; 0 where the engine gives none.
     """
 
@@ -65,7 +64,6 @@ class EngineInfo:
     max_paths: int | None = None
     overlap: bool = False
     owner_thread: bool = False
-    own_random: bool = False
     n_embd: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -6,7 +6,6 @@ import heapq
 import logging
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from ..engines.base import Fragments
 from .place import Node, Tail
@@ -173,12 +172,11 @@ class Room:
         self.leave(node)
 
 
-# Lower goes first; any comparable. A caller may weigh in what a node is worth to it.
-Order = Callable[[Node], Any]
+Key = tuple[bool, int, int]
 
 
-def by_use_and_cost(node: Node) -> tuple[bool, int, int]:
-    """Nodes that no handle holds, then the least recently used, then the cheapest to recompute."""
+def eviction_key(node: Node) -> Key:
+    """First nodes that no handle holds, then the least recently used, then the cheapest to redo."""
     return (node.holds > 0, node.used, len(node.tokens))
 
 
@@ -189,21 +187,20 @@ class EvictionQueue:
     skipped.
     """
 
-    def __init__(self, order: Order = by_use_and_cost) -> None:
-        self.order = order
-        self._heap: list[tuple[Any, int, Node]] = []
+    def __init__(self) -> None:
+        self._heap: list[tuple[Key, int, Node]] = []
         self._tick = count()
 
     def offer(self, node: Node) -> None:
         """Say that a node may be evicted now. Cost: O(log entries)."""
-        heapq.heappush(self._heap, (self.order(node), next(self._tick), node))
+        heapq.heappush(self._heap, (eviction_key(node), next(self._tick), node))
 
     def pop(self, evictable: Callable[[Node], bool]) -> Node | None:
         """Return the first node that still is evictable under its present key, or None."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             if evictable(node):
-                if key == self.order(node):
+                if key == eviction_key(node):
                     return node
                 self.offer(node)
         return None
@@ -213,7 +210,7 @@ class EvictionQueue:
 
     def rebuild(self, nodes: list[Node]) -> None:
         """Forget stale entries: only these nodes are evictable."""
-        self._heap = [(self.order(node), next(self._tick), node) for node in nodes]
+        self._heap = [(eviction_key(node), next(self._tick), node) for node in nodes]
         heapq.heapify(self._heap)
 
 

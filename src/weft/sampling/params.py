@@ -76,12 +76,6 @@ class BranchOptions(TypedDict, total=False):
     temperature_first: bool
 
 
-class SamplingOptions(BranchOptions, total=False):
-    """The keywords of SamplingParams, for `**sampling: Unpack[SamplingOptions]`."""
-
-    n: int
-
-
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class SamplingParams:
     """How tokens are drawn, checked when made; equal values are equal and hashable.
