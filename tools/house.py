@@ -17,7 +17,7 @@ import sys
 import tempfile
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,6 +40,8 @@ ALLOWED = {
     "_scaled_dot_product_flash_attention_for_cpu": "the one CPU product with its log-sum-exp",
     "_version": "torch counts changes of a tensor there",
 }
+# Parts of packages that stand in another layer than the rest, so that they count as packages.
+APART = {"engines.base": "what an engine is; the engines themselves stand above sampling"}
 DOUBLED = {
     "Loom": "the known names of the existing tree library (compat/n8loom.py)",
     "Heddle": "the known names of the existing tree library (compat/n8loom.py)",
@@ -120,6 +122,26 @@ def foreign_privates() -> dict[str, list[str]]:
     return {file: uses for file, uses in found.items() if uses}
 
 
+def circles() -> list[list[str]]:
+    """Return packages that import each other, imports within functions counted.
+
+    What type checkers alone read is no import, and `weft.doors` calls up by names.
+    """
+    imports: dict[str, set[str]] = defaultdict(set)
+    for file in files():
+        own = _unit(_module(file))
+        for target in _imports(file):
+            if _unit(target) != own:
+                imports[own].add(_unit(target))
+    reached = {unit: _reached(unit, imports) for unit in imports}
+    found: list[list[str]] = []
+    for unit in sorted(reached):
+        circle = sorted(each for each in reached[unit] if unit in reached.get(each, ()))
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
 def faults() -> list[str]:
     """Return what stands against the rules of the house."""
     found = [
@@ -132,10 +154,58 @@ def faults() -> list[str]:
         for name, places in doubled_classes().items()
         if name not in DOUBLED
     ]
+    found += [f"packages import each other: {', '.join(circle)}" for circle in circles()]
     for file in files():
         n_lines = file.read_text("utf-8").count("\n")
         if n_lines > MOST_LINES:
             found.append(f"{file.relative_to(SOURCE)}: {n_lines} lines; {MOST_LINES} are allowed")
+    return found
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(("weft", *parts)).removesuffix(".__init__")
+
+
+def _unit(module: str) -> str:
+    """Return the package that a module stands in, or the part of it that stands apart."""
+    inside = module.removeprefix("weft").removeprefix(".")
+    apart = next((part for part in APART if f"{inside}.".startswith(f"{part}.")), None)
+    return apart or inside.partition(".")[0] or "weft"
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Yield the modules of ours that a file imports, wherever in it, as if run."""
+    package = _module(file) if file.name == "__init__.py" else _module(file).rpartition(".")[0]
+    waiting: list[ast.AST] = [ast.parse(file.read_text("utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.split(".")[0] == "weft")
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(filter(None, (above, node.module)))
+            if base == "weft":
+                yield from (f"weft.{each.name}" for each in node.names if _exists(each.name))
+            elif base.startswith("weft."):
+                yield from (f"{base}.{each.name}" for each in node.names)
+
+
+def _exists(name: str) -> bool:
+    return (SOURCE / f"{name}.py").exists() or (SOURCE / name).is_dir()
+
+
+def _reached(unit: str, imports: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [unit]
+    while waiting:
+        new = imports.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
     return found
 
 

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from . import doors
 from .adapters import Adapters
 from .chat import ChatPrompt
 from .checks import whole_number
@@ -103,9 +104,7 @@ class LM:
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
         """Return the one LM of an already loaded model object; an LM is its own."""
-        from .loading import load
-
-        return model if isinstance(model, LM) else load(model, tokenizer)
+        return model if isinstance(model, LM) else doors.load(model, tokenizer)
 
     @property
     def info(self) -> EngineInfo:

@@ -310,7 +310,7 @@ class SavedPath(NamedTuple):
 
 
 def pack(saved: SavedPath) -> bytes:
-    """Return the file."""
+    """Return a path's KV as a file: arrays, and what they are of, in safetensors."""
     from safetensors.numpy import save
 
     arrays = {n: a for n, a in saved.arrays.items() if n.startswith(("k.", "v."))}

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import doors
+
 if TYPE_CHECKING:
     from .loom import Heddle
     from .sched.work import FinishReason
@@ -29,9 +31,7 @@ class TokenProb:
         return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
 
     def _repr_html_(self) -> str:
-        from .viz.notebook import token_prob_card
-
-        return token_prob_card(self)
+        return doors.token_prob_card(self)
 
 
 class Distribution(tuple[TokenProb, ...]):
@@ -48,9 +48,7 @@ class Distribution(tuple[TokenProb, ...]):
         return "\n".join([*lines, *_more(len(self))])
 
     def _repr_html_(self) -> str:
-        from .viz.notebook import distribution_card
-
-        return distribution_card(self)
+        return doors.distribution_card(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,9 +87,7 @@ class TextScore:
         return "\n".join([head, *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:
-        from .viz.notebook import text_score_card
-
-        return text_score_card(self)
+        return doors.text_score_card(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

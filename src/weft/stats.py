@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import doors
 from .kv.place import Node
 from .kv.tree import TokenTree
 from .sched.scheduler import Scheduler
@@ -67,9 +68,7 @@ class Stats:
         return f"Stats({self})"
 
     def _repr_html_(self) -> str:
-        from .viz.notebook import stats_card
-
-        return stats_card(self)
+        return doors.stats_card(self)
 
 
 def format_bytes(n_bytes: int) -> str:

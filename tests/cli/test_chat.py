@@ -7,8 +7,8 @@ from typing import Any
 
 import weft as weft_
 from weft import samples
-from weft.cli.chat import Plain
 from weft.cli.shelf import Shelf
+from weft.viz.lanes import Plain
 
 
 def lines(*typed: str) -> str:
@@ -163,8 +163,8 @@ def test_words_are_broken_between_and_not_within() -> None:
 
     from rich.console import Console
 
-    from weft.cli.out import Out
     from weft.results import Delta
+    from weft.viz.out import Out
 
     file = io.StringIO()
     with Plain(Out(Console(file=file, width=12), True, False)) as watcher:

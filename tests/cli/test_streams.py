@@ -16,9 +16,9 @@ from rich.console import Console
 
 from weft import samples
 from weft.cli.advice import quoted
-from weft.cli.draw import Lanes, Printer
-from weft.cli.out import Out
 from weft.results import Delta
+from weft.viz.lanes import Lanes, Printer
+from weft.viz.out import Out
 
 SHORT = ("run", samples.game24, "-n", "3", "--max-tokens", "12", "--seed", "1")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal and signals")

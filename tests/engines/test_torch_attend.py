@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from weft.engines.torch.memory import Spec  # noqa: E402
 from weft.engines.torch.padded import products  # noqa: E402
-from weft.engines.torch.padded.products import Mask, Spec  # noqa: E402
+from weft.engines.torch.padded.products import Mask  # noqa: E402
 
 pytestmark = pytest.mark.torch
 B, K, Q, S, D = 2, 3, 4, 9, 8

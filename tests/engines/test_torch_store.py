@@ -16,7 +16,7 @@ from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.padded import kv  # noqa: E402
 from weft.engines.torch.padded import step as spans  # noqa: E402
-from weft.engines.torch.padded.step import StepAttention, plan_step  # noqa: E402
+from weft.engines.torch.padded.step import PaddedStep, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -308,16 +308,16 @@ def test_a_failing_forward_leaves_every_length(
     rows = [Row(path, [5], 10, tails[0], (0,)), Row(path, [5, 6], 10, tails[1], (1,))]
     calls = []
 
-    run = StepAttention.run
+    run = PaddedStep.attend
 
-    def fail(self: StepAttention, layer: int, *rest: Any) -> Any:
+    def fail(self: PaddedStep, layer: int, *rest: Any) -> Any:
         if layer < 2:
             return run(self, layer, *rest)
         calls.append(layer)
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepAttention, "run", fail)
+        patch.setattr(PaddedStep, "attend", fail)
         with pytest.raises(ForwardError, match="out of luck"):
             engine.forward(rows)
     assert calls

@@ -9,7 +9,8 @@ import pytest
 from sampling import naive
 from weft.sampling import filters
 from weft.sampling.metrics import group_peaks
-from weft.sampling.params import SamplingArrays, SamplingParams
+from weft.sampling.params import SamplingParams
+from weft.sampling.sampler import SamplingArrays
 
 Twin = Callable[[list[float], Any], list[float]]
 SHARES = [0.05, 0.3, 0.5, 0.9, 0.999]

@@ -12,7 +12,8 @@ import pytest
 
 from weft.constraints import JsonSchema
 from weft.errors import ConfigError
-from weft.sampling.params import DRAW_RULE, SamplingOptions, SamplingParams
+from weft.sampling.filters import CUTS
+from weft.sampling.params import DRAW_RULE, NAMES, PARAMETERS, SamplingOptions, SamplingParams
 
 
 def test_defaults_are_neutral() -> None:
@@ -146,3 +147,17 @@ def test_options_name_exactly_the_fields() -> None:
     names.remove("draw_rule")  # said, not chosen
     assert set(get_type_hints(SamplingOptions)) == set(names)
     assert list(inspect.signature(SamplingParams).parameters) == names
+
+
+def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() -> None:
+    assert sorted(PARAMETERS) == sorted(NAMES)
+    assert list(CUTS) == [name for name, row in PARAMETERS.items() if row.is_filter]
+    for name, row in PARAMETERS.items():
+        assert name in (SamplingParams.__doc__ or "")
+        assert row.flag is None or f"--{name.replace('_', '-')}" in row.flag.names
+
+
+def test_no_name_of_another_library_is_ours_or_means_two_things() -> None:
+    foreign = [name for row in PARAMETERS.values() for name in (*row.also, *row.nearly)]
+    assert len(set(foreign)) == len(foreign)
+    assert not set(foreign) & set(NAMES)

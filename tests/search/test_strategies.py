@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import weft
 from weft import samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES
+from weft.search.strategies import defaults, meanings
 
 
 def test_the_rows_name_searches_that_there_are() -> None:
@@ -21,6 +24,28 @@ def test_the_rows_name_searches_that_there_are() -> None:
     assert {row.call for row in STRATEGIES.values()} == {
         name for name in dir(search) if f"a{name}" in dir(search)
     }
+
+
+def test_the_rows_know_their_searches_keywords_and_defaults() -> None:
+    for row in STRATEGIES.values():
+        taken = inspect.signature(getattr(search, row.call)).parameters
+        for count in (row.breadth, row.n):
+            assert count is None or set(count.keywords) <= set(taken)
+        if row.breadth is not None:
+            assert [taken[name].default for name in row.breadth.keywords] == [row.breadth.default]
+        if "n" in taken:
+            assert row.n is not None
+
+
+def test_what_the_numbers_mean_is_told_from_the_rows() -> None:
+    assert meanings("breadth") == (
+        "Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, adaptive)."
+    )
+    for name in ("breadth", "n"):
+        rows = {row.name for row in STRATEGIES.values() if name not in row.unused()}
+        listed = re.findall(r"\(([^)]*)\)", meanings(name))
+        assert {each for part in listed for each in part.split(", ")} == rows
+    assert defaults("breadth") == "5, 8 for beam, 4 for mcts, 2 for adaptive"
 
 
 def test_a_row_runs_its_search_with_its_own_names_for_the_numbers(lm: weft.LM) -> None:

@@ -18,7 +18,8 @@ from weft import Loom, samples
 from weft.errors import ConfigError, StoreError
 from weft.viz.html import LARGE
 from weft.viz.outline import MAX_FORKS, best_path
-from weft.viz.tokens import ENTROPY, PROBABILITY, percent
+from weft.viz.tint import ENTROPY, PROBABILITY
+from weft.viz.tokens import percent
 from written_looms import file_of, node_record, open_written
 
 NASTY = (
@@ -437,12 +438,6 @@ def test_a_huge_tree_has_figures_where_they_say_something(
     assert "<table" not in page
     assert "too many tokens" in page
     assert node.text.strip() in read(page).text
-
-
-def test_ramps_rise_with_surprise() -> None:
-    assert [PROBABILITY.level(p) for p in (1, 0.9, 0.7, 0.4, 0.2, 0.05, 0)] == [0, 0, 1, 2, 3, 4, 5]
-    assert [ENTROPY.level(h) for h in (0, 0.1, 0.5, 1, 2, 3, 9)] == [0, 1, 2, 3, 4, 5, 5]
-    assert PROBABILITY.level(float("nan")) == ENTROPY.level(float("nan")) == 5
 
 
 def test_every_tint_can_be_read_in_light_and_dark() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import doors
 from ..checks import whole_number
 from ..engines.base import Row
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow
@@ -124,7 +125,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """The same, blocking."""
+        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
             return self._stacked(self._exact.rows(places))
@@ -142,7 +143,7 @@ class AsyncLM(AbstractAsyncLM):
         return self._stacked((await self._aread(reads))[0])
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """The same, blocking."""
+        """Return what `prefix_logprobs` does; blocks until it is there."""
         if self.strict:
             return super().prefix_logprobs_sync(token_ids, lora_name)
         reads = self._reads([every_depth(token_ids)], lora_name)
@@ -163,7 +164,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """The same, blocking."""
+        """Return what `batch_top_logprobs` does; blocks until it is there."""
         k, rows = self._checked_top(k), list[TopRows]()
         for some in self._in_parts(token_ids_list):
             rows += [top_of(row, k) for row in self.batch_next_token_logprobs_sync(some, lora_name)]
@@ -467,7 +468,7 @@ class CacheNode:
 
 
 def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
-    """See `AsyncLM.walk_cache`."""
+    """Return what `AsyncLM.walk_cache` does, for a place; looked at under the lock."""
     ids = place.ids()
 
     def look() -> tuple[CacheNode, int, CacheNode | None, int]:
@@ -481,7 +482,7 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
 
 
 def view(lm: LM, cursor: Cursor) -> CacheNode:
-    """Return a view of a place."""
+    """Return what is known of a place now: its depth, whether it has KV, a copy of its row."""
     at = resolve(cursor)
     row = lm.scheduler.rows.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
@@ -533,7 +534,7 @@ def load_model_by_name(
     options, engines = dict(llm_opts or {}), engine_names()
     chosen = backend if backend is not None else _best(name, engines, options)
     if chosen in KNOWN:
-        made: AsyncLM | MockAsyncLM = _known(chosen).from_name(name, **options)
+        made: AsyncLM | MockAsyncLM = doors.BACKENDS[chosen].from_name(name, **options)
         return made
     if chosen not in ("auto", *engines):
         allowed = ", ".join((*KNOWN, "auto", *engines))
@@ -543,17 +544,6 @@ def load_model_by_name(
     own = {"as_torch": find_spec("torch") is not None}
     own |= {option: options.pop(option) for option in OWN if option in options}
     return AsyncLM(load(name, engine=chosen, **options), **own)
-
-
-def _known(backend: str) -> Any:
-    from ..compat.genlm import models
-
-    return {
-        "hf": models.AsyncTransformer,
-        "vllm": models.AsyncVirtualLM,
-        "mlx": models.AsyncMlxLM,
-        "mock": models.MockAsyncLM,
-    }[backend]
 
 
 def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ class AbstractAsyncLM(ABC):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The same, blocking."""
+        """Return what `next_token_logprobs` does; blocks until it is there."""
 
     async def batch_next_token_logprobs(
         self, token_ids_list: Contexts, lora_name: str | None = None
@@ -70,7 +70,7 @@ class AbstractAsyncLM(ABC):
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """The same, blocking."""
+        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
         return stacked([self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list])
 
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
@@ -81,7 +81,7 @@ class AbstractAsyncLM(ABC):
         return await self.batch_next_token_logprobs(prefixes_of(token_ids), lora_name)
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """The same, blocking."""
+        """Return what `prefix_logprobs` does; blocks until it is there."""
         return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), lora_name)
 
     async def batch_top_logprobs(
@@ -98,7 +98,7 @@ class AbstractAsyncLM(ABC):
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """The same, blocking."""
+        """Return what `batch_top_logprobs` does; blocks until it is there."""
         k = whole_number("k", k, 1)
         rows = (self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list)
         return joined([top_of(row, k) for row in rows], k)

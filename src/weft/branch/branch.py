@@ -228,7 +228,7 @@ class Branch(Tunable):
     """
 
     def __init__(self, lm: LM, place: Any, params: SamplingParams, sampler: Any) -> None:
-        """Use `Branch.create`."""
+        """Made by `Branch.create` and `fork`, which check what this takes as it comes."""
         super().__init__(lm, place, params, sampler)
         self._parent: Branch | None = None
         self._children: WeakValueDictionary[int, Branch] | None = None  # by number, as forked
@@ -335,7 +335,7 @@ class Branch(Tunable):
             yield piece
 
     async def __aiter__(self) -> AsyncIterator[Produced]:
-        """The same, awaited."""
+        """The awaitable form of iterating: `async for piece in branch`."""
         while not (piece := await self.aproduce()).is_stop:
             await self.acommit(piece.token)
             yield piece

@@ -104,11 +104,11 @@ class _CommitPart:
             else:  # set anew while the commit was on its way
                 branch.sampler.accept(token)
         branch.advanced(line, token)
-        branch.row, branch.drawn = answer.row, None
+        branch.row = answer.row
         branch.stream.push(token)
         as_asked = branch.sampler is self.sampler and branch.steering is self.steering
-        if answer.drawn is not None and as_asked:
-            branch.drawn = branch.produced(*answer.drawn)
+        drawn = answer.drawn if as_asked else None
+        branch.drawn = None if drawn is None else branch.produced(*drawn)
 
 
 class PrefillCall:
@@ -122,7 +122,7 @@ class PrefillCall:
                 self.parts.append(_PrefillPart(branch, ids))
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Run them all."""
+        """Yield one stage: the tokens of all branches, each its own item."""
         if self.parts:
             yield [Extend(part.place, (), part.wants()) for part in self.parts], self._finish
 
@@ -168,7 +168,7 @@ class ReadCall:
         self.branches = branches
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Read them all."""
+        """Yield one stage: the logits where each branch stands."""
         branches = self.branches
         yield [Extend(each.place, (), (Logits(each.position),)) for each in branches], self._finish
 

@@ -138,6 +138,8 @@ class State:
     def checked_token(self, token: int) -> int:
         """Return a token id of the vocabulary, or refuse it."""
         n_vocab = self.lm.info.n_vocab
+        if type(token) is int and 0 <= token < n_vocab:
+            return token
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ConfigError(f"a token is {token!r}; allowed are ids from 0 to {n_vocab - 1}")
         index = int(token)
@@ -468,7 +470,7 @@ class LiveBranches:
 
     @classmethod
     def of(cls, lm: LM) -> LiveBranches:
-        """Return the one of an LM."""
+        """Return an LM's, made when first asked for."""
         found: LiveBranches | None = lm.of_faces.get(cls)
         return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
 

@@ -23,7 +23,7 @@ class BranchStore:
     """
 
     def __init__(self, lm: LM) -> None:
-        """lm: whose branches."""
+        """Take calls for many branches of this LM at once."""
         self.lm = lm
         self._peers = LiveBranches.of(lm)
 

@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     """Run the command with the process's arguments and leave with its exit code."""
-    from .out import Out, soften
+    from ..viz.out import Out, soften
 
     soften(sys.stdout, sys.stderr)
     try:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import samples
+from ..viz.out import Out
 from .model import TINY
-from .out import Out
 
 if TYPE_CHECKING:
     from ..lm import LM

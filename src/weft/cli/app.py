@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
+from ..viz.out import Out, write_object
 from . import failures, options, screen
 from .chat import chat
 from .demo import demo
@@ -16,7 +17,6 @@ from .doctor import doctor, models
 from .export import export
 from .look import next_, read, tree
 from .looms import ls, rm
-from .out import Out, write_object
 from .run import grow, run
 from .screen import show
 from .solve import solve
@@ -40,7 +40,7 @@ class Verbs(TyperGroup):
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb."""
+        """Run the verb; what is wrong with a value is told without the parser's own prefix."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.cells import cell_len
 
 from .. import samples
 from ..errors import ConfigError, WeftError
+from ..viz.lanes import Plain, Silent
+from ..viz.out import Out
 from . import advice, options
-from .draw import LaneWatcher, Silent, grow_watched, show_tree, watch
+from .draw import grow_watched, show_tree
 from .failures import guarded, tell
 from .kept import Kept, said_at, say, with_model
 from .model import TINY, load_model
-from .out import Out, write_object
-from .run import ask, growth_object, settings_of
+from .run import ask, settings_of, write_growth
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..loom import Heddle
-    from ..results import Delta
 
 _HELP = """\
   /fork [N]   N other answers to what you said last (4), and choose; Enter keeps the first
@@ -36,13 +34,12 @@ _HINT = "/help lists the commands"
 
 
 @guarded
+@options.with_sampling
 def chat(
     context: typer.Context,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
-    system: Annotated[
-        str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
-    ] = None,
+    system: options.System = None,
     go_on: Annotated[
         bool,
         typer.Option(
@@ -51,10 +48,8 @@ def chat(
     ] = False,
     loom: options.Loom = None,
     max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    *,
+    sampling: dict[str, Any],
     seed: options.Seed = None,
     kv_budget: options.KvBudget = "auto",
     as_json: Annotated[
@@ -63,7 +58,7 @@ def chat(
     verbose: options.Verbose = 0,
 ) -> None:
     """Talk to a model. Every answer is a node of a loom that is kept."""
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, None)
+    sampling = {**sampling, **options.given(max_tokens=max_tokens, seed=seed)}
     out = Out.of(sys.stderr if as_json else sys.stdout)
     if go_on or loom is not None:
         if system is not None:
@@ -164,22 +159,24 @@ class Chat:
         """Say a text, and let the model answer once."""
         if self.kept is None:
             from ..loom import Loom
+            from .spoken import Spoken
 
-            loom = Loom(self.lm, [{"role": "user", "content": text}], system=self.system)
+            turns = [{"role": "user", "content": text}]
+            loom = Loom(self.lm, turns, system=self.system, heddle_class=Spoken)
             self.kept = Kept.new(loom, *self.source)
             node: Heddle = loom
         else:
             node = say(self.lm, self.kept.at, text, chat=True)
-        made = self._grow(node, 1, Silent() if self.as_json else Plain(self.out))
-        self.kept.at = made[0] if made else node
+        shown = Silent() if self.as_json else Plain(self.out)
+        sampling = self._sampling(node)
+        made, done = grow_watched(self.out, self.lm, self.kept, node, 1, sampling, shown)
+        if not done:
+            self.out.line(("stopped", "dim"))
         if not made or not made[0].text:
             advice.warn_if_poor(self.source[0], made)
         is_kept = self.kept.try_save()
         if self.as_json:
-            self._write(self.kept, text, made, is_kept=is_kept)
-
-    def _write(self, kept: Kept, said: str, made: list[Heddle], *, is_kept: bool) -> None:
-        write_object({"said": said, **growth_object(self.lm, kept, made, is_kept=is_kept)})
+            write_growth(self.lm, self.kept, made, is_kept=is_kept, said=text)
 
     def fork(self, number: str) -> str | None:
         """Grow other answers to what was said last, and go on from the one that is chosen.
@@ -203,7 +200,8 @@ class Chat:
         advice.warn_if_poor(self.source[0], made)
         is_kept = kept.try_save()
         if self.as_json:
-            self._write(kept, said_at(node) or kept.loom.user_prompt, made, is_kept=is_kept)
+            said = said_at(node) or kept.loom.user_prompt
+            write_growth(self.lm, kept, made, is_kept=is_kept, said=said)
         typed = self._choose(kept, node) if made else None
         self.out.line((f"going on from {kept.number(kept.at)}", "dim"))
         if kept.name:
@@ -264,42 +262,3 @@ class Chat:
             # The answers that are there came of this seed: the next ones are to differ.
             sampling["seed"] = (sampling["seed"] + len(node.children)) % 2**64
         return sampling
-
-    def _grow(self, node: Heddle, n: int, watcher: LaneWatcher) -> list[Heddle]:
-        from ..loom.node import by_call
-
-        before = {child.id for child in node.children}
-        stream = node.stream(n=n, **self._sampling(node))
-        if not watch(watcher, stream):
-            self.out.line(("stopped", "dim"))
-        return by_call(child for child in node.children if child.id not in before)
-
-
-class Plain(Silent):
-    """Writes one branch's text as it comes; on a terminal it breaks lines between words."""
-
-    def __init__(self, out: Out) -> None:
-        self.out = out
-        self._word = ""
-        self._column = 0
-
-    def push(self, delta: Delta) -> None:
-        """Take a delta. On a terminal the last word waits until it is whole."""
-        if not self.out.is_live:
-            self.out.write(delta.text)
-            return
-        *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
-        for word in whole:
-            self._put(word)
-
-    def _put(self, word: str) -> None:
-        width = cell_len(word.rstrip())
-        if self._column and self._column + width > self.out.width:
-            self.out.write("\n")
-            self._column = 0
-        self.out.write(word)
-        self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
-
-    def __exit__(self, *_: object) -> None:
-        self._put(self._word)
-        self.out.write("\n")

@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..viz.lanes import Lanes, LaneWatcher, Silent, watch
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
+from ..viz.terminal import Picture, show_votes
 from . import advice, options, solve
-from .draw import Lanes, LaneWatcher, Picture, Silent, watch
 from .failures import guarded
 from .model import TINY, load_model
-from .out import Out, counted, stats_object, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -44,6 +46,8 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         problem, game = word_problem(out, lm), game_of_24(out, lm)
         seconds = time.perf_counter() - began
         if as_json:
+            from ..store.wire import stats_object
+
             stats = stats_object(lm)
             told = {"model": TINY, "word_problem": problem, "game_of_24": game}
             write_object({**told, "seconds": seconds, "stats": stats})
@@ -62,6 +66,7 @@ def word_problem(out: Out, lm: LM) -> dict[str, Any]:
     """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
     from .. import samples
     from ..loom import Loom
+    from ..store.wire import vote_objects
 
     out.line()
     out.line(("1  A word problem", "bold"), " · 8 branches, each looked at again twice, a vote")
@@ -90,12 +95,11 @@ def word_problem(out: Out, lm: LM) -> dict[str, Any]:
         (counted(n_tokens, "token"), "dim"),
         (f" in {seconds:.1f} s; the problem was read once", "dim"),
     )
-    counts = [{"answer": answer, "count": count} for answer, count in votes]
     return {
         "prompt": samples.word_problem,
         "solutions": [node.text for node in tried],
         "second_looks": [node.text for node in checked],
-        "votes": counts,
+        "votes": vote_objects(votes),
         "tokens": n_tokens,
         "seconds": seconds,
     }
@@ -121,10 +125,8 @@ def vote(out: Out, solutions: list[Heddle]) -> list[tuple[str, int]]:
     from ..search import answer_number
 
     counts = Counter(answer_number(node.text) or "none" for node in solutions)
-    for place, (answer, count) in enumerate(counts.most_common(4)):
-        bar = "█" * max(1, round(24 * count / len(solutions)))
-        style = "green" if place == 0 else "dim"
-        out.line(f"  {answer:>4}  ", (bar, style), f" {count} of {len(solutions)}")
+    total = len(solutions)
+    show_votes(out, counts.most_common(4), total, width=4, of=f" of {total}")
     out.line()
     out.line(("The majority says: ", ""), (counts.most_common(1)[0][0], "bold green"))
     return counts.most_common()
@@ -135,6 +137,7 @@ def game_of_24(out: Out, lm: LM) -> dict[str, Any]:
     from .. import samples
     from ..loom import Loom
     from ..search import tot
+    from ..store.wire import scored_path
 
     out.line()
     out.line(
@@ -153,6 +156,6 @@ def game_of_24(out: Out, lm: LM) -> dict[str, Any]:
     return {
         "prompt": samples.game24,
         "solved": result.solved,
-        "path": [{"text": node.text, "score": node.score} for node in result.best.path[1:]],
+        "path": scored_path(result.best),
         "tokens": result.cost.tokens,
     }

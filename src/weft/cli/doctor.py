@@ -16,10 +16,11 @@ from rich.cells import cell_len
 from .. import DISTRIBUTION, __version__, samples
 from ..cores import usable_cores
 from ..errors import EngineError, ModelLoadError, WeftError
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
 from . import advice, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
-from .out import Out, counted, write_object
 from .shelf import Shelf, home
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
         "home": str(home()),
         "home_problem": problem or None,
         "looms": looms,
-        "cache": _cache(),
+        "cache": screen.cache_folder(),
         "models": ["tiny", *screen.cached_models()],
         "environment": environment(),
     }
@@ -143,7 +144,7 @@ def _system(out: Out) -> None:
     if available:
         parts.append(f"{as_gb(available)} available")
     row(out, "machine", " · ".join(parts))
-    colour = "colour" if out.console.color_system and not out.console.no_color else "no colour"
+    colour = "colour" if out.has_colours else "no colour"
     shape = "ASCII trees" if out.is_ascii else "line-drawing trees"
     row(out, "output", f"{out.console.encoding} · {shape} · {colour}")
 
@@ -185,7 +186,7 @@ def _kept(out: Out) -> None:
 
 
 def _on_disk(out: Out) -> None:
-    names, where = screen.cached_models(), _cache()
+    names, where = screen.cached_models(), screen.cache_folder()
     row(
         out,
         "cache",
@@ -194,12 +195,6 @@ def _on_disk(out: Out) -> None:
     for name in names:
         row(out, "", f"  weft run -m {name} …")
     row(out, "get one", "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")
-
-
-def _cache() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.HF_HUB_CACHE)
 
 
 def row(out: Out, title: str, *parts: str | tuple[str, str]) -> None:
@@ -252,7 +247,7 @@ def models(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     found = [embedded(), *map(cached, screen.cached_models())]
     if as_json:
         rows = [model_object(each) for each in found]
-        write_object({"cache": cache_folder(), "models": rows})
+        write_object({"cache": screen.cache_folder(), "models": rows})
         return
     from ..stats import format_bytes
 
@@ -264,7 +259,7 @@ def models(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         lacks = (f"  {each.lacks}", "yellow") if each.lacks else ""
         out.line((name, "cyan"), f"  {size:>8}  {each.kind}", lacks)
     out.line()
-    out.line(("cache    ", "bold"), cache_folder())
+    out.line(("cache    ", "bold"), screen.cache_folder())
     out.line(("get one  ", "bold"), "hf download ORG/NAME --local-dir ./folder")
     out.line(("use it   ", "bold"), "weft run -m ./folder …, or WEFT_MODEL=./folder for all")
     ready = next((each.name for each in found[1:] if not each.lacks), TINY)
@@ -281,19 +276,12 @@ def embedded() -> Found:
 
 def cached(name: str) -> Found:
     """Return a model of the Hub's cache: the snapshot that was changed last."""
-    snapshots = Path(cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
+    snapshots = Path(screen.cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
     try:
         newest = max(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, default=None)
     except OSError:
         newest = None
     return Found(name, 0, "", "nothing downloaded") if newest is None else _described(name, newest)
-
-
-def cache_folder() -> str:
-    """Return the Hub's cache."""
-    from huggingface_hub import constants
-
-    return str(constants.HF_HUB_CACHE)
 
 
 def model_object(found: Found) -> dict[str, Any]:

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import files
-from ..errors import ConfigError, EngineError, ModelMismatch, StoreError, Unsupported
+from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
+from ..viz.terminal import called
+from ..viz.text import draw, folded
 from . import advice, options
-from .draw import label_of
 from .failures import guarded
 from .kept import Kept, opened, with_model, written
-from .options import complete_nodes
-from .out import Out, Tint, counted, write_object
+from .options import Tint, complete_nodes
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -42,11 +42,6 @@ DEFAULTS = {
     ".dot": Scope.TREE,
     ".mmd": Scope.TREE,
     ".html": Scope.TREE,
-}
-_PICTURES = {
-    ".dot": ("graph", "to_dot"),
-    ".mmd": ("graph", "to_mermaid"),
-    ".html": ("html", "to_html"),
 }
 _INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
 
@@ -136,7 +131,7 @@ def refuse_place(path: Path, *, force: bool) -> None:
 
 def opened_for(suffix: str, loom: str | None, stack: ExitStack) -> Kept:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
-    if suffix == ".html" and can_draw(suffix):
+    if suffix == ".html":
         try:
             return stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
         except (EngineError, ModelMismatch) as error:
@@ -171,9 +166,7 @@ def write_text(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     if scope is Scope.PATH:
         files.write(path, path_text(kept, node).rstrip("\n") + "\n")
         return
-    from ..viz.text import draw
-
-    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=label_of)))
+    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=called)))
 
 
 def path_text(kept: Kept, node: Heddle) -> str:
@@ -203,17 +196,15 @@ def write_markdown(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
 
 def listed(root: Heddle) -> list[str]:
     """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
-    from ..viz.text import folded
-
     lines: list[str] = []
     stack = [([root], 0)]
     while stack:
         equal, depth = stack.pop()
         indent = "  " * min(depth, _INDENT)
-        rows = escaped(label_of(equal[0]).strip()).split("\n")
+        rows = escaped(called(equal[0]).strip()).split("\n")
         rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
         lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
-        below = folded(equal[0].children, label_of, None)
+        below = folded(equal[0].children, called, None)
         stack += [(each, depth + 1) for each in reversed(below)]
     return lines
 
@@ -235,14 +226,11 @@ def write_json(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     kept.loom.save(path)
 
 
-def can_draw(suffix: str) -> bool:
-    """Whether this version draws such pictures; imports none of it."""
-    return find_spec(f"weft.viz.{_PICTURES[suffix][0]}") is not None
-
-
 def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
     """Write a graph that other programs draw."""
-    draw = drawer(path.suffix.lower())
+    from ..viz import to_dot, to_mermaid
+
+    draw = to_dot if path.suffix.lower() == ".dot" else to_mermaid
     files.write(path, draw(node if scope is Scope.SUBTREE else kept.loom))
 
 
@@ -251,23 +239,11 @@ def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint
 
     The path to where the reader stands is marked.
     """
-    draw = drawer(".html")
+    from ..viz import to_html
+
     root = node if scope is Scope.SUBTREE else kept.loom
     named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
-    files.write(path, draw(root, tint=named, top=top, mark=kept.at, numbers=kept.numbers()))
-
-
-def drawer(suffix: str) -> Callable[..., str]:
-    """Return the function of `weft.viz` that draws such files."""
-    module, function = _PICTURES[suffix]
-    try:
-        draw: Callable[..., str] = getattr(import_module(f"weft.viz.{module}"), function)
-    except (ImportError, AttributeError):
-        raise Unsupported(
-            f"this version does not write {suffix} files",
-            hint=".txt, .md and .json are always there",
-        ) from None
-    return draw
+    files.write(path, to_html(root, tint=named, top=top, mark=kept.at, numbers=kept.numbers()))
 
 
 Writer = Callable[[Kept, "Heddle", Scope, Path], None]

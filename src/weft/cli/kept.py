@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError, TreeError
+from ..viz.out import Out
 from .model import TINY, load_model
-from .out import Out
 from .shelf import Seen, Shelf
 
 if TYPE_CHECKING:

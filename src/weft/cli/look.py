@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.cells import cell_len
 
 from ..errors import ConfigError
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
+from ..viz.terminal import Picture, called, legend, show_distribution, tinted
+from ..viz.tint import TerminalRamp
 from . import advice, options
-from .draw import Picture, below_root, label_of
-from .export import can_draw
+from .draw import below_root
 from .failures import guarded
 from .kept import Kept, opened, said_at, with_model, written
-from .out import Out, Tint, counted, finite, legend, node_object, stats_object, tinted, write_object
+from .options import Tint
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -41,7 +43,10 @@ def tree(
         raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
     kept = opened(loom or named)
     if as_json:
-        write_object(tree_object(kept))
+        from ..store.wire import tree_object
+
+        model = kept.shelf.summary(kept.name).model
+        write_object(tree_object(kept.loom, kept.name, model, kept.at, kept.numbers()))
         kept.try_note()
         return
     out = Out.of(sys.stdout)
@@ -72,19 +77,6 @@ def facts_of(kept: Kept) -> str:
     )
 
 
-def tree_object(kept: Kept) -> dict[str, Any]:
-    """Return the loom for --json: its nodes in order, parents first."""
-    numbers = kept.numbers()
-    return {
-        "loom": kept.name,
-        "model": kept.shelf.summary(kept.name).model,
-        "prompt": kept.loom.user_prompt,
-        "chat_template_used": kept.loom.chat_template_used,
-        "at": numbers[kept.at.id],
-        "nodes": [node_object(node, numbers) for node in kept.loom.walk()],
-    }
-
-
 def advise(kept: Kept) -> None:
     """Suggest what to do with the tree."""
     numbers = kept.numbers()
@@ -94,9 +86,7 @@ def advise(kept: Kept) -> None:
     commands = [["weft", "grow", str(numbers[begin.id]), "-n", "4"]]
     if at is not kept.loom:
         commands.append(["weft", "read", str(numbers[at.id])])
-    advice.suggest(
-        *commands, ["weft", "export", f"{kept.name}.{'html' if can_draw('.html') else 'md'}"]
-    )
+    advice.suggest(*commands, ["weft", "export", f"{kept.name}.html"])
 
 
 @guarded
@@ -114,7 +104,9 @@ def read(
     kept = opened(loom)
     at = kept.at = kept.node(node)
     if as_json:
-        write_object(path_object(kept, at))
+        from ..store.wire import path_object
+
+        write_object(path_object(at, kept.name, written(at.path[1:]), kept.numbers()))
     else:
         text = None if color is None else tokenizer_of(kept)
         show_path(Out.of(sys.stdout), kept, at, text, color)
@@ -146,9 +138,9 @@ def show_path(
             out.write(f"{prompt}\n")
         out.line()
     if text is not None and tint is not None:
-        out.lines([legend(out, tint)])
+        out.lines([legend(out, tint.ramp)])
         out.line()
-        _show_tinted(out, node, text, tint)
+        _show_tinted(out, node, text, tint.ramp)
     elif kept.loom.chat_template_used:
         _write(out, written(node.path[1:]))
     else:
@@ -187,28 +179,14 @@ def tokenizer_of(kept: Kept) -> Tokenizer:
     return Tokenizer.from_folder(resolve(kept.shelf.summary(kept.name).model))
 
 
-def path_object(kept: Kept, node: Heddle) -> dict[str, Any]:
-    """Return the path for --json."""
-    numbers = kept.numbers()
-    return {
-        "loom": kept.name,
-        "node": numbers[node.id],
-        "id": node.id,
-        "prompt": kept.loom.user_prompt,
-        "text": written(node.path[1:]),
-        "ended": node.terminal,
-        "path": [node_object(each, numbers) for each in node.path],
-    }
-
-
-def _show_tinted(out: Out, node: Heddle, text: Tokenizer, tint: Tint) -> None:
+def _show_tinted(out: Out, node: Heddle, text: Tokenizer, ramp: TerminalRamp) -> None:
     from rich.text import Text
 
     whole = Text()
     for each in node.path[1:]:
         said = said_at(each)
         whole.append_text(
-            tinted(out, text, each, tint)
+            tinted(out, text, each, ramp)
             if said is None
             else out.text((f"\n\n> {said}\n\n", "bold"))
         )
@@ -220,9 +198,6 @@ def _write(out: Out, text: str) -> None:
         out.block("", text.strip("\n"))
     else:
         out.write(text if text.endswith("\n") else f"{text}\n")
-
-
-_BAR = 30
 
 
 @guarded
@@ -241,7 +216,9 @@ def next_(
         at = kept.at = kept.node(node)
         found = at.next(top=top)
         if as_json:
-            write_object(next_object(lm, kept, at, found))
+            from ..store.wire import next_object
+
+            write_object(next_object(lm, at, kept.name, found, kept.numbers()))
             kept.try_note()
             return
         out = Out.of(sys.stdout)
@@ -271,56 +248,9 @@ def show_next(out: Out, kept: Kept, node: Heddle, found: Distribution) -> None:
     head = f"after node {number}: " if number else "after the prompt: "
     out.line((head, "bold"), out.fit(_end_of(node), out.width - len(head) - 1))
     out.line()
-    texts = [shown_token(out, each.text) for each in found]
-    width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
-    for entry, text in zip(found, texts, strict=True):
-        text = text if cell_len(text) <= width else out.fit(text, width)
-        pad = " " * (width - cell_len(text))
-        bar = "█" * round(_BAR * entry.p)
-        style = "green" if entry.p >= 0.5 else "yellow" if entry.p >= 0.1 else "dim"
-        out.line(
-            (f"{entry.rank + 1:>3}  ", "dim"),
-            text + pad,
-            f"  {percent(entry.p):>7}  ",
-            (bar, style),
-        )
-    out.line()
-    rest = max(1.0 - sum(entry.p for entry in found), 0.0)
-    out.line((f"raw probabilities, before any filter; all others together {rest:.2%}", "dim"))
-
-
-def percent(p: float) -> str:
-    """Return a probability as people read it."""
-    return f"{p:.2%}" if p >= 0.00005 else f"{p:.0e}"
-
-
-def shown_token(out: Out, text: str) -> str:
-    """Return a token's text in quotes, so that its spaces can be seen."""
-    shown = repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text)
-    return out.shown(shown)
-
-
-def next_object(lm: LM, kept: Kept, node: Heddle, found: Distribution) -> dict[str, Any]:
-    """Return the distribution for --json."""
-    return {
-        "loom": kept.name,
-        "node": kept.number(node),
-        "id": node.id,
-        "next": [
-            {
-                "rank": each.rank,
-                "id": each.id,
-                "text": each.text,
-                "bytes": list(each.bytes),
-                "p": each.p,
-                "logprob": finite(each.logprob),
-            }
-            for each in found
-        ],
-        "stats": stats_object(lm),
-    }
+    show_distribution(out, found)
 
 
 def _end_of(node: Heddle) -> str:
-    text = " ".join(label_of(node).split())
+    text = " ".join(called(node).split())
     return text if len(text) <= 60 else f"…{text[-59:]}"

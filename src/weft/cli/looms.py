@@ -12,11 +12,12 @@ from rich.cells import cell_len
 
 from .. import samples
 from ..errors import ConfigError, StoreError, WeftError
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
 from . import advice, options
 from .failures import guarded
 from .kept import Kept, chosen
 from .options import complete_looms_and_nodes
-from .out import Out, counted, write_object
 from .shelf import Shelf, Summary
 
 

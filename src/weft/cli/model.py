@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..errors import ConfigError, ModelLoadError
-from .out import Out
+from ..viz.out import Out
 
 if TYPE_CHECKING:
     from ..lm import LM

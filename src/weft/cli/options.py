@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +15,26 @@ import typer
 
 from .. import files
 from ..errors import ConfigError, GrammarError, WeftError
+from ..sampling.params import NAMES, PARAMETERS, TEMPERATURE
 from ..viz.escape import visible
+from ..viz.out import Out
+from ..viz.terminal import called
+from ..viz.tint import TERMINAL_ENTROPY, TERMINAL_PROBABILITY, TerminalRamp
 from .advice import quoted
-from .out import Out, Tint
 
 _LABEL = 40
+
+
+class Tint(StrEnum):
+    """What the colour of a token says."""
+
+    PROB = "prob"
+    ENTROPY = "entropy"
+
+    @property
+    def ramp(self) -> TerminalRamp:
+        """The colours."""
+        return TERMINAL_PROBABILITY if self is Tint.PROB else TERMINAL_ENTROPY
 
 
 def complete_models(incomplete: str) -> list[str]:
@@ -41,7 +59,7 @@ def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, s
 
 
 def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return both."""
+    """Return the looms that begin so, then the nodes, for an argument that may be either."""
     return complete_looms(incomplete) + complete_nodes(context, incomplete)
 
 
@@ -61,7 +79,6 @@ def _looms() -> Iterator[tuple[str, str]]:
 
 
 def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
-    from .draw import label_of
     from .kept import Kept
     from .shelf import Shelf
 
@@ -70,7 +87,7 @@ def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
     here = {node.id: node for node in kept.loom.walk()}
     for number, node_id in enumerate(kept.numbering.ids):
         if node_id in here:
-            yield str(number), _line(label_of(here[node_id]))
+            yield str(number), _line(called(here[node_id]))
 
 
 def _line(text: str) -> str:
@@ -130,30 +147,24 @@ Special = Annotated[
         "--special", help="With --raw: read special tokens in the text as such, not as letters."
     ),
 ]
+Keep = Annotated[
+    bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
+]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
+]
+Interactive = Annotated[
+    bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
+]
 Branches = Annotated[int, typer.Option("-n", help="How many branches.")]
 MaxTokens = Annotated[
     int | None,
     typer.Option("--max-tokens", help="New tokens a branch, at most.", show_default="256"),
 ]
+_MODELS = "the model's"
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "--temp", help="0 is greedy.", show_default="the model's"),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", help="Keep this much probability.", show_default="the model's"),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", help="Keep the k likeliest; 0: all.", show_default="the model's"),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        "--min-p",
-        help="Drop what is this much less likely than the best.",
-        show_default="the model's",
-    ),
+    typer.Option(*TEMPERATURE.names, help=TEMPERATURE.help, show_default=_MODELS),
 ]
 Seed = Annotated[
     int | None,
@@ -289,25 +300,30 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def sampling(
-    max_tokens: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    seed: int | None,
-    stop: list[str] | None,
-) -> dict[str, Any]:
-    """Return the sampling options that were given."""
-    return given(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stops(stop),
-    )
+def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
+    """Put the flags of all sampling parameters where a verb has `sampling`: what was given of them.
+
+    A parameter has one where its row of the table names it.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    flags = {name: flag for name in NAMES if (flag := PARAMETERS[name].flag)}
+
+    @functools.wraps(verb)
+    def run(**values: Any) -> None:
+        verb(sampling=given(**{name: values.pop(name) for name in flags}), **values)
+
+    listed: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "sampling":
+            listed.append(parameter)
+            continue
+        for name, flag in flags.items():
+            option = typer.Option(None, *flag.names, help=flag.help, show_default=_MODELS)
+            kind = flag.type | None
+            listed.append(parameter.replace(name=name, default=option, annotation=kind))
+    run.__annotations__ = {each.name: each.annotation for each in listed}
+    run.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    return run
 
 
 def constraint(schema: Path | None) -> dict[str, Any]:

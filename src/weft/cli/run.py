@@ -11,13 +11,15 @@ import typer
 
 from .. import samples
 from ..errors import ConfigError, Terminal, WeftError
+from ..viz.lanes import Printer, Silent
+from ..viz.out import Out, write_object
 from . import advice, options
-from .draw import Printer, Silent, grow_watched, show_cost, show_growth, show_tree
+from .draw import grow_watched, show_cost, show_growth, show_tree
 from .failures import INTERRUPTED, guarded, tell
 from .kept import Kept, refuse_special, say, with_model
 from .look import show_next, show_path
 from .model import TINY, load_model
-from .out import Out, Tint, grown_object, write_object
+from .options import Tint
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 
 @guarded
+@options.with_sampling
 def run(
     context: typer.Context,
     prompt: options.Prompt = None,
@@ -41,35 +44,27 @@ def run(
         ),
     ] = None,
     special: options.Special = False,
-    system: Annotated[
-        str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
-    ] = None,
+    system: options.System = None,
     go_on: Annotated[
         bool, typer.Option("-c", "--continue", help="Say it to the branch last read or grown.")
     ] = False,
     loom: options.Loom = None,
-    interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
-    ] = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    interactive: options.Interactive = False,
+    *,
+    sampling: dict[str, Any],
     seed: options.Seed = None,
     stop: options.Stop = None,
     json_schema: options.JsonSchema = None,
     color: options.Color = None,
     text_or_tree: options.AsText = None,
-    keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
-    ] = True,
+    keep: options.Keep = True,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Grow branches from a prompt and draw them as a tree."""
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    sampling |= options.constraint(json_schema)
+    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
+    sampling = {**sampling, **more, **options.constraint(json_schema)}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     wish = Wish(n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive)
     # Where one stays, what comes in are the keys.
@@ -111,16 +106,21 @@ def make_loom(
 ) -> Loom:
     """Return the loom of a prompt; `chat` true insists on the chat template."""
     from ..loom import Loom
+    from .spoken import Spoken
 
     is_chat = chat or (chat is None and lm.text.chat_template is not None)
     if is_chat:
         refuse_special(special)
     if chat and text:
-        return Loom(lm, [{"role": "user", "content": text}], system=system)
-    return Loom(lm, text, template=chat is None, special=special, system=system)
+        turns = [{"role": "user", "content": text}]
+        return Loom(lm, turns, system=system, heddle_class=Spoken)
+    return Loom(
+        lm, text, template=chat is None, special=special, system=system, heddle_class=Spoken
+    )
 
 
 @guarded
+@options.with_sampling
 def grow(
     node: options.Node,
     text: Annotated[
@@ -143,18 +143,14 @@ def grow(
         ),
     ] = None,
     special: options.Special = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    *,
+    sampling: dict[str, Any],
     seed: options.Seed = None,
     stop: options.Stop = None,
     force: Annotated[
         bool, typer.Option("--force", help="Grow a node that has ended, too.")
     ] = False,
-    interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
-    ] = False,
+    interactive: options.Interactive = False,
     color: options.Color = None,
     text_or_tree: options.AsText = None,
     kv_budget: options.KvBudget = "auto",
@@ -165,7 +161,8 @@ def grow(
 
     What is not given is as the node itself was grown; the seed is a new one.
     """
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, min_p, seed, stop)
+    more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
+    sampling = {**sampling, **more}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
     wish = Wish(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
@@ -225,7 +222,7 @@ def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
     made, done = grown(out, lm, kept, node, wish)
     is_kept = wish.keep and kept.try_save()
     if wish.as_json:
-        write_object(growth_object(lm, kept, made, is_kept=is_kept))
+        write_growth(lm, kept, made, is_kept=is_kept)
     else:
         if wish.as_text:
             show_cost(Out.of(sys.stderr), lm, kept, is_kept=is_kept)
@@ -259,10 +256,12 @@ def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[
         ) from None
 
 
-def growth_object(lm: LM, kept: Kept, made: list[Heddle], *, is_kept: bool) -> dict[str, Any]:
-    """Return the result for --json."""
-    told = grown_object(lm, kept.loom, made, kept.numbers() if is_kept else None)
-    return {"loom": kept.name if is_kept else None, **told}
+def write_growth(lm: LM, kept: Kept, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
+    """Write what was grown as an object, after `more`."""
+    from ..store.wire import growth_object
+
+    name, numbers = (kept.name, kept.numbers()) if is_kept else (None, None)
+    write_object({**more, **growth_object(lm, kept.loom, made, name, numbers)})
 
 
 _HELP = """\

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import DISTRIBUTION, __version__, samples
-from .out import Out
+from ..viz.out import Out
 
 _WIDTH = 46  # with the longest explanation 80 columns
 
@@ -61,7 +61,12 @@ def models(most: int = 4) -> list[str]:
 
 def cached_models() -> list[str]:
     """Return the ids of the models in the Hub's cache; one folder listing."""
+    folders = Path(cache_folder()).glob("models--*--*")
+    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+
+
+def cache_folder() -> str:
+    """Return the Hub's cache."""
     from huggingface_hub import constants
 
-    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
-    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+    return str(constants.HF_HUB_CACHE)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import files, samples
 from ..errors import ConfigError, FormatError, StoreError
-from .out import Out
+from ..viz.out import Out
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

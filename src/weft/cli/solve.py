@@ -15,13 +15,14 @@ from rich.live import Live
 from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
-from ..search.strategies import STRATEGIES, Strategy
+from ..search.strategies import STRATEGIES, Strategy, defaults, meanings
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
+from ..viz.terminal import Picture, show_votes
 from . import advice, options
-from .draw import Picture
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
 from .model import TINY, load_model
-from .out import Out, counted, stats_object, write_object
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -32,66 +33,67 @@ _TOP = 3  # children of a node that are drawn, beside those on the path
 _VOTES = 5
 
 
+TOT = "tot"
+SOLVE = "solve"  # of a loom's meta: how it was searched
+_FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
+
 # What --strategy may be: the rows of the table.
 if TYPE_CHECKING:
     Name = str
 else:
     Name = StrEnum("Name", {name: name for name in STRATEGIES})
-TOT = "tot"
-SOLVE = "solve"  # of a loom's meta: how it was searched
-_FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
+By = Annotated[
+    Name | None,
+    typer.Option(
+        "--strategy",
+        help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
+        show_default=TOT,
+    ),
+]
+Breadth = Annotated[
+    int | None,
+    typer.Option("-b", help=meanings("breadth"), show_default=defaults("breadth")),
+]
+Number = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        help=meanings("n"),
+        show_default="what suits the prompt and the strategy",
+    ),
+]
+BudgetTokens = Annotated[
+    int | None, typer.Option("--budget-tokens", help="Generate at most this many tokens.")
+]
+BudgetSeconds = Annotated[
+    float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        help="Write the search to this file after each round; where it is there, go on from "
+        "it (the prompt and the numbers may then be left out).",
+        show_default=False,
+        dir_okay=False,
+    ),
+]
 
 
 @guarded
 def solve(
     context: typer.Context,
     prompt: options.Prompt = None,
-    strategy: Annotated[
-        Name | None,
-        typer.Option(
-            "--strategy",
-            help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
-            show_default=TOT,
-        ),
-    ] = None,
-    breadth: Annotated[
-        int | None,
-        typer.Option(
-            "-b",
-            help="Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, "
-            "adaptive).",
-            show_default="5, 8 for beam, 4 for mcts, 2 for adaptive",
-        ),
-    ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            help="Proposals of each kind a node (tot, tot-dfs, mcts, adaptive), lines a path "
-            "(beam), answers (best-of-n), or particles (smc).",
-            show_default="what suits the prompt and the strategy",
-        ),
-    ] = None,
+    strategy: By = None,
+    breadth: Breadth = None,
+    n: Number = None,
     model: options.Model = TINY,
     engine: options.Engine = "auto",
     temperature: options.Temperature = None,
     seed: options.Seed = None,
-    budget_tokens: Annotated[
-        int | None, typer.Option("--budget-tokens", help="Generate at most this many tokens.")
-    ] = None,
-    budget_s: Annotated[
-        float | None, typer.Option("--budget-s", help="Search at most this many seconds.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            help="Write the search to this file after each round; where it is there, go on from "
-            "it (the prompt and the numbers may then be left out).",
-            show_default=False,
-            dir_okay=False,
-        ),
-    ] = None,
+    budget_tokens: BudgetTokens = None,
+    budget_s: BudgetSeconds = None,
+    resume: Resume = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
@@ -110,7 +112,7 @@ def solve(
     )
     by = STRATEGIES[strategy or begun.get("strategy", TOT)]
     chosen = {**begun.get("options", {}), **chosen}
-    refuse_unused(by, chosen)
+    refuse_wrong(by, chosen)
     if not options.was_typed(context, "model"):
         model = begun.get("model", model)
     with load_model(model, engine, kv_budget) as lm:
@@ -125,7 +127,10 @@ def solve(
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
-            write_object(search_object(lm, model, by, result, kept.name if is_kept else None))
+            from ..store.wire import search_object
+
+            name, answer = kept.name if is_kept else None, answer_of(result)
+            write_object(search_object(lm, model, by.name, result, answer, name))
         else:
             _report(out, lm, model, by, result, kept.name if is_kept else "")
 
@@ -144,26 +149,15 @@ def _begun(resume: Path | None) -> dict[str, Any]:
     return {**told, **how}
 
 
-def refuse_unused(strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Raise ConfigError for an option that the strategy has no use for."""
+def refuse_wrong(strategy: Strategy, chosen: dict[str, Any]) -> None:
+    """Raise ConfigError for a wrong number, or an option that the strategy has no use for."""
     for name in strategy.unused():
         if name in chosen:
             raise ConfigError(
                 f"{_FLAGS[name]} has no meaning for --strategy {strategy.name}; leave it out"
             )
-
-
-def search(
-    lm: LM,
-    loom: Loom,
-    strategy: Strategy,
-    chosen: dict[str, Any],
-    progress: Callable[[Level], object] | None = None,
-) -> SearchResult:
-    """Run a search below a loom's root."""
     if (n := chosen.get("n")) is not None:
         whole_number("-n", n, 1)
-    return strategy.run(lm, loom, progress=progress, **chosen)
 
 
 def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
@@ -178,39 +172,17 @@ def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], An
         return work(lambda level: None)
     with Live(console=out.console, auto_refresh=False, transient=True) as live:
         live.update(picture_of(out, loom), refresh=True)
-        return work(
-            lambda level: live.update(
-                picture_of(out, root_of(level, loom), _first(level.kept)), refresh=True
-            )
-        )
+
+        def redraw(level: Level) -> None:
+            best = level.kept[0] if level.kept else None
+            live.update(picture_of(out, root_of(level, loom), best), refresh=True)
+
+        return work(redraw)
 
 
 def root_of(level: Level, loom: Loom) -> Loom:
     """Return the loom that a search grows: another one where it goes on from a file."""
     return level.candidates[0].path[0] if level.candidates else loom  # type: ignore[return-value]
-
-
-def search_object(
-    lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str | None = None
-) -> dict[str, Any]:
-    """Return the result for --json. name: of the loom that was kept."""
-    from dataclasses import asdict
-
-    return {
-        "loom": name,
-        "strategy": strategy.name,
-        "model": model,
-        "engine": lm.info.name,
-        "prompt": result.loom.user_prompt,
-        "solved": result.solved,
-        "answer": answer_of(result),
-        "text": result.text,
-        "path": [{"text": node.text, "score": node.score} for node in result.best.path[1:]],
-        "votes": [{"answer": vote.answer, "count": vote.count} for vote in result.votes],
-        "nodes": result.loom.count_children(),
-        "cost": asdict(result.cost),
-        "stats": stats_object(lm),
-    }
 
 
 def answer_of(result: SearchResult) -> str:
@@ -229,22 +201,6 @@ def verdict(result: SearchResult) -> tuple[str, str]:
     }[result.solved]
 
 
-def vote_lines(out: Out, result: SearchResult) -> None:
-    """Write the votes as bars."""
-    total = sum(vote.count for vote in result.votes)
-    width = max((len(str(vote.answer)) for vote in result.votes[:_VOTES]), default=0)
-    for place, vote in enumerate(result.votes[:_VOTES]):
-        bar = "█" * max(1, round(24 * vote.count / total))
-        style = "green" if place == 0 else "dim"
-        out.line(f"  {vote.answer!s:>{width}}  ", (bar, style), f" {vote.count}")
-    if (rest := len(result.votes) - _VOTES) > 0:
-        out.line((f"  … {counted(rest, 'more answer')}", "dim"))
-
-
-def _first(nodes: tuple[Heddle, ...]) -> Heddle | None:
-    return nodes[0] if nodes else None
-
-
 def _search_to_end(
     out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], as_json: bool
 ) -> SearchResult:
@@ -258,7 +214,9 @@ def _search_to_end(
         result: SearchResult = watched(
             quiet,
             kept.loom,
-            lambda show: search(lm, kept.loom, strategy, chosen, lambda level: noted(level, show)),
+            lambda show: strategy.run(
+                lm, kept.loom, progress=lambda level: noted(level, show), **chosen
+            ),
         )
         kept.loom = result.loom
     except KeyboardInterrupt:
@@ -277,7 +235,10 @@ def _report(
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
-        vote_lines(out, result)
+        votes = [(vote.answer, vote.count) for vote in result.votes]
+        show_votes(out, votes[:_VOTES], sum(count for _, count in votes))
+        if (rest := len(votes) - _VOTES) > 0:
+            out.line((f"  … {counted(rest, 'more answer')}", "dim"))
         out.line()
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
     out.facts(f"{strategy.title} · {result.cost}", "")

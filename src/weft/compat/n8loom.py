@@ -26,9 +26,9 @@ from ..loom import KVFrag, StreamItem, kvfrag
 from ..loom import Loom as _Loom
 from ..loom.grow import Growth, seeded
 from ..loom.known import items
+from ..loom.known import params as known_params
 from ..loom.kvfrag import Exported
 from ..loom.node import set_place
-from ..sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -290,8 +290,8 @@ def generate_batched(
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _growth(
         model, tokenizer, prompt, prompt_cache, streamed=False,
-        n=batch_size, temperature=temp, max_tokens=max_tokens, min_p=min_p,
-        stop=tuple(stop_strings) or None, **options,
+        n=batch_size, temp=temp, max_tokens=max_tokens, min_p=min_p, stop_strings=stop_strings,
+        **options,
     )  # fmt: skip
     children = growth.run()
     rows = [child.tokens for child in children]
@@ -324,8 +324,8 @@ def generate_batched_stream(
     options = {"top_p": top_p or 1.0, "repetition_penalty": repetition_penalty, **kwargs}
     lm, growth = _growth(
         model, tokenizer, prompt, prompt_cache, streamed=True,
-        n=batch_size, temperature=temp, max_tokens=max_tokens, min_p=min_p,
-        stop=tuple(stop_strings) or None, **options,
+        n=batch_size, temp=temp, max_tokens=max_tokens, min_p=min_p, stop_strings=stop_strings,
+        **options,
     )  # fmt: skip
     start = growth.shoots[0].origin.depth
     for item in items(growth):
@@ -344,7 +344,7 @@ def _growth(
     **sampling: Any,
 ) -> tuple[LM, Growth]:
     lm = LM.of(model, tokenizer)
-    params = SamplingParams.resolve({**sampling, "temperature_first": True}, SamplingParams())
+    params = known_params(**sampling)
     if cache is not None and cache.token_ids:
         root = Heddle(lm, None, _path(cache.token_ids, list(prompt)))
         place = cache.place(lm)

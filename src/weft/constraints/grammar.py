@@ -59,7 +59,6 @@ class Grammar(Constraint):
         return text
 
     def compile(self, compiler: Compiler) -> Matcher:
-        """See `Constraint.compile`."""
         from llguidance import LLMatcher
 
         text = self.checked(compiler.guidance)
@@ -105,7 +104,6 @@ class JsonSchema(Grammar):
         object.__setattr__(self, "model", model)
 
     def grammar(self) -> str:
-        """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
         parsed = json.loads(self.schema)
@@ -124,11 +122,9 @@ class JsonSchema(Grammar):
         return made
 
     def parse(self, text: str) -> Any:
-        """See `Constraint.parse`."""
         return json.loads(text) if self.model is None else self.model.model_validate_json(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         return {"json_schema": json.loads(self.schema)}
 
 
@@ -147,7 +143,6 @@ class Regex(Grammar):
         object.__setattr__(self, "pattern", checked_text("a regular expression", text))
 
     def grammar(self) -> str:
-        """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
         made: str = LLMatcher.grammar_from_regex(self.pattern)
@@ -158,7 +153,6 @@ class Regex(Grammar):
         return f"line 1: {told(message).split('(in regex): ', 1)[-1]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         return {"regex": self.pattern}
 
 
@@ -172,7 +166,6 @@ class Lark(Grammar):
         checked_text("a Lark grammar", self.text)
 
     def grammar(self) -> str:
-        """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
         if _is_deep_lark(self.text):
@@ -181,7 +174,6 @@ class Lark(Grammar):
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         return {"lark": self.text}
 
 
@@ -195,7 +187,6 @@ class GBNF(Grammar):
         checked_text("a GBNF grammar", self.text)
 
     def grammar(self) -> str:
-        """See `Grammar.grammar`."""
         return as_lark(self.text)[0]
 
     def _told(self, message: str) -> str:
@@ -209,7 +200,6 @@ class GBNF(Grammar):
         return f"line {line}: {' '.join(_PLACE.sub('', message).split())}"
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         return {"gbnf": self.text}
 
 
@@ -227,7 +217,6 @@ class Choice(Grammar):
         object.__setattr__(self, "texts", given)
 
     def grammar(self) -> str:
-        """See `Grammar.grammar`."""
         from llguidance import LLMatcher
 
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in self.texts)
@@ -235,7 +224,6 @@ class Choice(Grammar):
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         return {"choice": list(self.texts)}
 
 
@@ -252,7 +240,6 @@ class GrammarMatcher(Matcher):
         self._ends = ends
 
     def fill(self, bits: NDArray[np.int32]) -> None:
-        """See `Matcher.fill`."""
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self.filled(bits)
 
@@ -262,14 +249,12 @@ class GrammarMatcher(Matcher):
             bits[:] = 0
 
     def accept(self, token: int) -> None:
-        """See `Matcher.accept`."""
         if not self.is_allowed(token):
             raise ConstraintError(self.failure or f"the grammar does not allow token {token} here")
         if not self.inner.is_stopped() and not self.inner.consume_token(token):
             raise ConstraintError(self.failure or f"the grammar cannot go on after token {token}")
 
     def is_allowed(self, token: int) -> bool:
-        """See `Matcher.is_allowed`."""
         if self.inner.is_error():
             return False
         if token in self._ends:
@@ -277,23 +262,19 @@ class GrammarMatcher(Matcher):
         return bool(self.inner.validate_tokens([token]) == 1)
 
     def takes(self, tokens: Sequence[int]) -> bool:
-        """See `Matcher.takes`."""
         if self.inner.is_error():
             return False
         return bool(self.inner.validate_tokens(list(tokens)) == len(tokens))
 
     def forced(self) -> list[int]:
-        """See `Matcher.forced`."""
         return [] if self.inner.is_stopped() else list(self.inner.compute_ff_tokens())
 
     @property
     def may_end(self) -> bool:
-        """See `Matcher.may_end`."""
         return bool(self.inner.is_accepting())
 
     @property
     def must_end(self) -> bool:
-        """See `Matcher.must_end`."""
         if self.inner.is_stopped():
             return not self.inner.is_error()
         # Without end tokens nobody can draw the end where it is all that is left.
@@ -305,7 +286,6 @@ class GrammarMatcher(Matcher):
 
     @property
     def failure(self) -> str | None:
-        """See `Matcher.failure`."""
         if not self.inner.is_error():
             return None
         reason = str(self.inner.get_error()).split("<state>")[0]
@@ -314,7 +294,6 @@ class GrammarMatcher(Matcher):
         return f"the grammar library gave up: {told(reason)}"
 
     def clone(self) -> GrammarMatcher:
-        """See `Matcher.clone`."""
         return GrammarMatcher(self.inner.deep_copy(), self._ends)
 
 

@@ -33,7 +33,6 @@ class Allow(Constraint):
         object.__setattr__(self, "ids", given)
 
     def compile(self, compiler: Compiler) -> Matcher:
-        """See `Constraint.compile`."""
         import numpy as np
 
         outside = [each for each in self.ids if each >= compiler.n_vocab]
@@ -48,7 +47,6 @@ class Allow(Constraint):
         return AllowMatcher(ids, bits)
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         return {"allow": sorted(self.ids)}
 
 
@@ -62,30 +60,24 @@ class AllowMatcher(Matcher):
         self.bits = bits
 
     def fill(self, bits: NDArray[np.int32]) -> None:
-        """See `Matcher.fill`."""
         bits[:] = self.bits
 
     def accept(self, token: int) -> None:
-        """See `Matcher.accept`."""
         if token not in self.ids:
             raise ConstraintError(f"token {token} is not among the {len(self.ids)} allowed ones")
 
     def is_allowed(self, token: int) -> bool:
-        """See `Matcher.is_allowed`."""
         return token in self.ids
 
     @property
     def may_end(self) -> bool:
-        """See `Matcher.may_end`."""
         return True
 
     @property
     def must_end(self) -> bool:
-        """See `Matcher.must_end`."""
         return False
 
     def clone(self) -> AllowMatcher:
-        """See `Matcher.clone`."""
         return self
 
 
@@ -127,11 +119,9 @@ class Lazy(Constraint):
         return LazyMatcher(Triggers(compiler, self), None)
 
     def parse(self, text: str) -> Any:
-        """See `Constraint.parse`."""
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Constraint.to_dict`."""
         told = [
             {"pattern": each.pattern, "flags": each.flags} if isinstance(each, re.Pattern) else each
             for each in self.triggers
@@ -250,14 +240,12 @@ class LazyMatcher(Matcher):
         self._begun = begun
 
     def fill(self, bits: NDArray[np.int32]) -> None:
-        """See `Matcher.fill`."""
         if self._inner is not None:
             self._inner.fill(bits)
         else:
             self._triggers.fill(self._begun, bits)
 
     def accept(self, token: int) -> None:
-        """See `Matcher.accept`."""
         if self._inner is not None:
             self._inner.accept(token)
             return
@@ -286,32 +274,26 @@ class LazyMatcher(Matcher):
         self._inner = started
 
     def is_allowed(self, token: int) -> bool:
-        """See `Matcher.is_allowed`."""
         if self._inner is not None:
             return self._inner.is_allowed(token)
         return self._triggers.crosses(self._begun, token) is None
 
     def forced(self) -> list[int]:
-        """See `Matcher.forced`."""
         return self._inner.forced() if self._inner is not None else []
 
     @property
     def may_end(self) -> bool:
-        """See `Matcher.may_end`."""
         return self._inner is None or self._inner.may_end
 
     @property
     def must_end(self) -> bool:
-        """See `Matcher.must_end`."""
         return self._inner is not None and self._inner.must_end
 
     @property
     def failure(self) -> str | None:
-        """See `Matcher.failure`."""
         return None if self._inner is None else self._inner.failure
 
     def clone(self) -> LazyMatcher:
-        """See `Matcher.clone`."""
         inner = None if self._inner is None else self._inner.clone()
         return LazyMatcher(self._triggers, inner, self._begun)
 

@@ -74,7 +74,7 @@ class Rule:
 
 
 def inside(part: Part) -> tuple[Part, ...]:
-    """Return the parts of a part."""
+    """Return the parts directly inside a part; letters and references have none."""
     if isinstance(part, RuleChain | Either):
         return part.parts
     return (part.part,) if isinstance(part, Repeat) else ()
@@ -370,7 +370,7 @@ class _Automaton:
         self.is_empty = False
 
     def take(self, part: Part) -> None:
-        """Be the automaton of a part."""
+        """Read a part: where its texts begin and end, and whether one is empty."""
         self.is_empty, self.first, self.last = self._of(part, 0)
 
     def mask(self, places: Iterable[int]) -> int:

@@ -54,7 +54,7 @@ class StubFragments(Fragments):
         fragment.length = length
 
     def settle(self, fragment: Fragment) -> None:
-        """Nothing is spare."""
+        """Do nothing: fragments take the slots they have and no more."""
 
     def free(self, fragment: Fragment) -> None:
         self.trim(fragment, 0)
@@ -78,7 +78,7 @@ class StubOutput(Output):
         self.n_vocab = n_vocab
 
     def wait(self) -> None:
-        """It is done."""
+        """Return at once: there is nothing to compute."""
 
     def logits(self, index: int) -> NDArray[np.float32]:
         row = np.zeros(self.n_vocab, np.float32)
@@ -121,4 +121,4 @@ class StubEngine(Engine):
         return self._output
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds no memory."""

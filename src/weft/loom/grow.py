@@ -14,6 +14,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from .. import doors
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..results import Delta
 from ..sampling.params import SamplingParams
@@ -69,9 +70,7 @@ class Branches(list["Heddle"]):
         return "\n".join(lines) or "no branches"
 
     def _repr_html_(self) -> str:
-        from ..viz.notebook import branches_card
-
-        return branches_card(self)
+        return doors.branches_card(self)
 
 
 _log = logging.getLogger(__name__)

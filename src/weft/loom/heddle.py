@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO, Unpack, cast, overload
 
 import numpy as np
 
-from .. import files
+from .. import doors, files
 from ..checks import whole_number
 from ..errors import ConfigError
 from ..results import Delta, Distribution, TextScore, TokenProb
@@ -51,9 +51,7 @@ class Shown(HeddleState):
             file: instead of standard output.
             limit: lines at most; the rest is counted.
         """
-        from ..viz.text import show
-
-        show(self._heddle, node=node, edge=edge, file=file, limit=limit)
+        doors.show(self._heddle, node=node, edge=edge, file=file, limit=limit)
 
     @overload
     def to_html(
@@ -106,9 +104,7 @@ class Shown(HeddleState):
 
         Raises: ConfigError for `top` without a model, StoreError when the file cannot be written.
         """
-        from ..viz.html import to_html
-
-        page = to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
+        page = doors.to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
         if path is None:
             return page
         files.write(path, page)
@@ -127,9 +123,7 @@ class Shown(HeddleState):
             node, edge: what to write in a box and on the line to it.
             limit: nodes at most, those nearest to here; the rest is counted.
         """
-        from ..viz.graph import to_dot
-
-        return to_dot(self._heddle, node=node, edge=edge, limit=limit)
+        return doors.to_dot(self._heddle, node=node, edge=edge, limit=limit)
 
     def to_mermaid(
         self,
@@ -145,9 +139,7 @@ class Shown(HeddleState):
             limit: nodes at most, those nearest to here; never more than Mermaid takes at its
                 defaults. The rest is counted.
         """
-        from ..viz.graph import to_mermaid
-
-        return to_mermaid(self._heddle, node=node, edge=edge, limit=limit)
+        return doors.to_mermaid(self._heddle, node=node, edge=edge, limit=limit)
 
     @property
     def _heddle(self) -> Heddle:
@@ -155,20 +147,14 @@ class Shown(HeddleState):
         return cast("Heddle", self)
 
     def __str__(self) -> str:
-        from ..viz.text import draw
-
-        return "\n".join(draw(self._heddle))
+        return "\n".join(doors.draw(self._heddle))
 
     def _repr_html_(self) -> str:
-        from ..viz.notebook import tree
-
-        return tree(self._heddle)
+        return doors.tree(self._heddle)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the drawing as text and as HTML: a notebook keeps both."""
-        from ..viz.notebook import plain
-
-        return {"text/plain": plain(self._heddle), "text/html": self._repr_html_()}
+        return {"text/plain": doors.plain(self._heddle), "text/html": self._repr_html_()}
 
 
 class Heddle(Shown):
@@ -211,9 +197,7 @@ class Heddle(Shown):
             return Branches()
         if not is_shown:
             return growth.run()
-        from ..viz.live import watch
-
-        return growth.run(watch(len(growth.shoots)))
+        return growth.run(doors.watch(len(growth.shoots)))
 
     async def agrow(
         self,
@@ -344,7 +328,7 @@ class Heddle(Shown):
     # The known names
 
     def add_text_child(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
-        """Return `add(text, special=special)`."""
+        """The known name of `add`."""
         return self.add(text, special=special)
 
     def make_children(
@@ -361,7 +345,8 @@ class Heddle(Shown):
         Inside `apply_at_leaves` the list is filled when it is looked at, for all leaves in one
         batch.
         """
-        params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
+        own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
+        params = known.params(temp=temp, stop_strings=stop_strings, **own)
         if self.terminal:
             return Branches()
         if self._batch is not None:
@@ -380,7 +365,8 @@ class Heddle(Shown):
         **kwargs: Any,
     ) -> Generator[known.StreamItem, None, Branches]:
         """As `make_children`, yielding the known items; `deltas` in each holds what is new."""
-        params = known.params(n, temp, max_tokens, min_p, stop_strings, kwargs)
+        own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
+        params = known.params(temp=temp, stop_strings=stop_strings, **own)
         first = self._first_number(params)
         return known.items(plan([self], params, force=False, streamed=True, first=first))
 
@@ -394,7 +380,7 @@ class Heddle(Shown):
         streamed = kwargs.pop("stream", False)
         if isinstance(arg, str) or known.ramify_texts(arg) is not None:
             special = kwargs.pop("special", None)
-            known.check(kwargs)
+            known.params(**kwargs)
             made = [
                 self.add(text, special=special)
                 for text in ([arg] if isinstance(arg, str) else arg or ())

@@ -18,33 +18,14 @@ _NEUTRAL = SamplingParams()
 
 
 def params(
-    n: int,
-    temp: float,
-    max_tokens: int,
-    min_p: float,
-    stop_strings: str | Sequence[str],
-    more: Mapping[str, Any],
+    *, temp: float = 0.8, stop_strings: str | Sequence[str] = (), **own: Any
 ) -> SamplingParams:
     """Return the known parameters as ours: neutral defaults, temperature before the filters.
 
-    `more` takes our own names; `temperature` and `stop` replace `temp` and `stop_strings`.
+    own: our own names; `temperature` and `stop` among them replace `temp` and `stop_strings`.
     """
-    given: dict[str, Any] = {
-        "n": n,
-        "temperature": temp,
-        "max_tokens": max_tokens,
-        "min_p": min_p,
-        "stop": stop_strings or None,
-        "temperature_first": True,
-    }
-    return SamplingParams.resolve({**given, **more}, _NEUTRAL)
-
-
-def check(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for keywords that `make_children` would refuse."""
-    own = {"n": 4, "temp": 0.8, "max_tokens": 8, "min_p": 0.05, "stop_strings": ()}
-    taken: dict[str, Any] = {name: given.get(name, default) for name, default in own.items()}
-    params(**taken, more={name: value for name, value in given.items() if name not in own})
+    known = {"temperature": temp, "stop": stop_strings or None, "temperature_first": True}
+    return SamplingParams.resolve({**known, **own}, _NEUTRAL)
 
 
 class StreamItem(Mapping[str, Any]):

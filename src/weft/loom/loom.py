@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
+from .. import doors
 from ..chat import ChatPrompt
 from ..errors import ConfigError
 from .heddle import Heddle
@@ -116,14 +117,12 @@ class Loom(Heddle):
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
     def _begin_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
-        from ..store.file import NO_MODEL
-
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"a loom without a model takes a text as its prompt, not {type(prompt).__name__}"
             )
         self._begin(Home(None, is_text=True), Prompt([], prompt, False), heddle_class)
-        self._text, self.saved_by = prompt, NO_MODEL
+        self._text, self.saved_by = prompt, doors.NO_MODEL
 
     @classmethod
     def restored(cls, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> Self:
@@ -156,9 +155,7 @@ class Loom(Heddle):
 
         Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON.
         """
-        from ..store import save
-
-        save(self, path)
+        doors.save_loom(self, path)
 
     @classmethod
     def open(
@@ -183,9 +180,7 @@ class Loom(Heddle):
             StoreError: it cannot be read.
             ModelMismatch: another model saved it.
         """
-        from ..store import load
-
-        return load(
+        return doors.open_loom(
             path, lm, force=force, loom_class=cls, heddle_class=heddle_class or cls.heddle_class
         )
 

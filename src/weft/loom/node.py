@@ -208,7 +208,7 @@ class HeddleState:
         return nodes if depth > 0 else nodes[1:]
 
     def get_all_leaves(self) -> list[Heddle]:
-        """Return `leaves`."""
+        """The known name of `leaves`."""
         return leaves_below(self)
 
     def count_children(self) -> int:

@@ -8,14 +8,16 @@ alone and in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .metrics import RankedIds, floors_of, rank
-from .params import SamplingArrays
+
+if TYPE_CHECKING:
+    from .sampler import SamplingArrays
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -94,7 +96,7 @@ def left(
         yield _cut(rows, ranked, mine, total)
         return
     weights = np.exp(_below(ranked, mine.early))
-    reached: Flags = _sums(weights) >= mine.top_p * total
+    reached: Flags = _sums(weights) >= mine.filters["top_p"] * total
     reached |= ~mine.mass_first | (likely <= sure)
     if reached.all():
         yield _cut(rows, ranked, mine, total)
@@ -117,16 +119,18 @@ def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
 
 def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab: int) -> Floats:
     """Return for each row a logit that nothing below can be needed; -inf where none is known."""
-    if arrays.uses.isdisjoint(("min_p", "top_p")):
+    asked = arrays.asked
+    if asked.keys().isdisjoint(("min_p", "top_p")):
         return np.full(len(peaks), -np.inf, dtype=np.float32)
-    floor = arrays.log_min_p
-    if len(arrays.uses) > 1:  # these two must know how much all weighs that is left to them
-        whole = (arrays.typical_p < 1) | ((arrays.top_p < 1) & (arrays.top_k > 0))
-        floor = np.where(whole, -np.inf, floor)
+    floor = _logs(arrays.filters["min_p"])
+    for name, rows in asked.items():  # who must know how much all weighs that is left to it
+        if name not in _WITH_FLOOR:
+            floor = np.where(rows, -np.inf, floor)
+    if "top_k" in asked and "top_p" in asked:
+        floor = np.where(asked["top_k"] & asked["top_p"], -np.inf, floor)
     if arrays.mass_first.any():
         # All tokens that weigh less than this are together less than what top-p drops.
-        with np.errstate(divide="ignore"):
-            share = np.log((1 - arrays.top_p) * total / n_vocab)
+        share = _logs((1 - arrays.filters["top_p"]) * total / n_vocab)
         floor = np.where(arrays.mass_first, np.maximum(floor, share), floor)
     # Rounded down, so that what lies on the floor is there.
     lowest = peaks.max(axis=1).astype(np.float64) + floor * arrays.early * (1 + 1e-6) - 1e-6
@@ -136,52 +140,95 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
 
 def _likely_floors(peaks: Floats, arrays: SamplingArrays) -> Floats:
     """Return for each row a logit above which there are as many tokens as it takes, as a rule."""
-    if arrays.uses.isdisjoint(("top_k", "top_p")):
+    if arrays.asked.keys().isdisjoint(("top_k", "top_p")):
         return np.full(len(peaks), -np.inf, dtype=np.float32)
     n_groups = peaks.shape[1]
     head = max(1, min(_HEAD, n_groups // 2))
     wanted = np.where(arrays.mass_first, head, n_groups + 1)
-    return floors_of(peaks, np.where(arrays.top_k > 0, arrays.top_k, wanted))
+    top_k = arrays.filters["top_k"]
+    return floors_of(peaks, np.where(top_k > 0, top_k, wanted))
 
 
 def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Left:
-    """Apply top-k, typical, top-p and min-p to what is ranked, then the late temperature."""
+    """Apply every filter that is asked for to what is ranked, then the late temperature."""
     below = _below(ranked, arrays.early)
-    n = ranked.n
-    if "top_k" in arrays.uses:
-        n = np.where(arrays.top_k > 0, np.minimum(arrays.top_k, n), n)
-    kept = np.arange(below.shape[1]) < n[:, None]
-    if "typical_p" in arrays.uses:
-        kept &= _typical(np.where(kept, below, -np.inf), ranked.ids, arrays.typical_p)
-    if "top_p" in arrays.uses:
-        running = _running(np.where(kept, np.exp(below), 0.0))
-        whole = np.where(arrays.mass_first, total, running[:, -1])
-        off = (arrays.top_p >= 1)[:, None]
-        kept[:, 1:] &= off | (running[:, :-1] < (arrays.top_p * whole)[:, None])
-    heights = np.where(kept, below, -np.inf)
-    if "typical_p" in arrays.uses:  # it may have dropped the likeliest
-        heights -= heights.max(axis=1, keepdims=True)
-    if "min_p" in arrays.uses:
-        heights[heights < arrays.log_min_p[:, None]] = -np.inf
+    below[np.arange(below.shape[1]) >= ranked.n[:, None]] = -np.inf
+    mass = np.where(arrays.mass_first, total, 0.0)
+    for name, asking in arrays.asked.items():
+        kept = CUTS[name](Remaining(ranked.ids, below, mass), arrays.filters[name])
+        if not asking.all():
+            kept |= ~asking[:, None]
+        below = np.where(kept, below, -np.inf)
+    heights = below - below.max(axis=1, keepdims=True)  # a filter may drop the likeliest
     heights /= arrays.late[:, None]
     return Left(rows, ranked.ids, heights, np.log(_sums(np.exp(heights))))
 
 
-def _typical(below: Doubles, ids: Ids, share: Doubles) -> Flags:
+class Remaining(NamedTuple):
+    """What filters before this one have left of some rows, which it looks at and does not change.
+
+    ids: int64 [B, C], likeliest first, equals by id. below: float64 [B, C], how far the logits lie
+    below the row's largest; -inf for what is dropped. mass: float64 [B], the sum of the whole row's
+    exponentials where no filter came before top-p; else 0.
+    """
+
+    ids: Ids
+    below: Doubles
+    mass: Doubles
+
+
+# Filters take what is left and their parameter, [B], and mark what to keep: bool [B, C]. What they
+# mark for rows that do not ask for them has no effect.
+
+
+def _top_k(left: Remaining, k: Ids) -> Flags:
+    """Mark the k likeliest."""
+    marked: Flags = np.arange(left.ids.shape[1]) < k[:, None]
+    return marked
+
+
+def _typical(left: Remaining, share: Doubles) -> Flags:
     """Mark the smallest set with surprisal nearest the entropy that reaches its share."""
-    weights = np.exp(below)
+    weights = np.exp(left.below)
     total = _sums(weights)[:, None]
-    surprisal = np.log(total) - np.where(np.isneginf(below), 0.0, below)
+    surprisal = np.log(total) - np.where(np.isneginf(left.below), 0.0, left.below)
     entropy = _sums(weights * surprisal)[:, None] / total
-    away = np.where(np.isneginf(below), np.inf, np.abs(surprisal - entropy))
-    order = np.lexsort((ids, away), axis=1)
+    away = np.where(np.isneginf(left.below), np.inf, np.abs(surprisal - entropy))
+    order = np.lexsort((left.ids, away), axis=1)
     running = _running(np.take_along_axis(weights, order, axis=1))
     wanted = np.ones(order.shape, dtype=bool)
     wanted[:, 1:] = running[:, :-1] < share[:, None] * total
-    wanted |= (share >= 1)[:, None]
     kept = np.empty_like(wanted)
     np.put_along_axis(kept, order, wanted, axis=1)
     return kept
+
+
+def _top_p(left: Remaining, share: Doubles) -> Flags:
+    """Mark the likeliest until they reach their share."""
+    running = _running(np.exp(left.below))
+    whole = np.where(left.mass > 0, left.mass, running[:, -1])
+    kept = np.ones(running.shape, dtype=bool)
+    kept[:, 1:] = running[:, :-1] < (share * whole)[:, None]
+    return kept
+
+
+def _min_p(left: Remaining, share: Doubles) -> Flags:
+    """Mark what weighs no less than this share of the likeliest that is left."""
+    largest = left.below.max(axis=1, keepdims=True)
+    kept: Flags = left.below - largest >= _logs(share)[:, None]
+    return kept
+
+
+# By the parameter's name; they cut in the order of its table.
+CUTS: Mapping[str, Callable[[Remaining, NDArray[Any]], Flags]] = {
+    "top_k": _top_k,
+    "typical_p": _typical,
+    "top_p": _top_p,
+    "min_p": _min_p,
+}
+# Those that need no look at all tokens that are left to them. With another one asked for, a row is
+# ranked as far down as tokens can reach it.
+_WITH_FLOOR = {"top_k", "top_p", "min_p"}
 
 
 def _below(ranked: RankedIds, temperature: Doubles) -> Doubles:
@@ -199,3 +246,10 @@ def _sums(weights: Doubles) -> Doubles:
     """Return every row's `_running` sum: float64 [B]."""
     whole: Doubles = _running(weights)[:, -1]
     return whole
+
+
+def _logs(shares: Doubles) -> Doubles:
+    """Return logarithms; of 0 it is -inf."""
+    with np.errstate(divide="ignore"):
+        logs: Doubles = np.log(shares)
+    return logs

@@ -168,7 +168,7 @@ _PAD = np.int64(2**63 - 1)
 
 
 def group_of(ids: Ids) -> Ids:
-    """Return the groups of ids."""
+    """Return the group of each id: a column of its square of 64 × 64 ids."""
     return (ids >> 12 << 6) | (ids & 63)
 
 

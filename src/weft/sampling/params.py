@@ -1,20 +1,21 @@
-"""`SamplingParams`: how tokens are drawn; one frozen value, and B of them as arrays."""
+"""`SamplingParams`: how tokens are drawn, and the table that says all of each parameter.
+
+The command makes its flags from here, so nothing that takes long is imported above: no NumPy, no
+constraints.
+"""
 
 from __future__ import annotations
 
 import difflib
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..checks import whole_number
-from ..constraints import as_constraint, from_dict
 from ..errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -27,34 +28,32 @@ DRAW_RULE = 2
 # the memory with them before a token is drawn.
 MAX_N = 65_536
 
-# Names from other libraries, and what to write here instead.
-_FOREIGN = {
-    "best_of": "n",
-    "do_sample": "temperature (0 is greedy)",
-    "grammar": "constraint",
-    "length_penalty": "no option here; rank finished branches by their mean log-probability",
-    "logprobs": "no option here; log-probabilities are always recorded",
-    "max_completion_tokens": "max_tokens",
-    "max_length": "max_tokens (it counts new tokens only)",
-    "max_new_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "num_beams": "n (plain branches)",
-    "num_predict": "max_tokens",
-    "num_return_sequences": "n",
-    "num_samples": "n",
-    "random_seed": "seed",
-    "repeat_last_n": "penalty_last_n",
-    "repeat_penalty": "repetition_penalty",
-    "response_format": "constraint",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "temp": "temperature",
-    "topk": "top_k",
-    "topp": "top_p",
-    "typical": "typical_p",
-}
-# What a model's generation_config.json may set, when its do_sample is true.
-_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A parameter as an option of the command: one value, of a type."""
+
+    type: type
+    names: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One row of the table: what there is to know of a parameter but its type and its default.
+
+    check: takes the name and what was given, returns what is kept. also: what other libraries call
+    it; nearly: likewise, with what is different. from_model: a model's generation_config.json may
+    set it. is_filter: it drops tokens, and none at its default; `filters.CUTS` has the function.
+    flag: of the command; None for those that no verb takes, or that verbs list by themselves.
+    """
+
+    check: Callable[[str, Any], Any]
+    also: tuple[str, ...] = ()
+    nearly: Mapping[str, str] = field(default_factory=dict)
+    from_model: bool = False
+    is_filter: bool = False
+    flag: Flag | None = None
 
 
 class BranchOptions(TypedDict, total=False):
@@ -140,33 +139,10 @@ class SamplingParams:
         constraint: Any = None,
         temperature_first: bool = False,
     ) -> None:
-        checked = {
-            "n": whole_number("n", n, 1, MAX_N),
-            "max_tokens": whole_number("max_tokens", max_tokens, 1),
-            "temperature": _number("temperature", temperature, low=0.0),
-            "top_p": _number("top_p", top_p, low=0.0, high=1.0, open_low=True),
-            "top_k": whole_number("top_k", top_k, 0, 2**31 - 1),
-            "min_p": _number("min_p", min_p, low=0.0, high=1.0),
-            "typical_p": _number("typical_p", typical_p, low=0.0, high=1.0, open_low=True),
-            "repetition_penalty": _number(
-                "repetition_penalty", repetition_penalty, low=0.0, open_low=True
-            ),
-            "presence_penalty": _number("presence_penalty", presence_penalty),
-            "frequency_penalty": _number("frequency_penalty", frequency_penalty),
-            "penalty_last_n": (
-                None
-                if penalty_last_n is None
-                else whole_number("penalty_last_n", penalty_last_n, 1)
-            ),
-            "logit_bias": _biases(logit_bias),
-            "stop": _stops(stop),
-            "seed": None if seed is None else whole_number("seed", seed, 0, 2**64 - 1),
-            "constraint": None if constraint is None else as_constraint(constraint),
-            "temperature_first": _flag("temperature_first", temperature_first),
-            "draw_rule": DRAW_RULE,
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        given = {name: value for name, value in locals().items() if name != "self"}
+        for name, value in given.items():
+            object.__setattr__(self, name, PARAMETERS[name].check(name, value))
+        object.__setattr__(self, "draw_rule", DRAW_RULE)
 
     @classmethod
     def resolve(
@@ -177,7 +153,7 @@ class SamplingParams:
         Raises: ConfigError for an unknown keyword, naming the right one.
         """
         for name in given:
-            if name not in _NAMES:
+            if name not in NAMES:
                 raise _unknown(name)
         base = {} if defaults is None else defaults.keywords()
         return cls(**{**base, **given})
@@ -191,8 +167,8 @@ class SamplingParams:
         taken = cls()
         if not config.get("do_sample"):
             return taken
-        for name in _FROM_MODEL:
-            if config.get(name) is None:
+        for name, parameter in PARAMETERS.items():
+            if not parameter.from_model or config.get(name) is None:
                 continue
             try:
                 taken = cls.resolve({name: config[name]}, taken)
@@ -202,7 +178,7 @@ class SamplingParams:
 
     def keywords(self) -> dict[str, Any]:
         """Return all values as the keywords that make an equal one."""
-        return {name: getattr(self, name) for name in _NAMES}
+        return {name: getattr(self, name) for name in NAMES}
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
@@ -227,6 +203,8 @@ class SamplingParams:
             raise ConfigError(
                 f"logit_bias is {biases!r}; allowed is a mapping from token id to number"
             ) from error
+        from ..constraints import from_dict
+
         kept = data.get("constraint")
         constraint = from_dict(kept) if isinstance(kept, Mapping) else kept
         rule = data.get("draw_rule", 1)  # the first did not say so
@@ -238,23 +216,33 @@ class SamplingParams:
     def __repr__(self) -> str:
         changed = [
             f"{name}={getattr(self, name)!r}"
-            for name in _NAMES
+            for name in NAMES
             if getattr(self, name) != getattr(_NEUTRAL, name)
         ]
         return f"SamplingParams({', '.join(changed)})"
 
 
 def _unknown(name: str) -> ConfigError:
-    right = _FOREIGN.get(name)
-    if right is not None and right.startswith("no option"):
-        message = f"{name}? There is {right}"
-    elif right is not None:
+    right = _called(name)
+    if name in _NOWHERE:
+        message = f"{name}? There is no option here; {_NOWHERE[name]}"
+    elif right:
         message = f"{name}? Here it is {right}"
     else:
-        close = difflib.get_close_matches(name, _NAMES, n=1)
+        close = difflib.get_close_matches(name, NAMES, n=1)
         meant = f"Did you mean {close[0]}? " if close else ""
-        message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(_NAMES)}"
+        message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(NAMES)}"
     return ConfigError(message, hint=message)
+
+
+def _called(name: str) -> str | None:
+    """Return what is written here for another library's name."""
+    for own, parameter in PARAMETERS.items():
+        if name in parameter.also:
+            return own
+        if name in parameter.nearly:
+            return f"{own} ({parameter.nearly[name]})"
+    return None
 
 
 def _number(
@@ -288,14 +276,24 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _constraint(_: str, value: object) -> Any:
+    from ..constraints import as_constraint
+
+    return as_constraint(value)
+
+
 def _biases(
-    given: Mapping[int, float] | Iterable[tuple[int, float]] | None,
+    name: str, given: Mapping[int, float] | Iterable[tuple[int, float]] | None
 ) -> tuple[tuple[int, float], ...]:
     try:
         pairs = dict(given or ())
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"logit_bias is {given!r}; allowed is a mapping from token id to number"
+            f"{name} is {given!r}; allowed is a mapping from token id to number"
         ) from error
     return tuple(sorted(_bias(token_id, value) for token_id, value in pairs.items()))
 
@@ -310,124 +308,87 @@ def _bias(token_id: object, value: object) -> tuple[int, float]:
     return whole, float(value)
 
 
-def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
+def _stops(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
     if given is None:
         return ()
     try:
         stops = (given,) if isinstance(given, str) else tuple(given)
     except TypeError as error:
-        raise ConfigError(f"stop is {given!r}; allowed is a string or strings") from error
+        raise ConfigError(f"{name} is {given!r}; allowed is a string or strings") from error
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             raise ConfigError(
-                f"stop has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
+                f"{name} has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
             )
     return tuple(dict.fromkeys(stops))
 
 
-_NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
+# `weft solve` has this one alone.
+TEMPERATURE = Flag(float, ("--temperature", "--temp"), "0 is greedy.")
+# A row a parameter. Filters cut in the order of their rows; top-k is the first of them.
+PARAMETERS: Mapping[str, Parameter] = {
+    "n": Parameter(
+        partial(whole_number, low=1, high=MAX_N),
+        also=("best_of", "num_return_sequences", "num_samples"),
+        nearly={"num_beams": "plain branches"},
+    ),
+    "max_tokens": Parameter(
+        partial(whole_number, low=1),
+        also=("max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
+        nearly={"max_length": "it counts new tokens only"},
+    ),
+    "temperature": Parameter(
+        partial(_number, low=0.0),
+        also=("temp",),
+        nearly={"do_sample": "0 is greedy"},
+        from_model=True,
+        flag=TEMPERATURE,
+    ),
+    "top_k": Parameter(
+        partial(whole_number, low=0, high=2**31 - 1),
+        also=("topk",),
+        from_model=True,
+        is_filter=True,
+        flag=Flag(int, ("--top-k",), "Keep the k likeliest; 0: all."),
+    ),
+    "typical_p": Parameter(
+        partial(_number, low=0.0, high=1.0, open_low=True),
+        also=("typical",),
+        from_model=True,
+        is_filter=True,
+    ),
+    "top_p": Parameter(
+        partial(_number, low=0.0, high=1.0, open_low=True),
+        also=("topp",),
+        from_model=True,
+        is_filter=True,
+        flag=Flag(float, ("--top-p",), "Keep this much probability."),
+    ),
+    "min_p": Parameter(
+        partial(_number, low=0.0, high=1.0),
+        from_model=True,
+        is_filter=True,
+        flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
+    ),
+    "repetition_penalty": Parameter(
+        partial(_number, low=0.0, open_low=True), also=("repeat_penalty",), from_model=True
+    ),
+    "presence_penalty": Parameter(_number),
+    "frequency_penalty": Parameter(_number),
+    "penalty_last_n": Parameter(_or_none(partial(whole_number, low=1)), also=("repeat_last_n",)),
+    "logit_bias": Parameter(_biases),
+    "stop": Parameter(_stops, also=("stop_sequences", "stop_strings")),
+    "seed": Parameter(
+        _or_none(partial(whole_number, low=0, high=2**64 - 1)), also=("random_seed",)
+    ),
+    "constraint": Parameter(_or_none(_constraint), also=("grammar", "response_format")),
+    "temperature_first": Parameter(_flag),
+}
+# What other libraries have and there is no parameter for.
+_NOWHERE = {
+    "length_penalty": "rank finished branches by their mean log-probability",
+    "logprobs": "log-probabilities are always recorded",
+}
+# In the order of the keywords.
+NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
 _NEUTRAL = SamplingParams()
-
-
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-# Parameters are Python floats, logits are float32: these bounds change no draw.
-_TINY, _HUGE = 1e-30, 1e30
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingArrays:
-    """One entry a row, [B], made once for rows that draw together.
-
-    greedy: temperature is 0. early, late: what logits are divided by before and after the filters,
-    1 where that is not asked for. top_k: 0 is off; top_p, typical_p: 1 is off; min_p: 0 is off.
-    bias_rows, bias_ids, bias: added to the logits of a row's token, an entry each.
-    filtered: the row drops tokens before it draws; plain: it draws from all of them. mass_first:
-    top-p cuts first, so it is a share of the whole row. uses: names of the filters of any row.
-    """
-
-    greedy: Flags
-    early: Doubles
-    late: Doubles
-    top_k: Ids
-    typical_p: Doubles
-    top_p: Doubles
-    min_p: Doubles
-    repetition: Floats
-    presence: Floats
-    frequency: Floats
-    bias_rows: Ids
-    bias_ids: Ids
-    bias: Floats
-    filtered: Flags = field(init=False)
-    plain: Flags = field(init=False)
-    mass_first: Flags = field(init=False)
-    log_min_p: Doubles = field(init=False)
-    uses: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        asked = {
-            "top_k": self.top_k > 0,
-            "typical_p": self.typical_p < 1,
-            "top_p": self.top_p < 1,
-            "min_p": self.min_p > 0,
-        }
-        off = ~(asked["top_k"] | asked["typical_p"] | asked["top_p"] | asked["min_p"])
-        with np.errstate(divide="ignore"):
-            derived = {
-                "filtered": ~(self.greedy | off),
-                "plain": off & ~self.greedy,
-                "mass_first": asked["top_p"] & ~asked["top_k"] & ~asked["typical_p"],
-                "log_min_p": np.log(self.min_p),
-                "uses": frozenset(name for name, rows in asked.items() if rows.any()),
-            }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> SamplingArrays:
-        """Put the parameters of B rows into arrays."""
-        greedy = np.array([p.temperature == 0 for p in params], dtype=bool)
-        first = np.array([p.temperature_first for p in params], dtype=bool)
-        warmth = np.where(greedy, 1.0, _within([p.temperature for p in params], _TINY))
-        biases = [(row, *pair) for row, p in enumerate(params) for pair in p.logit_bias]
-        rows, ids, values = zip(*biases, strict=True) if biases else ((), (), ())
-        return cls(
-            greedy=greedy,
-            early=np.where(first, warmth, 1.0),
-            late=np.where(first, 1.0, warmth),
-            top_k=np.array([p.top_k for p in params], dtype=np.int64),
-            typical_p=np.array([p.typical_p for p in params]),
-            top_p=np.array([p.top_p for p in params]),
-            min_p=np.array([p.min_p for p in params]),
-            repetition=_within([p.repetition_penalty for p in params], _TINY).astype(np.float32),
-            presence=_within([p.presence_penalty for p in params], -_HUGE).astype(np.float32),
-            frequency=_within([p.frequency_penalty for p in params], -_HUGE).astype(np.float32),
-            bias_rows=np.array(rows, dtype=np.int64),
-            bias_ids=np.array(ids, dtype=np.int64),
-            bias=np.where(np.isneginf(values), -np.inf, _within(values, -_HUGE)).astype(np.float32),
-        )
-
-    def take(self, rows: Ids) -> SamplingArrays:
-        """Return the entries of some rows, numbered anew."""
-        number = np.full(len(self.greedy), -1)
-        number[rows] = np.arange(len(rows))
-        kept = number[self.bias_rows] >= 0
-        a_row = {name: getattr(self, name)[rows] for name in _A_ROW}
-        return SamplingArrays(
-            **a_row,
-            bias_rows=number[self.bias_rows[kept]],
-            bias_ids=self.bias_ids[kept],
-            bias=self.bias[kept],
-        )
-
-
-def _within(values: Sequence[float], low: float) -> Doubles:
-    # What is finite must not become inf or 0 in float32, or inf - inf and 0 / 0 would follow.
-    return np.clip(np.array(values, dtype=np.float64), low, _HUGE)
-
-
-_A_ROW = [f.name for f in fields(SamplingArrays) if f.init and not f.name.startswith("bias")]

@@ -31,7 +31,7 @@ class KeptChain:
         self._chain: Chain | None = None
 
     def of(self, samplers: Sequence[Sampler]) -> Chain:
-        """Return the chain of these samplers."""
+        """Return the chain of these samplers; the kept one where they step together again."""
         if self._chain is None or self._chain.samplers != tuple(samplers):
             self._chain = Chain(samplers)
         return self._chain

@@ -7,6 +7,7 @@ token on each of its lines.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common
 
 
-class Job:
+class Job(ABC):
     """Base of all jobs. `age` orders them.
 
     claims: the paths it wants pinned; made by `prepare`. outstanding: launched parts of its lines.
@@ -51,13 +52,13 @@ class Job:
         for ticket in tickets:
             ticket.job = self
 
+    @abstractmethod
     def tickets(self) -> Sequence[Ticket]:
         """Return the tickets that it still has to answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def namespaces(self) -> set[str | None]:
         """Return whose trees it works in."""
-        raise NotImplementedError
 
     def longest_path(self) -> int:
         """Return how many slots its longest path needs now."""
@@ -75,9 +76,9 @@ class Job:
         for claim in self.claims:
             desk.look_at(claim)
 
+    @abstractmethod
     def ready(self, claim: Claim, desk: Desk) -> None:
         """A claim has all it wants."""
-        raise NotImplementedError
 
     def park(self, desk: Desk) -> None:
         """Stop, and let everything go that can be computed again; nothing of it is in flight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .jobs import Job
 
 
-class Part:
+class Part(ABC):
     """Some rows of a model call, and what to do with the answer.
 
     namespace: the adapter that its rows name. output, first_row, first_logit: where its answers
@@ -34,21 +35,21 @@ class Part:
         self.first_logit = 0
         self.kept: list[LogitsRow] = []
 
+    @abstractmethod
     def rows(self) -> list[Row]:
-        """Return the engine's rows."""
-        raise NotImplementedError
+        """Return the rows that the engine is to run."""
 
+    @abstractmethod
     def n_tokens(self) -> int:
         """Return how many tokens its rows run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def n_logits(self) -> int:
         """Return how many logits rows they ask for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def jobs(self) -> Iterable[Job]:
         """Return the jobs that fail when the step does."""
-        raise NotImplementedError
 
     def n_kept(self) -> int:
         """Return how many of its logits rows, the first ones, others may ask for."""
@@ -68,13 +69,13 @@ class Part:
             except Exception as error:
                 self.error = error
 
+    @abstractmethod
     def deliver(self, desk: Desk) -> None:
         """Give out what the step brought. Under the lock, once the step has landed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def discard(self, desk: Desk) -> None:
         """Undo what the part has written or promised: its step failed, and nothing runs."""
-        raise NotImplementedError
 
 
 class Call:

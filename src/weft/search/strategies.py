@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from statistics import multimode
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..checks import whole_number
 from ..errors import ConfigError
@@ -18,13 +19,24 @@ if TYPE_CHECKING:
     from .core import Prompt, SearchResult
 
 
+class Count(NamedTuple):
+    """A number that a strategy takes: what it counts, and what it is called in the function.
+
+    default: the function's own; None: what suits the prompt.
+    """
+
+    counts: str
+    keywords: tuple[str, ...]
+    default: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """One way to search, by name.
 
-    title, says: in words, short and longer. call: the function in `weft.search`, and what it is
-    given always. breadth, n: what these two numbers are called there; nothing: it has no use for
-    them. refused: other options that it has no use for.
+    title, says: in words, short and longer. call: the function in `weft.search`. fixed: what it is
+    given always. breadth, n: what these two numbers are there; None: it has no use for them.
+    refused: other options that it has no use for.
     """
 
     name: str
@@ -32,13 +44,13 @@ class Strategy:
     says: str
     call: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    breadth: str | None = None
-    n: tuple[str, ...] = ()
+    breadth: Count | None = None
+    n: Count | None = None
     refused: tuple[str, ...] = ()
 
     def unused(self) -> list[str]:
         """Return which of `breadth`, `n` and the options this strategy has no use for."""
-        numbers = [name for name in ("breadth", "n") if not getattr(self, name)]
+        numbers = [name for name in ("breadth", "n") if getattr(self, name) is None]
         return [*numbers, *self.refused]
 
     def options(
@@ -47,15 +59,15 @@ class Strategy:
         """Return the keywords of its function. Not given is not a number: it keeps its own."""
         given = {"breadth": breadth, "n": n, **rest}
         for name in self.unused():
-            if given[name] is not None if name in given else False:
+            if given.get(name) is not None:
                 raise ConfigError(f"{name} has no meaning for {self.name}; leave it out")
         named = {**self.fixed, **rest}
         if breadth is not None and self.breadth is not None:
-            named[self.breadth] = breadth
-        if n is not None:
+            named |= dict.fromkeys(self.breadth.keywords, breadth)
+        if n is not None and self.n is not None:
             if isinstance(n, int):
                 whole_number("n", n, 1)
-            named |= dict.fromkeys(self.n, n)
+            named |= dict.fromkeys(self.n.keywords, n)
         return named
 
     def run(
@@ -73,7 +85,9 @@ class Strategy:
         return result
 
 
-_BOTH = ("n_continue", "n_suggest")
+_LEVEL, _ROUND = "paths kept a level", "nodes opened a round"
+_KINDS = "proposals of each kind a node"
+_PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
 STRATEGIES: dict[str, Strategy] = {
     row.name: row
     for row in (
@@ -82,10 +96,16 @@ STRATEGIES: dict[str, Strategy] = {
             "tree of thoughts",
             "a tree of lines, the best few go on",
             call="tot",
-            breadth="breadth",
-            n=_BOTH,
+            breadth=Count(_LEVEL, ("breadth",), 5),
+            n=_PROPOSALS,
         ),
-        Strategy("best-of-n", "best of n", "whole answers and a vote", call="best_of_n", n=("n",)),
+        Strategy(
+            "best-of-n",
+            "best of n",
+            "whole answers and a vote",
+            call="best_of_n",
+            n=Count("answers", ("n",)),
+        ),
         Strategy("greedy", "greedy", "one answer", call="greedy", refused=("temperature",)),
         Strategy(
             "tot-dfs",
@@ -93,26 +113,60 @@ STRATEGIES: dict[str, Strategy] = {
             "one path of the tree at a time",
             call="tot",
             fixed={"order": "dfs"},
-            breadth="breadth",
-            n=_BOTH,
+            breadth=Count(_LEVEL, ("breadth",), 5),
+            n=_PROPOSALS,
         ),
-        Strategy("beam", "beam", "the likeliest paths", call="beam", breadth="width", n=("n",)),
+        Strategy(
+            "beam",
+            "beam",
+            "the likeliest paths",
+            call="beam",
+            breadth=Count(_LEVEL, ("width",), 8),
+            n=Count("lines a path", ("n",)),
+        ),
         Strategy(
             "mcts",
             "Monte Carlo tree search",
             "where values and curiosity lead",
             call="mcts",
-            breadth="batch",
-            n=_BOTH,
+            breadth=Count(_ROUND, ("batch",), 4),
+            n=_PROPOSALS,
         ),
         Strategy(
             "adaptive",
             "adaptive branching",
             "wider or deeper by draws",
             call="adaptive",
-            breadth="batch",
-            n=("widen",),
+            breadth=Count(_ROUND, ("batch",), 2),
+            n=Count(_KINDS, ("widen",)),
         ),
-        Strategy("smc", "sequential Monte Carlo", "weighted particles", call="smc", n=("n",)),
+        Strategy(
+            "smc",
+            "sequential Monte Carlo",
+            "weighted particles",
+            call="smc",
+            n=Count("particles", ("n",)),
+        ),
     )
 }
+
+
+def meanings(number: Literal["breadth", "n"]) -> str:
+    """Return in a sentence what the number counts for which strategies, the commonest first."""
+    found: dict[str, list[str]] = {}
+    for row in STRATEGIES.values():
+        if (count := getattr(row, number)) is not None:
+            found.setdefault(count.counts, []).append(row.name)
+    ranked = sorted(found.items(), key=lambda each: (-len(each[1]), min(each[1])))
+    *parts, last = (f"{counts} ({', '.join(names)})" for counts, names in ranked)
+    told = ", ".join([*parts, f"or {last}" if parts else last])
+    return f"{told[0].upper()}{told[1:]}."
+
+
+def defaults(number: Literal["breadth", "n"]) -> str:
+    """Return the number's defaults: the commonest alone, the others with their strategies."""
+    found = [(row.name, getattr(row, number)) for row in STRATEGIES.values()]
+    given = [(name, count.default) for name, count in found if count is not None]
+    usual = multimode(default for _, default in given)[0]
+    others = [f"{default} for {name}" for name, default in given if default != usual]
+    return ", ".join([str(usual), *others])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
@@ -27,6 +26,7 @@ from ..loom.loom import Prompt
 from ..loom.node import Home, child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
+from .wire import json_number
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -75,11 +75,6 @@ class Record(NamedTuple):
     terminal: bool
     score: float | None
     meta: dict[str, Any]
-
-
-def to_json_number(value: float) -> float | str:
-    """Return the number as JSON can hold it."""
-    return value if math.isfinite(value) else str(value)
 
 
 def read_header(data: object) -> ModelMark:
@@ -225,14 +220,14 @@ def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
         "parent": parent,
         "text": node.text,
         "tokens": node.tokens,
-        "logprobs": [to_json_number(value) for value in node.logprobs],
-        "entropies": [to_json_number(value) for value in node.entropies],
+        "logprobs": [json_number(value) for value in node.logprobs],
+        "entropies": [json_number(value) for value in node.entropies],
         "params": None if node.params is None else node.params.to_dict(),
         "lineage": list(node.lineage),
         "finish_reason": node.finish_reason,
         "stop_string": node.stop_string,
         "terminal": node.terminal,
-        "score": None if node.score is None else to_json_number(float(node.score)),
+        "score": None if node.score is None else json_number(float(node.score)),
         "meta": node.meta,
     }
 

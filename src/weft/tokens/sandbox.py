@@ -140,13 +140,11 @@ class _Counting(NodeTransformer):
     """Lets loops count their turns, and `~` the size of what it makes."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        """See the class."""
         self.generic_visit(node)
         node.iter = _called("counted", node, node.iter)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """See the class."""
         self.generic_visit(node)
         return _called("sized", node, node)
 

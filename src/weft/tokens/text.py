@@ -13,12 +13,13 @@ class TextStream:
     strip_first_space: drop one space before the very first text (see `vocab.first_space_is_dummy`).
     """
 
-    __slots__ = ("_decoder", "_strip", "_vocab")
+    __slots__ = ("_decoder", "_is_between", "_strip", "_vocab")
 
     def __init__(self, vocab_bytes: Sequence[bytes], *, strip_first_space: bool = False) -> None:
         self._vocab = vocab_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip = strip_first_space
+        self._is_between = True  # two characters: nothing waits in the decoder
 
     def push(self, token_id: int) -> str:
         """Return the text that became certain with this token; an unfinished character waits."""
@@ -27,24 +28,38 @@ class TextStream:
         if self._strip and piece:
             self._strip = False
             piece = piece.removeprefix(b" ")
-        return self._decoder.decode(piece)
+        if self._is_between:
+            try:
+                return piece.decode()  # mostly a token is whole characters
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(piece)
+        self._is_between = not self._decoder.getstate()[0]
+        return text
 
     def peek(self, token_id: int) -> str:
         """Return what `push` would; changes nothing."""
-        state, strip = self._decoder.getstate(), self._strip
+        if self._is_between and not self._strip and token_id < len(self._vocab):
+            try:
+                return self._vocab[token_id].decode()
+            except UnicodeDecodeError:
+                pass
+        state = self._decoder.getstate(), self._strip, self._is_between
         text = self.push(token_id)
-        self._decoder.setstate(state)
-        self._strip = strip
+        self._decoder.setstate(state[0])
+        _, self._strip, self._is_between = state
         return text
 
     def clone(self) -> TextStream:
         """Return an independent copy."""
         twin = TextStream(self._vocab, strip_first_space=self._strip)
         twin._decoder.setstate(self._decoder.getstate())
+        twin._is_between = self._is_between
         return twin
 
     def flush(self) -> str:
         """Return what still waits (U+FFFD for an unfinished character); the stream starts over."""
+        self._is_between = True
         return self._decoder.decode(b"", final=True)
 
 

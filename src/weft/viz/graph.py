@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .escape import cut, one_line, visible
 from .outline import NOTHING, counted, facts, headline, nearest
-from .tokens import PROBABILITY
+from .tint import PROBABILITY
 
 if TYPE_CHECKING:
     from ..loom import Heddle

@@ -18,8 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..loom import Loom
 from ..loom.node import numbered
 from .escape import as_html, cut, one_line
-from .outline import NOTHING, End, Item, best_path, counted, facts, headline, nearest, outline
-from .tokens import ENTROPY, PROBABILITY, Label, Ramp, Tint, Told, by_number, check, look, node_html
+from .outline import (
+    NOTHING,
+    End,
+    Item,
+    best_path,
+    by_number,
+    counted,
+    facts,
+    headline,
+    nearest,
+    outline,
+)
+from .tint import ENTROPY, PROBABILITY, Ramp, Tint, check
+from .tokens import Label, Told, look, node_html
 
 if TYPE_CHECKING:
     from ..loom import Heddle

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .escape import as_html, cut, one_line
+from .lanes import Lane, unseen
 from .notebook import LONGEST, SOFT
 from .outline import NOTHING, counted
-from .tokens import PROBABILITY, p_of
+from .tint import PROBABILITY
+from .tokens import p_of
 
 if TYPE_CHECKING:
     from ..loom.grow import Watcher
@@ -46,40 +48,11 @@ def _shell() -> Any:
     return None if ipython is None else ipython.get_ipython()
 
 
-class LiveLane:
-    """One branch, numbered as in the result: its tokens' texts and logprobs, and why it ended."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pieces: list[tuple[str, float]] = []
-        self.ended: FinishReason | None = None
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(text for text, _ in self.pieces)
-
-    @property
-    def state(self) -> str:
-        """The tokens so far, and how the branch ended."""
-        said = f"{len(self.pieces)} tok"
-        return said if self.ended is None else f"{said} · {self.ended}"
-
-    def tail(self) -> Iterable[tuple[str, float]]:
-        """Return the last pieces, as many as a lane has room for."""
-        room = _TAIL
-        for at in range(len(self.pieces) - 1, -1, -1):
-            room -= len(self.pieces[at][0])
-            if room < 0:
-                return [("…", 0.0), *self.pieces[at + 1 :]]
-        return self.pieces
-
-
 class LiveLanes:
     """All branches of a call in one display, updated in place; static HTML in the end."""
 
     def __init__(self, n: int) -> None:
-        self.lanes = [LiveLane(number) for number in range(n)]
+        self.lanes = [Lane(number) for number in range(n)]
         self.is_over = False
         self._start = self._drawn_at = time.monotonic()
         self._handle: Any = None
@@ -93,8 +66,7 @@ class LiveLanes:
     ) -> None:
         """Take what is new of a branch; draw, but not too often."""
         lane = self.lanes[branch]
-        lane.pieces += pieces
-        lane.ended = ended
+        lane.push(pieces, ended)
         if time.monotonic() - self._drawn_at >= REDRAW_S:
             self._try(self._draw)
 
@@ -147,17 +119,14 @@ class LiveLanes:
 
     def _rest(self) -> list[str]:
         rest = self.lanes[_MOST:]
-        ended = sum(lane.ended is not None for lane in rest)
-        return [f"… {counted(len(rest), 'more branch', 'more branches')}, {ended} ended"] * bool(
-            rest
-        )
+        return [unseen(rest)] if rest else []
 
 
 class LiveLines:
     """Branches as plain lines, each written when it has ended."""
 
     def __init__(self, n: int) -> None:
-        self.lanes = [LiveLane(number) for number in range(n)]
+        self.lanes = [Lane(number) for number in range(n)]
 
     def open(self) -> None:
         """Write nothing yet."""
@@ -167,8 +136,7 @@ class LiveLines:
     ) -> None:
         """Take what is new of a branch."""
         lane = self.lanes[branch]
-        lane.pieces += pieces
-        lane.ended = ended
+        lane.push(pieces, ended)
         if ended is not None:
             self._write(lane)
 
@@ -178,18 +146,18 @@ class LiveLines:
             if lane.ended is None and lane.pieces:
                 self._write(lane)
 
-    def _write(self, lane: LiveLane) -> None:
+    def _write(self, lane: Lane) -> None:
         sys.stdout.write(f"{_plain(lane)}\n")
         sys.stdout.flush()
 
 
-def _plain(lane: LiveLane) -> str:
+def _plain(lane: Lane) -> str:
     text = cut(one_line(lane.text), LONGEST) or (NOTHING if lane.ended else "…")
-    return f"[{lane.number}] {text}  {lane.state}"
+    return f"[{lane.number}] {text}  {_state(lane)}"
 
 
-def _lane(lane: LiveLane, *, is_over: bool) -> str:
-    pieces = list(_head(lane) if is_over else lane.tail())
+def _lane(lane: Lane, *, is_over: bool) -> str:
+    pieces = list(_head(lane) if is_over else _tail(lane))
     if pieces:
         pieces[-1] = (pieces[-1][0].rstrip("\n"), pieces[-1][1])
     body = "".join(map(_piece, pieces))
@@ -198,11 +166,26 @@ def _lane(lane: LiveLane, *, is_over: bool) -> str:
     return (
         f'<div style="{_LANE}"><span style="{_NUMBER}">{lane.number}</span>'
         f'<span style="{_TEXT}" dir="auto">{body}  '
-        f'<span style="{SOFT}">{lane.state}</span></span></div>'
+        f'<span style="{SOFT}">{_state(lane)}</span></span></div>'
     )
 
 
-def _head(lane: LiveLane) -> Iterable[tuple[str, float]]:
+def _state(lane: Lane) -> str:
+    said = f"{len(lane.pieces)} tok"
+    return said if lane.ended is None else f"{said} · {lane.ended}"
+
+
+def _tail(lane: Lane) -> Iterable[tuple[str, float]]:
+    """Return the last pieces, as many as a lane has room for."""
+    room = _TAIL
+    for at in range(len(lane.pieces) - 1, -1, -1):
+        room -= len(lane.pieces[at][0])
+        if room < 0:
+            return [("…", 0.0), *lane.pieces[at + 1 :]]
+    return lane.pieces
+
+
+def _head(lane: Lane) -> Iterable[tuple[str, float]]:
     room = LONGEST
     for at, (text, _) in enumerate(lane.pieces):
         room -= len(text)

@@ -14,7 +14,8 @@ from ..stats import format_bytes
 from .escape import as_html, cut
 from .outline import NOTHING, Item, counted, facts, headline, outline
 from .text import draw
-from .tokens import PROBABILITY, Piece, figures, percent, pieces, quoted, tip_of
+from .tint import PROBABILITY
+from .tokens import Piece, figures, percent, pieces, quoted, tip_of
 
 if TYPE_CHECKING:
     from ..loom import Heddle

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..checks import whole_number
-from ..loom import Loom
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -43,6 +42,12 @@ class End(NamedTuple):
 def oldest_first(node: Heddle) -> Sequence[Heddle]:
     """Return a node's children as it keeps them."""
     return node.children
+
+
+def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
+    """Return a node's children in the order of their numbers; those without one are the last."""
+    last = len(numbers)
+    return sorted(node.children, key=lambda child: numbers.get(child.id, last))
 
 
 def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
@@ -125,6 +130,8 @@ NOTHING = "(ended at once)"
 
 def headline(node: Heddle) -> str:
     """Return the text that stands for a node: of a root, what was asked."""
+    from ..loom import Loom  # here, or who counts and draws nothing would load it
+
     # A class of one's own says itself what it shows.
     if isinstance(node, Loom) and type(node).display_text is Loom.display_text:
         return node.user_prompt or node.text

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
 from rich.text import Text
 
-from ..loom import Heddle
 from .escape import one_line
+from .out import WIDTH, Out, can_write
 from .outline import facts, headline
 
-Label = Callable[[Heddle], str]
+if TYPE_CHECKING:
+    from ..loom import Heddle
 
-_WIDTH = 100
+Label = Callable[["Heddle"], str]
+T = TypeVar("T")
+
 # Below this a label is not shortened further, however deep it stands.
-_MIN_LABEL = 24
+MIN_LABEL = 24
 
 
 class Style(NamedTuple):
@@ -41,49 +41,44 @@ UNICODE = Style("├── ", "└── ", "│   ", "    ", "…", "·", "⋯"
 ASCII = Style("|-- ", "`-- ", "|   ", "    ", "...", ",", "~", "x")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLine:
-    """A node's line, in the parts that are coloured apart. `p` is None for given text.
-
-    n: how many equal siblings it stands for.
-    """
-
-    rails: str
-    edge: str
-    label: str
-    figures: str
-    p: float | None
-    n: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.rails}{self.edge}{self.label}{self.figures}".rstrip()
-
-
 def lines(
     root: Heddle,
     *,
     node: Label | None = None,
     edge: Label | None = None,
-    width: int = _WIDTH,
+    width: int = WIDTH,
     style: Style = UNICODE,
-) -> Iterator[NodeLine]:
-    """Yield the lines of the tree from `root` down; leaves that look equal are one line, ×n.
+) -> Iterator[tuple[Text, int]]:
+    """Yield the lines of the tree from `root` down, and for how many nodes each stands.
 
-    Cost: O(nodes), however deep.
+    Leaves that look equal are one line. Cost: O(nodes), however deep.
     """
-    stack: list[tuple[list[Heddle], str, int, bool]] = [([root], "", 0, True)]
+
+    def below(equal: list[Heddle]) -> list[list[Heddle]]:
+        return folded(equal[0].children, node, edge)
+
+    for equal, rails in railed([root], below, width, style):
+        yield _line(equal, rails, node, edge, width, style), len(equal)
+
+
+def railed(
+    top: T, below: Callable[[T], Sequence[T]], width: int, style: Style
+) -> Iterator[tuple[T, str]]:
+    """Yield what has a line of its own, from the top down, with the rails before it.
+
+    below: what hangs on it. Cost: O(lines), however deep.
+    """
+    stack = [(top, "", "", 0)]
+    inside = {"": "", style.tee: style.pipe, style.corner: style.blank}
     while stack:
-        equal, rails, depth, is_last = stack.pop()
-        joint = "" if depth == 0 else style.corner if is_last else style.tee
-        yield _line(
-            equal, rails_shown(rails, depth, width, style) + joint, node, edge, width, style
-        )
-        if depth:
-            # Only the last columns are ever shown: keeping more would make deep trees quadratic.
-            rails = (rails + (style.blank if is_last else style.pipe))[-width:]
-        below = folded(equal[0].children, node, edge)
-        for each in reversed(below):
-            stack.append((each, rails, depth + 1, each is below[-1]))
+        each, rails, joint, depth = stack.pop()
+        yield each, _shown(rails, depth, width, style) + joint
+        # Only the last columns are ever shown: keeping more would make deep trees quadratic.
+        rails = (rails + inside[joint])[-width:]
+        joint = style.corner
+        for under in reversed(below(each)):
+            stack.append((under, rails, joint, depth + 1))
+            joint = style.tee
 
 
 def folded(
@@ -102,16 +97,16 @@ def draw(
     *,
     node: Label | None = None,
     edge: Label | None = None,
-    width: int = _WIDTH,
+    width: int = WIDTH,
     style: Style = UNICODE,
     limit: int | None = None,
 ) -> Iterator[str]:
     """Yield the drawing line by line, without colours; after `limit` lines the rest is counted."""
     made = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
-    for line in itertools.islice(made, limit):
-        rest -= line.n
-        yield str(line)
+    for line, n in itertools.islice(made, limit):
+        rest -= n
+        yield line.plain.rstrip()
     if rest > 0:
         yield _more(rest, style)
 
@@ -129,24 +124,23 @@ def show(
     limit: int | None = None,
 ) -> None:
     """Write the drawing to `file` (standard output): coloured and as wide as a terminal is."""
-    out = sys.stdout if file is None else file
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns if out.isatty() else _WIDTH
-    style = UNICODE if _can_write(out, "".join(UNICODE)) else ASCII
-    if not out.isatty():
+    file = sys.stdout if file is None else file
+    out = Out.of(file)
+    width, style = out.width, ASCII if out.is_ascii else UNICODE
+    if not out.is_terminal:
         for line in draw(root, node=node, edge=edge, width=width, style=style, limit=limit):
-            out.write(_encodable(out, line) + "\n")
+            file.write(_encodable(file, line) + "\n")
         return
-    console = Console(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True)
     made = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
-    for each in itertools.islice(made, limit):
-        rest -= each.n
-        console.print(_coloured(each))
+    for text, n in itertools.islice(made, limit):
+        rest -= n
+        out.console.print(text)
     if rest > 0:
-        console.print(_more(rest, style), style="dim")
+        out.console.print(_more(rest, style), style="dim")
 
 
-def rails_shown(rails: str, depth: int, width: int, style: Style) -> str:
+def _shown(rails: str, depth: int, width: int, style: Style) -> str:
     """Return the rails, or how deep we are and the last of them when they would fill the width."""
     columns = 4 * max(depth - 1, 0)
     room = width // 2
@@ -164,15 +158,17 @@ def _line(
     edge: Label | None,
     width: int,
     style: Style,
-) -> NodeLine:
+) -> Text:
     at, n = equal[0], len(equal)
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
     told = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
     figures = "  " + f" {style.dot} ".join(told) if told else ""
     label = _clean(headline(at) if node is None else node(at), style)
-    room = max(width - len(rails + figures) - _cells(before), _MIN_LABEL)
-    p = at.mean_p if at.logprobs else None
-    return NodeLine(rails, before, _fit(label, room, style), figures, p, n)
+    room = max(width - len(rails + figures) - _cells(before), MIN_LABEL)
+    line = Text(no_wrap=True)
+    line.append(rails, "dim").append(before, "cyan")
+    line.append(_fit(label, room, style), colour_of(at.mean_p) if at.logprobs else "bold")
+    return line.append(figures, "dim")
 
 
 def _clean(text: str, style: Style) -> str:
@@ -192,29 +188,13 @@ def _cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def _coloured(line: NodeLine) -> Text:
-    text = Text(no_wrap=True)
-    text.append(line.rails, "dim")
-    text.append(line.edge, "cyan")
-    text.append(line.label, "bold" if line.p is None else _colour(line.p))
-    text.append(line.figures, "dim")
-    return text
-
-
-def _colour(p: float) -> str:
+def colour_of(p: float) -> str:
+    """Return the colour of a node whose tokens have this mean probability."""
     return "green" if p >= 0.8 else "yellow" if p >= 0.5 else "red"
 
 
-def _can_write(out: TextIO, text: str) -> bool:
-    try:
-        text.encode(out.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def _encodable(out: TextIO, line: str) -> str:
-    if _can_write(out, line):
+def _encodable(file: TextIO, line: str) -> str:
+    if can_write(file.encoding, line):
         return line
-    encoding = out.encoding or "utf-8"
+    encoding = file.encoding or "utf-8"
     return line.encode(encoding, errors="backslashreplace").decode(encoding)

@@ -5,77 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..checks import whole_number
-from ..errors import ConfigError
 from ..loom import Loom
 from ..loom.node import lm_of
 from ..results import TokenProb
 from ..sched.work import Extend, Scores
 from .escape import as_html, visible
 from .outline import NOTHING, counted, facts
+from .tint import ENTROPY, PROBABILITY
 
 if TYPE_CHECKING:
     from ..engines.base import Score
     from ..lm import LM
     from ..loom import Heddle
-
-Tint = Literal["probability", "entropy", "none"]
-
-
-class Ramp(NamedTuple):
-    """Six steps from "as expected" (no tint) to "surprising" (the strongest).
-
-    key: the letter of its classes in page.css. bounds: where a step ends. labels: a step's figures.
-    rgb: the hue where a translucent colour must do, on light and on dark.
-    """
-
-    key: str
-    title: str
-    bounds: tuple[float, ...]
-    labels: tuple[str, ...]
-    rgb: tuple[int, int, int]
-
-    def level(self, value: float) -> int:
-        """Return the step of a value; one that is no number is the strongest."""
-        falls = self.bounds[0] > self.bounds[-1]
-        for step, bound in enumerate(self.bounds):
-            if value >= bound if falls else value < bound:
-                return step
-        return len(self.bounds)
-
-    def inline(self, value: float) -> str:
-        """Return the style of a step where there is no style sheet; empty for none."""
-        alpha = _ALPHA[self.level(value)]
-        r, g, b = self.rgb
-        return f"background-color:rgba({r},{g},{b},{alpha})" if alpha else ""
-
-
-_ALPHA = (0, 0.13, 0.25, 0.38, 0.52, 0.66)
-
-PROBABILITY = Ramp(
-    "p",
-    "probability of the token",
-    (0.9, 0.7, 0.4, 0.2, 0.05),
-    ("90–100 %", "70–90 %", "40–70 %", "20–40 %", "5–20 %", "below 5 %"),
-    (222, 112, 28),
-)
-ENTROPY = Ramp(
-    "h",
-    "entropy before the token",
-    (0.1, 0.5, 1.0, 2.0, 3.0),
-    ("below 0.1", "0.1–0.5", "0.5–1", "1–2", "2–3", "3 nats or more"),
-    (52, 120, 220),
-)
-
-
-def check(tint: str) -> Tint:
-    """Return the tint's name, or refuse it."""
-    for name in get_args(Tint):
-        if tint == name:
-            return name  # type: ignore[no-any-return]
-    raise ConfigError(f"tint is {tint!r}; allowed: {', '.join(get_args(Tint))}")
 
 
 def percent(p: float) -> str:
@@ -283,12 +227,6 @@ class Told:
     seen: Mapping[str, Sequence[TokenRank]] = field(default_factory=dict)
     marked: frozenset[str] = frozenset()
     is_terse: bool = False
-
-
-def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
-    """Return a node's children in the order of their numbers; those without one are the last."""
-    last = len(numbers)
-    return sorted(node.children, key=lambda child: numbers.get(child.id, last))
 
 
 def node_html(node: Heddle, told: Told) -> str:

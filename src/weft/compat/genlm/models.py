@@ -394,3 +394,12 @@ def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> L
             hint='backend="hf" (AsyncTransformer) runs it with torch',
         )
     return load(name, engine=engine, engine_options=options)
+
+
+# What `load_model_by_name` knows them by.
+BACKENDS: dict[str, Any] = {
+    "hf": AsyncTransformer,
+    "vllm": AsyncVirtualLM,
+    "mlx": AsyncMlxLM,
+    "mock": MockAsyncLM,
+}

@@ -169,13 +169,13 @@ class ParallelTokenCharacterTrie(TokenCharacterTrie):
         self.device = device or ("cuda" if _has_cuda() else "cpu")
 
     def batch_weight_sum(self, ws: Any) -> Any:
-        """See the base class: float32."""
+        """Return float32 sums, on the device where torch is installed."""
         if not HAS_TORCH:
             return super().batch_weight_sum(ws).astype(np.float32)
         return self._on_device(self._preprocess_ws(ws), 0.0)
 
     def batch_weight_max(self, ws: Any) -> Any:
-        """See the base class: float32."""
+        """Return float32 maxima, on the device where torch is installed."""
         if not HAS_TORCH:
             return super().batch_weight_max(ws).astype(np.float32)
         return self._on_device(self._preprocess_ws(ws), -np.inf)
@@ -236,11 +236,11 @@ class AsyncTokenCharacterTrie:
         return cls(kinds[backend](vocab, **kwargs))
 
     async def weight_sum(self, ws: Any) -> Any:
-        """See `TokenCharacterTrie.weight_sum`."""
+        """Return the sums of `TokenCharacterTrie.weight_sum`; shared by callers of one loop."""
         return await (await self._queue_request(ws, "sum"))
 
     async def weight_max(self, ws: Any) -> Any:
-        """See `TokenCharacterTrie.weight_max`."""
+        """Return the maxima of `TokenCharacterTrie.weight_max`; shared by callers of one loop."""
         return await (await self._queue_request(ws, "max"))
 
     async def _queue_request(self, request: Any, op: str) -> asyncio.Future[Any]:

@@ -26,6 +26,7 @@ from .fused import FusedDecoder
 from .hook import NAME, number_layers, probing, seat_modules
 from .layout import Layout
 from .lora import LoraAdapters
+from .memory import KVMemory, KVStep
 from .model import (
     Head,
     config_of,
@@ -36,8 +37,7 @@ from .model import (
     resolve_device,
     structural_copy,
 )
-from .padded.kv import KV, Alone, Store
-from .padded.step import LanePlan, StepAttention, plan_step
+from .padded.step import PaddedMemory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,7 @@ class TorchEngine(Engine):
     """
 
     info: EngineInfo
-    fragments: Store
+    fragments: KVMemory
     model: PreTrainedModel
     _now: Head | FusedDecoder  # what the forward under way runs
 
@@ -140,9 +140,9 @@ class TorchEngine(Engine):
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
         """Run all rows as one packed sequence; see Engine.forward."""
 
-        def answers(plan: LanePlan, hidden: Tensor) -> TorchOutput:
-            scores = [self._scores(row, plan.starts[i], hidden) for i, row in enumerate(rows)]
-            return TorchOutput(self._logits(plan, rows, hidden), scores)
+        def answers(step: KVStep, hidden: Tensor) -> TorchOutput:
+            scores = [self._scores(row, step.starts[i], hidden) for i, row in enumerate(rows)]
+            return TorchOutput(self._logits(step, rows, hidden), scores)
 
         return self._run(rows, answers)
 
@@ -150,9 +150,9 @@ class TorchEngine(Engine):
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
 
-        def states(plan: LanePlan, hidden: Tensor) -> list[NDArray[np.float32]]:
+        def states(step: KVStep, hidden: Tensor) -> list[NDArray[np.float32]]:
             found = hidden.float().cpu().numpy()
-            return [found[at : at + r.n_tokens] for at, r in zip(plan.starts, rows, strict=True)]
+            return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
 
@@ -210,7 +210,7 @@ class TorchEngine(Engine):
         number_layers(probe)
         self._modules = probe.modules
         layout = Layout.of(probe.shapes, self._device)
-        self.fragments = Store(layout)
+        self.fragments = PaddedMemory(layout)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
@@ -252,50 +252,38 @@ class TorchEngine(Engine):
             )
         return row.tokens
 
-    def _run(self, rows: Sequence[Row], answer: Callable[[LanePlan, Tensor], Answer]) -> Answer:
-        """Run rows and keep their KV; `answer` makes of the plan and the hidden states [T, E] what
+    def _run(self, rows: Sequence[Row], answer: Callable[[KVStep, Tensor], Answer]) -> Answer:
+        """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, E] what
         is asked. No fragment has grown where something fails.
         """
         tokens = [self._tokens_of(row) for row in rows]
         try:
-            plan, alone = plan_step(rows, self.fragments), self.fragments.alone_for(rows)
-            step, hidden = self._hidden(plan, rows, tokens, alone)
-            answers = answer(plan, hidden)
-            if plan.chunks:
-                self._keep(plan, rows, step)
+            step = self.fragments.begin(rows)
+            answers = answer(step, self._hidden(step, rows, tokens))
+            step.commit()
         except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        for row in rows:
-            if isinstance(row.dest, KV):
-                self.fragments.grew(row.dest, row.n_tokens)
-        if alone is not None:
-            alone.n += 1
         return answers
 
-    def _hidden(
-        self, plan: LanePlan, rows: Sequence[Row], tokens: list[Sequence[int]], alone: Alone | None
-    ) -> tuple[StepAttention, Tensor]:
+    def _hidden(self, step: KVStep, rows: Sequence[Row], tokens: list[Sequence[int]]) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
         fused = self._fused if adapter is None else None
-        is_enough = fused is not None and not fused.is_hooked(self._lora.n_hooks)
-        self._now = fused if fused is not None and is_enough else self._head
-        ids: list[int] = []
-        positions: list[int] = []
-        for i in plan.order:
-            ids += tokens[i]
-            positions += range(rows[i].position, rows[i].position + len(tokens[i]))
-        packed = torch.tensor([ids, positions], device=self._device)
-        step = self._call.step = StepAttention(plan, positions, self._device, alone)
+        if fused is not None and fused.is_hooked(self._lora.n_hooks):
+            fused = None
+        self._now = self._head if fused is None else fused
+        ids = [token for i in step.order for token in tokens[i]]
+        packed = torch.tensor([ids, step.positions], device=self._device)
+        self._call.step = step
         try:
-            return step, self._now.hidden(packed[:1], packed[1:])
+            return self._now.hidden(packed[:1], packed[1:])
         finally:
             self._call.step = None
 
-    def _logits(self, plan: LanePlan, rows: Sequence[Row], hidden: Tensor) -> Tensor:
-        at = [plan.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
+    def _logits(self, step: KVStep, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+        at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
@@ -309,19 +297,6 @@ class TorchEngine(Engine):
             return found
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
-
-    def _keep(self, plan: LanePlan, rows: Sequence[Row], step: StepAttention) -> None:
-        """Write the KV of chunk rows; bank rows wrote theirs on the way."""
-        n_layers = self.info.n_layers
-        keys, values = (
-            [step.keys[i] for i in range(n_layers)],
-            [step.values[i] for i in range(n_layers)],
-        )
-        n_banked = plan.banks[-1].stop if plan.banks else 0
-        for i, start in enumerate(plan.starts):
-            dest = rows[i].dest
-            if isinstance(dest, KV) and start >= n_banked:
-                self.fragments.append(dest, keys, values, start, start + rows[i].n_tokens)
 
 
 class TorchOutput(Output):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .hook import RunningForward
-from .padded.products import Spec
+from .memory import KVStep, Spec
 
 # What `FusedDecoder` computes is what these classes do, and no other.
 _MODELS = frozenset(
@@ -104,7 +104,7 @@ class _Layer:
         self._gated = _Siblings([getattr(mlp, name) for name in SIBLINGS[1]])
         self._act, self._down = mlp.act_fn, mlp.down_proj
 
-    def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: Any) -> Tensor:
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: KVStep) -> Tensor:
         """x: [T, E]; cos: [T, 1, D]; sin: the same, its first half negated. Returns [T, E]."""
         n_tokens, n_q, n_k = len(x), self._n_q, self._n_k
         heads = self._qkv.of(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
@@ -116,7 +116,7 @@ class _Layer:
         turned = torch.addcmul(turning * cos, turning.roll(self._head_dim // 2, -1), sin)
         by_head = turned.transpose(0, 1)[None]
         values = heads[:, n_q + n_k :].transpose(0, 1)[None]
-        met = step.run(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
+        met = step.attend(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
         x = _added(x, met.reshape(n_tokens, -1), self._back)
         gate, up = self._gated.of(_normed(x, self._between)).chunk(2, -1)
         return _added(x, self._act(gate) * up, self._down)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .layout import LayerShape
-from .padded.products import Spec, attend_causal, bands_of
-from .padded.step import StepAttention
+from .memory import KVStep, Spec
+from .padded.products import attend_causal, bands_of
 
 NAME = "weft_tree"
 _SEAT = "weft_seat"
@@ -29,7 +29,7 @@ class RunningForward:
     __slots__ = ("probe", "step")
 
     def __init__(self) -> None:
-        self.step: StepAttention | None = None
+        self.step: KVStep | None = None
         self.probe: Probe | None = None
 
 
@@ -121,7 +121,7 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     spec = Spec(scale, softcap or None, sliding_window or None, s_aux)
     if seat.call.step is not None:
-        return seat.call.step.run(seat.layer, query, key, value, spec), None
+        return seat.call.step.attend(seat.layer, query, key, value, spec), None
     if seat.call.probe is not None:
         seat.call.probe.see(module, key, value, spec)
     out, _lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))

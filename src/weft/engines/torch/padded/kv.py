@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....errors import ConfigError, ModelMismatch
-from ...base import Fragment, Fragments, Row, Usage
+from ...base import Fragment, Row, Usage
 from ..layout import Layout, Slots
-from .products import Spec, attend
+from ..memory import KVMemory, Spec
+from .products import attend
 
 if TYPE_CHECKING:
     from .step import LanePlan
@@ -164,7 +165,7 @@ class KV(Fragment):
         self.start = 0
 
 
-class Store(Fragments):
+class Store(KVMemory):
     """Fragments on one device. Splits share a block; growth, joins and settling copy."""
 
     growth = GROW_BY
@@ -395,9 +396,8 @@ class Store(Fragments):
         self._slots += n
 
     def clear(self) -> None:
-        self.alone = self._last = None
         """Forget everything."""
-        self.plan = None
+        self.plan = self.alone = self._last = None
         self._banks.clear()
         self._slots = self._block_bytes = 0
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..memory import Spec
+
 # Queries a block when scores must be written out: bounds memory at n_heads * 256 * S floats.
 QUERY_BLOCK = 256
 
@@ -25,15 +27,6 @@ class Mask(NamedTuple):
 
     bias: Tensor
     dead: Tensor | None = None
-
-
-class Spec(NamedTuple):
-    """How one layer attends, as its attention module says."""
-
-    scale: float
-    softcap: float | None = None
-    window: int | None = None
-    sinks: Tensor | None = None
 
 
 def attend(

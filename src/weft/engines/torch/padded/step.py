@@ -24,11 +24,11 @@ from torch import Tensor
 
 from ....errors import ConfigError
 from ...base import Fragment, Row, Span
+from ..memory import KVStep, Spec
 from .kv import KV, Alone, Bank, Store, width_for
 from .products import (
     Band,
     Mask,
-    Spec,
     apply_sinks,
     attend,
     attend_causal,
@@ -38,19 +38,29 @@ from .products import (
 )
 
 
-class StepAttention:
-    """Attends and collects KV for one forward; layers call `run` in turn.
+class PaddedMemory(Store):
+    """The memory, with the steps over it."""
+
+    def begin(self, rows: Sequence[Row]) -> PaddedStep:
+        return PaddedStep(rows, self)
+
+
+class PaddedStep(KVStep):
+    """Attends and collects KV for one forward; bank rows' slots are written on the way.
 
     Inside, results are [T*g, K, Dv] for T packed tokens and g query heads of each of K KV heads.
     """
 
-    def __init__(
-        self, plan: LanePlan, positions: list[int], device: torch.device, alone: Alone | None = None
-    ) -> None:
-        self.plan = plan
-        self.alone = alone
-        self.positions = positions
-        self.device = device
+    def __init__(self, rows: Sequence[Row], store: Store) -> None:
+        self.rows = rows
+        self.store = store
+        self.plan = plan = plan_step(rows, store)
+        self.alone = store.alone_for(rows)
+        self.order, self.starts = plan.order, plan.starts
+        self.positions = []
+        for i in plan.order:
+            self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
+        self.device = store.layout.device
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._lengths = [[t.length for t in lane.tails] for lane in plan.banks]
@@ -63,8 +73,7 @@ class StepAttention:
         self._seen: dict[tuple[int | None, int], list[PartView | BundleView]] = {}
         self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
 
-    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
-        """Attend one layer. query [1, H, T, D]; key, value [1, K, T, …]. Returns [1, T, H, Dv]."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         q, k, v = query[0], key[0], value[0]
         if self.alone is not None and _is_plain(q, v, spec):
             return self._run_alone(self.alone, layer, q, k, v, spec)
@@ -96,6 +105,25 @@ class StepAttention:
             self._write(lane.bank.keys[layer], self._writes[0], k)
             self._write(lane.bank.values[layer], self._writes[0], v)
         return alone.meet(layer, q, k, v, spec)
+
+    def commit(self) -> None:
+        if self.plan.chunks:
+            self._keep_chunks()
+        for row in self.rows:
+            if isinstance(row.dest, KV):
+                self.store.grew(row.dest, row.n_tokens)
+        if self.alone is not None:
+            self.alone.n += 1
+
+    def _keep_chunks(self) -> None:
+        """Write the KV of chunk rows; bank rows wrote theirs on the way."""
+        keys, values = (
+            [found[layer] for layer in range(len(found))] for found in (self.keys, self.values)
+        )
+        n_banked = self.plan.banks[-1].stop if self.plan.banks else 0
+        for row, start in zip(self.rows, self.starts, strict=True):
+            if isinstance(row.dest, KV) and start >= n_banked:
+                self.store.append(row.dest, keys, values, start, start + row.n_tokens)
 
     # Tokens among themselves, and with their live tails
 

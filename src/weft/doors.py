@@ -1,0 +1,62 @@
+"""Doors to what is built above: `doors.show(node)` in a node calls `viz.text.show`.
+
+A handle has methods for what lies above it: a tree draws and saves itself, a result shows itself in
+a notebook, an LM loads a model. Such a method calls up by a name of this table and by nothing else,
+so no package imports one that imports it, not even inside a function (`python -m tools.house
+--check`), and who replaces a drawing or a format finds here all that calls it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compat.genlm.models import BACKENDS as BACKENDS
+    from .loading import load as load
+    from .store import file
+    from .store.file import NO_MODEL as NO_MODEL
+    from .viz.graph import to_dot as to_dot
+    from .viz.graph import to_mermaid as to_mermaid
+    from .viz.html import to_html as to_html
+    from .viz.live import watch as watch
+    from .viz.notebook import branches_card as branches_card
+    from .viz.notebook import distribution_card as distribution_card
+    from .viz.notebook import plain as plain
+    from .viz.notebook import stats_card as stats_card
+    from .viz.notebook import text_score_card as text_score_card
+    from .viz.notebook import token_prob_card as token_prob_card
+    from .viz.notebook import tree as tree
+    from .viz.text import draw as draw
+    from .viz.text import show as show
+
+    open_loom, save_loom = file.load, file.save
+
+# The name here, the module, and the name there.
+DOORS = {
+    "BACKENDS": ("compat.genlm.models", "BACKENDS"),  # `load_model_by_name`
+    "load": ("loading", "load"),  # `LM.of`
+    "NO_MODEL": ("store.file", "NO_MODEL"),  # `Loom(None, text)`
+    "open_loom": ("store.file", "load"),
+    "save_loom": ("store.file", "save"),
+    "to_dot": ("viz.graph", "to_dot"),
+    "to_mermaid": ("viz.graph", "to_mermaid"),
+    "to_html": ("viz.html", "to_html"),
+    "watch": ("viz.live", "watch"),  # `grow` in a notebook
+    "branches_card": ("viz.notebook", "branches_card"),
+    "distribution_card": ("viz.notebook", "distribution_card"),
+    "plain": ("viz.notebook", "plain"),
+    "stats_card": ("viz.notebook", "stats_card"),
+    "text_score_card": ("viz.notebook", "text_score_card"),
+    "token_prob_card": ("viz.notebook", "token_prob_card"),
+    "tree": ("viz.notebook", "tree"),
+    "draw": ("viz.text", "draw"),
+    "show": ("viz.text", "show"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in DOORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = DOORS[name]
+    return getattr(import_module(f".{module}", __package__), there)

@@ -1,0 +1,66 @@
+"""The seam between the torch engine and where its KV lies: a memory, and one step over it.
+
+`padded` is the memory there is: settled fragments in blocks, live tails side by side in banks. What
+another one has to be stands here; the engine, the hook and the fused decoders know no more.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..base import Fragment, Fragments, Row
+
+
+class Spec(NamedTuple):
+    """How one layer attends, as its attention module says."""
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+class KVStep(ABC):
+    """One forward over a memory: all tokens of its rows, packed into one sequence.
+
+    order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    positions: of every packed token.
+    """
+
+    order: list[int]
+    starts: list[int]
+    positions: list[int]
+
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+        """Let one layer's queries meet what they may see, layers in turn; take its new slots.
+
+        query: [1, H, T, D]; key, value: [1, K, T, …]. Returns [1, T, H, Dv].
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """The forward went well: its slots stay, and the fragments of its rows have grown.
+
+        A step without a commit has changed no fragment's length.
+        """
+
+
+class KVMemory(Fragments):
+    """The fragments of one engine, and the steps over them."""
+
+    @abstractmethod
+    def begin(self, rows: Sequence[Row]) -> KVStep:
+        """Return the step that runs these rows. Raises: ConfigError for what are no fragments."""
+
+    @abstractmethod
+    def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return a fragment's first slots, keys and values, a layer each: [1, K, length, D]."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything."""

@@ -1,0 +1,246 @@
+"""Branches as they grow, on a terminal: a lane each, drawn over; plain lines elsewhere."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Protocol
+
+from rich.cells import cell_len
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from .out import Out
+from .outline import counted
+
+if TYPE_CHECKING:
+    from ..results import Delta
+
+_REDRAWS_PER_S = 10
+_MAX_LINES = 6  # of one lane
+BETWEEN = "---"  # a line between texts that are written alone
+
+
+class LaneWatcher(Protocol):
+    """Shows deltas as they come; a context manager."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta."""
+        ...
+
+
+class Lane:
+    """One branch: its text so far in pieces with their logprobs, and why it ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pieces: list[tuple[str, float]] = []
+        self.ended: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(text for text, _ in self.pieces)
+
+    def push(self, pieces: Sequence[tuple[str, float]], ended: str | None) -> None:
+        """Take what is new of this branch."""
+        self.pieces += pieces
+        self.ended = ended
+
+
+def unseen(lanes: Sequence[Lane]) -> str:
+    """Return what is said instead of lanes for which there is no room."""
+    ended = sum(lane.ended is not None for lane in lanes)
+    return f"… {counted(len(lanes), 'more branch', 'more branches')}, {ended} ended"
+
+
+class Lanes:
+    """All branches of a call, drawn over and over in place; gone when it is left.
+
+    first: the number of the first branch. waiting: what to say until something comes.
+    """
+
+    def __init__(
+        self, out: Out, n: int, waiting: Callable[[], str] | None = None, *, first: int = 1
+    ) -> None:
+        self.out = out
+        self.lanes = [Lane(number) for number in range(first, first + n)]
+        self.waiting = waiting
+        self.n_tokens = 0
+        self._began: float | None = None
+        # Drawn from a thread of its own: a long prompt is read without anything coming in.
+        self._live = Live(
+            console=out.console,
+            refresh_per_second=_REDRAWS_PER_S,
+            transient=True,
+            get_renderable=self._drawn,
+        )
+
+    def __enter__(self) -> Lanes:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta."""
+        if self._began is None:
+            self._began = time.monotonic()
+        self.n_tokens += len(delta.token_ids)
+        self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
+
+    def _drawn(self) -> Group:
+        if self._began is None:
+            return Group(self.out.text((self.waiting() if self.waiting else "", "dim")))
+        return Group(*self._lines(self.out.console.height - 2), self._progress(self._began))
+
+    def _progress(self, began: float) -> Text:
+        ended = sum(lane.ended is not None for lane in self.lanes)
+        rate = self.n_tokens / max(time.monotonic() - began, 0.1)
+        facts = [counted(self.n_tokens, "token"), f"{rate:.0f} tok/s"]
+        if len(self.lanes) > 1:
+            facts.append(f"{ended} of {len(self.lanes)} ended")
+        return self.out.text(("    " + " · ".join(facts) + " · Ctrl-C stops", "dim"))
+
+    def _lines(self, height: int) -> Iterator[Text]:
+        each = min(max(height // len(self.lanes), 1), _MAX_LINES)
+        n_shown = len(self.lanes) if len(self.lanes) <= height else max(height - 1, 1)
+        for lane in self.lanes[:n_shown]:
+            yield from _rows(lane, self.out, each)
+        if n_shown < len(self.lanes):
+            yield self.out.text((f"   {unseen(self.lanes[n_shown:])}", "dim"))
+
+
+def _rows(lane: Lane, out: Out, height: int) -> list[Text]:
+    """Return the end of a branch's text in at most `height` lines."""
+    mark = "✓" if lane.ended == "stop" else "-" if lane.ended else " "
+    head = f"{lane.number:>2}{mark} "
+    cut = "..." if out.is_ascii else "…"
+    room = max(out.width - len(head) - 1, 8)
+    shown = out.shown(lane.text).lstrip("\n")
+    if height == 1:
+        shown = shown.rstrip("\n").rpartition("\n")[2]
+        rows = [shown if len(shown) <= room else cut + shown[len(cut) - room :]]
+    else:
+        tail = Text(shown[-room * height :])
+        rows = [line.plain for line in tail.wrap(out.console, room)][-height:] or [""]
+    style = "green" if lane.ended == "stop" else ""
+    first = out.text((head, "cyan"), (rows[0], style))
+    return [first, *(out.text(" " * len(head), (row, style)) for row in rows[1:])]
+
+
+class Printer:
+    """Plain lines: the branches one after the other, each as soon as it is its turn.
+
+    first: the number of the first branch; None for the texts alone, with BETWEEN between them.
+    """
+
+    def __init__(self, out: Out, n: int, *, first: int | None = 1) -> None:
+        self.out = out
+        self.lanes = [Lane(number) for number in range(first or 1, (first or 1) + n)]
+        self.is_numbered = first is not None
+        self._at = 0
+        self._begun = False
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._begun:
+            self._end()
+        # A stream that was cut off: what came of the others.
+        for lane in self.lanes[self._at :]:
+            if not self.is_numbered and lane.text:
+                self._show(lane.text)
+                self._end()
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta; write it if it belongs to the branch whose turn it is."""
+        self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
+        if delta.branch == self._at:
+            self._show(delta.text)
+            while self._at < len(self.lanes) and self.lanes[self._at].ended is not None:
+                self._next()
+
+    def _next(self) -> None:
+        if not self._begun:
+            self._show("")
+        self._end()
+        if self._at < len(self.lanes) and self.lanes[self._at].text:
+            self._show(self.lanes[self._at].text)
+
+    def _show(self, text: str) -> None:
+        if not self._begun:
+            self._begun = True
+            head = f"{BETWEEN}\n" if self._at else ""
+            self.out.write(f"[{self.lanes[self._at].number}] " if self.is_numbered else head)
+        self.out.write(text)
+
+    def _end(self) -> None:
+        # A text that was stopped at a line's end has ended its line.
+        if not self.lanes[self._at].text.endswith("\n"):
+            self.out.write("\n")
+        self._at, self._begun = self._at + 1, False
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta."""
+
+
+class Plain(Silent):
+    """Writes one branch's text as it comes; on a terminal it breaks lines between words."""
+
+    def __init__(self, out: Out) -> None:
+        self.out = out
+        self._word = ""
+        self._column = 0
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta. On a terminal the last word waits until it is whole."""
+        if not self.out.is_live:
+            self.out.write(delta.text)
+            return
+        *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
+        for word in whole:
+            self._put(word)
+
+    def _put(self, word: str) -> None:
+        width = cell_len(word.rstrip())
+        if self._column and self._column + width > self.out.width:
+            self.out.write("\n")
+            self._column = 0
+        self.out.write(word)
+        self._column = 0 if word.endswith("\n") else self._column + cell_len(word)
+
+    def __exit__(self, *_: object) -> None:
+        self._put(self._word)
+        self.out.write("\n")
+
+
+def watch(watcher: LaneWatcher, deltas: Generator[Delta, None, object]) -> bool:
+    """Show a stream to its end; False when Ctrl-C ended it (what was made is in the tree)."""
+    try:
+        # Ctrl-C may come while we draw: closing the stream keeps its branches then too.
+        with watcher, closing(deltas):
+            for delta in deltas:
+                watcher.push(delta)
+    except KeyboardInterrupt:
+        return False
+    return True

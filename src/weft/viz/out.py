@@ -1,0 +1,158 @@
+"""Where text is written: what a stream can show, and text made so that it can."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from .escape import shows, visible
+
+# Width where the output is no terminal: as wide as a page is read.
+WIDTH = 100
+_ASCII = str.maketrans(
+    {"·": "|", "…": "...", "█": "#", "⏎": "/", "×": "x", "✓": "+", "├": "|", "└": "`", "│": "|"}
+    | {"─": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"'}
+)
+Part = str | tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """One stream. is_live: a terminal that can redraw. is_ascii: it cannot show our pictures.
+
+    What goes to a terminal is made harmless. A text that goes elsewhere is exact (`write`);
+    pictures and messages are lines of ours, harmless everywhere.
+    """
+
+    console: Console
+    is_live: bool
+    is_ascii: bool
+    is_terminal: bool = True
+
+    @classmethod
+    def of(cls, file: TextIO) -> Out:
+        """Look at a stream; NO_COLOR and TERM=dumb are honoured."""
+        is_terminal = file.isatty()
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
+        console = Console(
+            file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
+        can_redraw = is_terminal and not console.is_dumb_terminal
+        is_ascii = not can_write(file.encoding, "├└│─⏎…×█")
+        return cls(console, can_redraw, is_ascii, is_terminal)
+
+    @property
+    def width(self) -> int:
+        """Columns of a line."""
+        return self.console.width
+
+    @property
+    def has_colours(self) -> bool:
+        """Whether colours can be seen there."""
+        return self.console.color_system is not None and not self.console.no_color
+
+    def text(self, *parts: Part) -> Text:
+        """Return a line made of texts and (text, style) pairs, in characters the stream has."""
+        line = Text(no_wrap=True)
+        for part in parts:
+            content, style = (part, "") if isinstance(part, str) else part
+            line.append(self.shown(content), style)
+        return line
+
+    def line(self, *parts: Part) -> None:
+        """Write one line."""
+        self.console.print(self.text(*parts))
+
+    def write(self, text: str) -> None:
+        """Write a text, or a part of one, at once: as it is, or for a terminal as it may be."""
+        self.console.file.write(self.shown(text) if self.is_terminal else text)
+        self.console.file.flush()
+
+    def facts(self, facts: str, style: str = "dim") -> None:
+        """Write a line of facts with dots between them; a narrow terminal breaks it at a dot."""
+        line = ""
+        for fact in facts.split(" · "):
+            if line and cell_len(f"{line} · {fact}") > self.width:
+                self.line((line, style))
+                line = ""
+            line = f"{line} · {fact}" if line else fact
+        self.line((line, style))
+
+    def block(self, head: str, text: str | Text) -> None:
+        """Write a text of several lines beside a head, wrapped to the width."""
+        indent = cell_len(head) + 2 if head else 0
+        whole = Text(self.shown(text)) if isinstance(text, str) else text
+        rows = whole.wrap(self.console, max(self.width - indent, 8))
+        for number, row in enumerate(rows):
+            row.rstrip()
+            line = Text(no_wrap=True).append(f"{'' if number else head:<{indent}}", "bold cyan")
+            self.console.print(line.append_text(row))
+
+    def lines(self, lines: Iterable[Text]) -> None:
+        """Write made lines."""
+        for line in lines:
+            self.console.print(line)
+
+    def shown(self, text: str) -> str:
+        """Return text without what a terminal would obey, in characters that the stream has."""
+        text = visible(text, keep="\n")
+        if not self.is_ascii:
+            return text
+        # What the stream lacks is written out here, where it can still be measured.
+        encoding = self.console.encoding
+        return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+
+    def is_as_typed(self, text: str) -> bool:
+        """Whether a text can stand on one line of this stream as it is, to be copied from there."""
+        return bool(text.strip()) and text.isprintable() and can_write(self.console.encoding, text)
+
+    def fit(self, text: str, room: int) -> str:
+        """Return text on one line, cut to `room` columns; of several lines the last one stays."""
+        # Before it is measured: what is written out is wider.
+        text = self.shown(text.strip("\n"))
+        mark, cut = ("/", "...") if self.is_ascii else ("⏎", "…")
+        if len(text) <= room and cell_len(flat := text.replace("\n", mark)) <= room:
+            return flat
+        head, _, last = text.rpartition("\n")
+        last = f" {cut} {last}" if head and len(last) < room // 2 else cut
+        flat = (head or text)[: 2 * max(room, 1)].replace("\n", mark)
+        return set_cell_size(flat, max(room - cell_len(last), 0)).rstrip() + last
+
+
+def can_write(encoding: str | None, text: str) -> bool:
+    """Whether text can be written in an encoding."""
+    try:
+        text.encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def soften(*files: TextIO) -> None:
+    """Let streams write out what their encoding lacks, instead of failing."""
+    for file in files:
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="backslashreplace")
+
+
+def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
+    """Write one object on one line, to standard output if nothing else is said.
+
+    On a terminal, what it would obey is written as JSON's own escapes: the object is the same.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    out = sys.stdout if file is None else file
+    if out.isatty() and not text.isprintable():
+        text = "".join(c if shows(c) else json.dumps(c)[1:-1] for c in text)
+    # A lone surrogate is written as JSON's own escape.
+    out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+    out.flush()

@@ -1,0 +1,115 @@
+"""What --json writes: names and their order are a promise; the values are the loom's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from weft import Loom, samples
+from weft.store.wire import json_number
+
+FEW = ("-n", "2", "--max-tokens", "6", "--seed", "1", "--temp", "1.2")
+BRANCH = "branch node id text token_ids logprobs entropies mean_logprob finish_reason stop_string"
+GROWTH = (
+    "loom model engine prompt chat_template_used prompt_tokens params branches stats"  # and inside
+)
+NODE = (
+    "node id parent text n_tokens mean_p mean_logprob finish_reason ended score said"  # of a tree
+)
+
+
+@pytest.fixture
+def told(weft):
+    """`told("tree")`: the one object that the verb writes, in the order in which it stands."""
+
+    def told(*arguments: str, stdin: str = "") -> dict[str, Any]:
+        written = weft(*arguments, "--json", stdin=stdin).stdout
+        assert written.count("\n") == 1
+        made: dict[str, Any] = json.loads(written)
+        assert written == json.dumps(made, ensure_ascii=False) + "\n"
+        return made
+
+    return told
+
+
+def names(found: dict[str, Any]) -> str:
+    return " ".join(found)
+
+
+def test_growth_is_told_with_every_token(told, home) -> None:
+    found = told("run", samples.story, *FEW)
+    assert names(found) == GROWTH
+    loom = Loom.open(home / "looms" / f"{found['loom']}.loom.json")
+    for each in found["branches"]:
+        node = loom.find(each["id"])
+        assert names(each) == BRANCH
+        assert each == {
+            "branch": node.lineage[0] + 1,
+            "node": each["branch"],
+            "id": node.id,
+            "text": node.text,
+            "token_ids": node.tokens,
+            "logprobs": node.logprobs,
+            "entropies": node.entropies,
+            "mean_logprob": node.mean_logprob,
+            "finish_reason": node.finish_reason,
+            "stop_string": node.stop_string,
+        }
+    unkept = told("run", samples.story, *FEW, "--no-keep")
+    assert unkept["loom"] is None
+    assert names(unkept["branches"][0]) == BRANCH.replace(" node id", "")
+    assert names(told("grow", "0", *FEW)) == GROWTH
+
+
+def test_a_chat_tells_what_was_said_before_what_was_grown(told) -> None:
+    found = told("chat", "--max-tokens", "4", "--seed", "1", stdin="hello\n")
+    assert names(found) == f"said {GROWTH}"
+    assert found["said"] == "hello"
+
+
+def test_trees_and_paths_are_told_node_by_node(told, home) -> None:
+    grown = told("run", samples.story, *FEW)
+    tree, path = told("tree"), told("read", "1")
+    assert names(tree) == "loom model prompt chat_template_used at nodes"
+    assert names(path) == "loom node id prompt text ended path"
+    nodes = list(Loom.open(home / "looms" / f"{grown['loom']}.loom.json").walk())
+    numbers = {node.id: at for at, node in enumerate(nodes)}
+    assert tree["nodes"] == [
+        {
+            "node": numbers[node.id],
+            "id": node.id,
+            "parent": None if node.parent is None else numbers[node.parent.id],
+            "text": node.text,
+            "n_tokens": len(node.tokens),
+            "mean_p": node.mean_p if node.logprobs else None,
+            "mean_logprob": node.mean_logprob if node.logprobs else None,
+            "finish_reason": node.finish_reason,
+            "ended": node.terminal,
+            "score": node.score,
+            "said": None,
+        }
+        for node in nodes
+    ]
+    assert {names(each) for each in tree["nodes"] + path["path"]} == {NODE}
+    assert path["path"] == tree["nodes"][:2]
+
+
+def test_next_tokens_and_searches_are_told(told) -> None:
+    told("run", samples.story, *FEW)
+    found = told("next", "0", "--top", "3")
+    assert names(found) == "loom node id next stats"
+    assert {names(each) for each in found["next"]} == {"rank id text bytes p logprob"}
+    solved = told("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1")
+    assert names(solved) == (
+        "loom strategy model engine prompt solved answer text path votes nodes cost stats"
+    )
+    assert {names(each) for each in solved["path"]} == {"text score"}
+    assert {names(each) for each in solved["votes"]} == {"answer count"}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_numbers_that_json_has_no_word_for_are_told_by_name(value: float) -> None:
+    assert json_number(value) == str(value)
+    assert json_number(-0.5) == -0.5
