@@ -35,6 +35,7 @@ ALLOWED = {
     "_parser": "re has no public parser (constraints/patterns.py)",
     "_forward_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
     "_forward_pre_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
+    "_modules": "torch has no public table of a module's parts (engines/torch/model.py)",
     "_parameters": "torch takes a microsecond for a weight by its name (engines/torch/fused.py)",
     "_scaled_dot_product_flash_attention_for_cpu": "the one CPU product with its log-sum-exp",
     "_version": "torch counts changes of a tensor there",
@@ -97,7 +98,7 @@ def doubled_classes() -> dict[str, list[str]]:
 
 
 def foreign_privates() -> dict[str, list[str]]:
-    """Return the uses of private members of other files' objects, by file.
+    """Return the uses of private members of other files' objects, and their imports, by file.
 
     A class uses what it inherits through `self` and `cls`.
     """
@@ -106,13 +107,19 @@ def foreign_privates() -> dict[str, list[str]]:
         tree = ast.parse(file.read_text("utf-8"))
         own = {*_defined(tree), *ALLOWED}
         for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                found[str(file.relative_to(SOURCE))] += [
+                    f"{each.name} from {node.module} in line {node.lineno}"
+                    for each in node.names
+                    if _is_private(each.name)
+                ]
             if not isinstance(node, ast.Attribute) or not _is_private(node.attr):
                 continue
             inherits = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if node.attr not in own and not inherits:
                 of = f"{ast.unparse(node)} in line {node.lineno}"
                 found[str(file.relative_to(SOURCE))].append(of)
-    return dict(found)
+    return {file: uses for file, uses in found.items() if uses}
 
 
 def circles() -> list[list[str]]:
@@ -215,8 +222,8 @@ def _defined(tree: ast.AST) -> Iterator[str]:
                 yield node.attr
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value  # of __slots__
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            yield from ast.literal_eval(node.value)
 
 
 def trip(call: Callable[[], object]) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 `pytest tests/contract --engine module:Class` shows the laws on another engine, whose own plain
 forward is then the oracle. It is made by `Class.load(folder)` of a small Llama with the embedded
-model's tokenizer, or by `Class()` where it has no `load` of its own.
+model's tokenizer, or by `Class()` where it has no `load`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _params(item: pytest.Item) -> dict[str, Any]:
 def given_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     module, _, name = request.config.getoption("--engine").partition(":")
     kind = getattr(import_module(module), name)
-    engine = kind.load(shallow()) if "load" in vars(kind) else kind()
+    engine = kind.load(shallow()) if hasattr(kind, "load") else kind()
     yield engine
     engine.close()
 

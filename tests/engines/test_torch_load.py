@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Iterator
@@ -64,6 +65,14 @@ def test_linear_weights_lie_by_column_and_say_what_they_said(folder: Path) -> No
     assert len(linear) == 3 * 7 + 1  # of each layer, and the output
     for name, weight in plain.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight), name
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system tells no mappings")
+def test_weights_that_were_copied_do_not_lie_in_memory_twice(folder: Path) -> None:
+    engine = TorchEngine.load(folder)
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert engine.model.get_input_embeddings().weight.shape[0] == N_VOCAB
 
 
 def test_an_output_layer_that_is_the_embedding_too_stays_by_row(tmp_path: Path) -> None:

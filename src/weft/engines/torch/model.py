@@ -203,8 +203,10 @@ def lay_by_column(model: PreTrainedModel) -> None:
     The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
     row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. Layers
     of one input lie side by side, in one piece. A weight that is an embedding too stays, as its
-    rows are looked up.
+    rows are looked up. The other weights are copied as they lie: one that still lies in the mapped
+    file would keep all of the file's pages beside the copies.
     """
+    laid: set[int] = set()
     modules = list(model.modules())
     seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     for module in modules:
@@ -214,18 +216,24 @@ def lay_by_column(model: PreTrainedModel) -> None:
             weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
             if len(weights) == len(layers) and not any(id(weight) in seen for weight in weights):
                 seen.update(map(id, weights))
-                _lay_together(weights)
+                if _lay_together(weights):
+                    laid.update(map(id, weights))
+    for tensor in [*model.parameters(), *model.buffers()] if laid else ():
+        if id(tensor) not in laid:
+            tensor.data = tensor.data.clone()
 
 
-def _lay_together(weights: Sequence[Tensor]) -> None:
-    """Let weights [out, in] of one `in` be parts of one piece that holds column after column."""
-    if not all(map(is_plain, weights)):
-        return
-    if len({weight.shape[1] for weight in weights}) > 1:
-        return
+def _lay_together(weights: Sequence[Tensor]) -> bool:
+    """Let weights [out, in] of one `in` be parts of one piece that holds column after column.
+
+    False where they stay as they lie.
+    """
+    if not all(map(is_plain, weights)) or len({weight.shape[1] for weight in weights}) > 1:
+        return False
     whole = torch.cat([weight.data.t() for weight in weights], 1).t()
     for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):
         weight.data = part
+    return True
 
 
 class Head(nn.Module):
