@@ -21,7 +21,7 @@ import weft
 from searches import FEW, SMALL, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError, FormatError
-from weft.search import Level, SearchResult
+from weft.search import STRATEGIES, Level, SearchOptions, SearchResult, Strategy
 from weft.search.beams import Beam
 from weft.search.driver import Search
 from weft.search.particles import Particles
@@ -307,9 +307,40 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("tot", {"order": "wide"}, "'bfs' and 'dfs'"),
         ("tot", {"budget_kv_bytes": 0}, "budget_kv_bytes is 0"),
         ("tot", {"max_token": 3}, "max_tokens"),
-        ("tot", {"n": 3}, "n has no meaning"),
+        ("tot", {"n": 3}, "n has no meaning for tot"),
+        (
+            "beam",
+            {"widht": 5},
+            "'widht' of beam. Did you mean width\\? Allowed are: width, n,",
+        ),
+        ("tot", {"bredth": 3}, "unknown option 'bredth' of tot. Did you mean breadth\\?"),
+        ("mcts", {"rollout": 5}, "Did you mean rollouts\\?"),
+        ("smc", {"potental": None}, "Did you mean potential\\?"),
+        ("best_of_n", {"extrakt": None}, "Did you mean extract\\?"),
+        ("adaptive", {"budgets_token": 5}, "Did you mean budget_tokens\\?"),
+        ("beam", {"top_b": 3}, "Did you mean top_p\\?"),
+        ("beam", {"max_new_tokens": 3}, "Here it is max_tokens"),
     ],
 )
 def test_mistakes_are_named(name: str, options: dict[str, Any], message: str, lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=message):
         small(name, lm, puzzle(name), **options)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_a_mistyped_keyword_may_be_is_what_the_search_takes(
+    row: Strategy, lm: weft.LM
+) -> None:
+    """Nothing that is listed is refused for its name, and nothing of its own is left out."""
+    call = getattr(search, row.call)
+    with pytest.raises(ConfigError) as caught:
+        call(lm, samples.sum, qqqq=1)
+    listed = str(caught.value).partition("Allowed are: ")[2].split(", ")
+    taken = inspect.signature(call).parameters
+    own = {each.name for each in taken.values() if each.kind is each.KEYWORD_ONLY}
+    assert own <= set(listed)
+    assert len(listed) == len(set(listed))
+    assert ("n" in listed) == ("n" in taken)
+    for name in {"n", *SearchOptions.__annotations__} - set(listed):
+        with pytest.raises(ConfigError, match=f"^{name} has no meaning for"):
+            call(lm, samples.sum, **{name: 5})

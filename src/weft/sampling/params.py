@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Real
@@ -148,7 +148,7 @@ class SamplingParams:
         """
         for name in given:
             if name not in NAMES:
-                raise _unknown(name)
+                raise unknown(name)
         base = {} if defaults is None else defaults.keywords()
         return cls(**{**base, **given})
 
@@ -216,22 +216,30 @@ class SamplingParams:
         return f"SamplingParams({', '.join(changed)})"
 
 
-def _unknown(name: str) -> ConfigError:
-    right = _called(name)
+def unknown(name: str, taken: Collection[str] | None = None, call: str = "") -> ConfigError:
+    """Return the error of a keyword that is none of those taken: it names the right one.
+
+    taken: by a call of this name; None: NAMES.
+    """
+    what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
+    allowed = NAMES if taken is None else taken
+    right = _called(name, allowed)
     if name in _NOWHERE:
         message = f"{name}? There is no option here; {_NOWHERE[name]}"
     elif right:
         message = f"{name}? Here it is {right}"
     else:
-        close = difflib.get_close_matches(name, NAMES, n=1)
+        close = difflib.get_close_matches(name, allowed, n=1)
         meant = f"Did you mean {close[0]}? " if close else ""
-        message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(NAMES)}"
+        message = f"unknown {what}. {meant}Allowed are: {', '.join(allowed)}"
     return ConfigError(message, hint=message)
 
 
-def _called(name: str) -> str | None:
-    """Return what is written here for another library's name."""
+def _called(name: str, allowed: Collection[str]) -> str | None:
+    """Return what is written here for another library's name, if it is allowed."""
     for own, parameter in PARAMETERS.items():
+        if own not in allowed:
+            continue
         if name in parameter.also:
             return own
         if name in parameter.nearly:

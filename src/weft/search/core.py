@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from random import Random
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from ..sampling.params import MAX_N, BranchOptions, SamplingParams
+from ..sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
 from ..sampling.rng import fresh_seed
 from .score import Value, text_of
 from .steps import Grow, Steps
@@ -189,14 +189,24 @@ class Settings:
     chosen: tuple[str, ...]
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], **defaults: Any) -> Settings:
-        """Take the options apart; `defaults` are the search's own sampling parameters."""
+    def read(
+        cls,
+        call: Callable[..., Any],
+        options: Mapping[str, Any],
+        without: Collection[str] = (),
+        **defaults: Any,
+    ) -> Settings:
+        """Take the options of a search apart; `defaults` are its own sampling parameters.
+
+        call: the search, whose own keywords a mistyped one may have meant. without: the options
+        that it has no use for, and refuses.
+        """
+        _check_names(call, options, without)
         rest = {**defaults, **options}
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
         answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
-        _check_names(rest)
         rest["max_tokens"] = whole_number("max_tokens", rest["max_tokens"], 1)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
@@ -357,15 +367,17 @@ class Meter:
 _OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "progress")
 
 
-def _check_names(rest: Mapping[str, Any]) -> None:
-    if "n" in rest:
-        raise ConfigError("n has no meaning for this search; leave it out")
-    sampling = BranchOptions.__annotations__
-    own = [name for name in SearchOptions.__annotations__ if name not in sampling]
-    for name in rest:
-        close = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
-        if name not in sampling and close:
-            raise ConfigError(f"unknown option {name!r}. Did you mean {close[0]}?")
+def _check_names(
+    call: Callable[..., Any], options: Mapping[str, Any], without: Collection[str]
+) -> None:
+    if "n" in options:
+        raise ConfigError(f"n has no meaning for {call.__name__}; leave it out")
+    keywords = signature(call).parameters.values()
+    own = [each.name for each in keywords if each.kind is Parameter.KEYWORD_ONLY]
+    taken = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
+    for name in options:
+        if name not in taken and name not in without:
+            raise unknown(name, taken, call.__name__)
 
 
 def begin(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:

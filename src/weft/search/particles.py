@@ -59,7 +59,7 @@ def smc(
     """
     if not 0 <= ess <= 1:
         raise ConfigError(f"ess is {ess!r}; allowed is a share from 0 to 1")
-    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    settings = Settings.read(smc, options, temperature=1.0, max_tokens=40)
     n = branches("n", n)
     numbers = (ess, depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "smc", n=n, numbers=numbers)

@@ -52,7 +52,7 @@ def mcts(
     The other arguments, and Raises, are those of `tot`; scores should lie in 0 to 1. Cost:
     O(nodes) of host work a round.
     """
-    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    settings = Settings.read(mcts, options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
