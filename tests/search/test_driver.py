@@ -303,6 +303,8 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("beam", {"n": 0}, "n is 0"),
         ("smc", {"n": 0}, "n is 0"),
         ("smc", {"ess": 2}, "ess is 2"),
+        ("smc", {"progress": 2}, "progress is 2"),
+        ("best_of_n", {"extract": "x"}, "extract is 'x'"),
         ("smc", {"potential": lambda nodes: [0.0]}, "one number a node"),
         ("tot", {"order": "wide"}, "'bfs' and 'dfs'"),
         ("tot", {"budget_kv_bytes": 0}, "budget_kv_bytes is 0"),
@@ -344,3 +346,23 @@ def test_what_a_mistyped_keyword_may_be_is_what_the_search_takes(
     for name in {"n", *SearchOptions.__annotations__} - set(listed):
         with pytest.raises(ConfigError, match=f"^{name} has no meaning for"):
             call(lm, samples.sum, **{name: 5})
+
+
+@pytest.mark.parametrize("wrong", ["1", 1j, [None], {}, True, float("nan")])
+def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: weft.LM) -> None:
+    """Told by the annotations: another strategy's numbers are checked here too."""
+    before, asked = lm.stats().decoded, 0
+    for name in sorted({row.call for row in STRATEGIES.values()}):
+        call = getattr(search, name)
+        annotations = SearchOptions.__annotations__ | {
+            each.name: each.annotation for each in inspect.signature(call).parameters.values()
+        }
+        for keyword, kind in annotations.items():
+            told = getattr(kind, "__forward_arg__", str(kind))
+            if not set(told.split(" | ")) <= {"int", "float", "None", "Counts"}:
+                continue
+            with pytest.raises(ConfigError, match=rf"^{keyword} (is|has) "):
+                call(lm, samples.sum, **{keyword: wrong})
+            asked += 1
+    assert asked > 60
+    assert lm.stats().decoded == before

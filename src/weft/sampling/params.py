@@ -15,7 +15,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
-from ..checks import whole_number
+from ..checks import number, whole_number
 from ..errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -247,31 +247,6 @@ def _called(name: str, allowed: Collection[str]) -> str | None:
     return None
 
 
-def _number(
-    name: str,
-    value: object,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    open_low: bool = False,
-) -> float:
-    allowed = "a finite number"
-    if low > -math.inf:
-        allowed += f" {'>' if open_low else '>='} {low:g}"
-    if high < math.inf:
-        allowed += f" and <= {high:g}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    outside = number < low or number > high or (open_low and number == low)
-    if outside or not math.isfinite(number):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    return number
-
-
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; allowed is True or False")
@@ -340,7 +315,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         nearly={"max_length": "it counts new tokens only"},
     ),
     "temperature": Parameter(
-        partial(_number, low=0.0),
+        partial(number, low=0.0),
         also=("temp",),
         nearly={"do_sample": "0 is greedy"},
         from_model=True,
@@ -354,29 +329,29 @@ PARAMETERS: Mapping[str, Parameter] = {
         flag=Flag(int, ("--top-k",), "Keep the k likeliest; 0: all."),
     ),
     "typical_p": Parameter(
-        partial(_number, low=0.0, high=1.0, open_low=True),
+        partial(number, low=0.0, high=1.0, open_low=True),
         also=("typical",),
         from_model=True,
         is_filter=True,
     ),
     "top_p": Parameter(
-        partial(_number, low=0.0, high=1.0, open_low=True),
+        partial(number, low=0.0, high=1.0, open_low=True),
         also=("topp",),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--top-p",), "Keep this much probability."),
     ),
     "min_p": Parameter(
-        partial(_number, low=0.0, high=1.0),
+        partial(number, low=0.0, high=1.0),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
     ),
     "repetition_penalty": Parameter(
-        partial(_number, low=0.0, open_low=True), also=("repeat_penalty",), from_model=True
+        partial(number, low=0.0, open_low=True), also=("repeat_penalty",), from_model=True
     ),
-    "presence_penalty": Parameter(_number),
-    "frequency_penalty": Parameter(_number),
+    "presence_penalty": Parameter(number),
+    "frequency_penalty": Parameter(number),
     "penalty_last_n": Parameter(_or_none(partial(whole_number, low=1)), also=("repeat_last_n",)),
     "logit_bias": Parameter(_biases),
     "stop": Parameter(_stops, also=("stop_sequences", "stop_strings")),

@@ -63,6 +63,10 @@ def best_of_n(
     """
     settings = answers_only(best_of_n, options, temperature=0.8)
     count = branches("n", n)
+    if not callable(extract):
+        raise ConfigError(
+            f"extract is {extract!r:.80}; allowed is a function from a text to its answer, or None"
+        )
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     algorithm = Answers(count, extract, is_checked=checked)
     result = yield from search.run(algorithm, Votes(search, asks=False), algorithm.writer(search))

@@ -11,7 +11,7 @@ from inspect import Parameter, signature
 from random import Random
 from typing import Any, Literal
 
-from ..checks import whole_number
+from ..checks import number, whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
@@ -218,6 +218,10 @@ class Settings:
             raise ConfigError("value and score both say what a candidate is worth; leave out one")
         if own["complete"] not in (None, True, False):
             raise ConfigError(f"complete is {own['complete']!r}; allowed are True, False and None")
+        if own["progress"] is not None and not callable(own["progress"]):
+            raise ConfigError(
+                f"progress is {own['progress']!r:.80}; allowed is a function that takes a Level"
+            )
         return cls(
             answer_tokens=answer_tokens,
             budget=budget,
@@ -244,10 +248,9 @@ class Budget:
         if self.kv_bytes is not None:
             n_bytes = whole_number("budget_kv_bytes", self.kv_bytes, 1)
             object.__setattr__(self, "kv_bytes", n_bytes)
-        if seconds is not None and not (
-            isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
-        ):
-            raise ConfigError(f"budget_s is {seconds!r}; allowed is a number of seconds above 0")
+        if seconds is not None:
+            limit = number("budget_s", seconds, low=0, open_low=True)
+            object.__setattr__(self, "seconds", limit)
 
 
 class Meter:
