@@ -366,3 +366,15 @@ def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: wef
             asked += 1
     assert asked > 60
     assert lm.stats().decoded == before
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_is_no_model_is_told_how_to_load_one(row: Strategy, tmp_path: Path) -> None:
+    wrong: list[tuple[Any, str]] = [
+        ("tiny", r"""^lm is 'tiny'; .* give weft\.load\("tiny"\)$"""),
+        (tmp_path, r"^lm is .*Path\(.* give weft\.load\("),
+        (5, r"^lm is 5; .* give weft\.load\("),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            row.run(given, samples.game24)

@@ -385,6 +385,10 @@ def _check_names(
 
 def begin(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
     """Return the node to search below, and its loom."""
+    if lm is not None and not isinstance(lm, LM):
+        given = os.fspath(lm) if isinstance(lm, str | os.PathLike) else None
+        way = f'weft.load("{given}")' if given else "weft.load(…)"
+        raise ConfigError(f"lm is {lm!r:.80}; allowed is a loaded model: give {way}")
     if isinstance(prompt, Heddle):
         start = prompt
     elif lm is None:

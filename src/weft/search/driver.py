@@ -86,9 +86,9 @@ class Search:
         self.done = False
         self.state: dict[str, Any] = {}
         self.states: dict[str, Any] = {}
+        fresh, loom = begin(lm, prompt)
         path = settings.resume
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
-        fresh, loom = begin(lm, prompt)
         self.prompt = prompt
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
         self.task = settings.task or read_task(self.loom)
