@@ -20,7 +20,7 @@ import pytest
 import weft
 from searches import FEW, SMALL, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
-from weft.errors import ConfigError, FormatError
+from weft.errors import ConfigError, FormatError, StoreError
 from weft.search import STRATEGIES, Level, SearchOptions, SearchResult, Strategy
 from weft.search.beams import Beam
 from weft.search.driver import Search
@@ -304,6 +304,7 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("smc", {"n": 0}, "n is 0"),
         ("smc", {"ess": 2}, "ess is 2"),
         ("smc", {"progress": 2}, "progress is 2"),
+        ("smc", {"resume": 2}, "resume is 2"),
         ("best_of_n", {"extract": "x"}, "extract is 'x'"),
         ("smc", {"potential": lambda nodes: [0.0]}, "one number a node"),
         ("tot", {"order": "wide"}, "'bfs' and 'dfs'"),
@@ -378,3 +379,16 @@ def test_what_is_no_model_is_told_how_to_load_one(row: Strategy, tmp_path: Path)
     for given, message in wrong:
         with pytest.raises(ConfigError, match=message):
             row.run(given, samples.game24)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_file_that_cannot_be_written_is_refused_before_a_token_is_spent(
+    row: Strategy, lm: weft.LM, tmp_path: Path
+) -> None:
+    before = lm.stats()
+    for path in (tmp_path / "missing" / "x.json", tmp_path):
+        with pytest.raises(StoreError, match="^cannot (write|read) "):
+            row.run(lm, samples.game24, resume=path)
+    assert lm.stats().decoded == before.decoded
+    assert lm.stats().steps == before.steps
+    assert not list(tmp_path.iterdir())

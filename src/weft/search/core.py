@@ -222,6 +222,8 @@ class Settings:
             raise ConfigError(
                 f"progress is {own['progress']!r:.80}; allowed is a function that takes a Level"
             )
+        if not isinstance(path, str | os.PathLike | None):
+            raise ConfigError(f"resume is {path!r:.80}; allowed is the path of a file")
         return cls(
             answer_tokens=answer_tokens,
             budget=budget,
