@@ -12,8 +12,8 @@ import pytest
 import weft
 from weft import samples, search
 from weft.errors import ConfigError
-from weft.search import STRATEGIES
-from weft.search.strategies import defaults, meanings
+from weft.search import STRATEGIES, Strategy
+from weft.search.strategies import Count, defaults, meanings
 
 
 def test_the_rows_name_searches_that_there_are() -> None:
@@ -75,6 +75,20 @@ def test_what_a_strategy_has_no_use_for_is_refused(lm: weft.LM) -> None:
             STRATEGIES[name].run(lm, samples.sum, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="n is 0"):
         STRATEGIES["smc"].run(lm, samples.sum, n=0)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_contradicts_itself_is_refused(row: Strategy) -> None:
+    for name, value in row.fixed.items():
+        assert row.options(**{name: value}) == row.options()
+        with pytest.raises(ConfigError, match=f"{name} is {value!r} for {row.name}; leave it out"):
+            row.options(**{name: "another"})  # type: ignore[arg-type]
+    counts: dict[str, Count | None] = {"breadth": row.breadth, "n": row.n}
+    for name, count in counts.items():
+        for keyword in () if count is None else count.keywords:
+            if keyword != name:
+                with pytest.raises(ConfigError, match=f"{name} and {keyword} are one number for"):
+                    row.options(**{name: 2, keyword: 3})  # type: ignore[arg-type]
 
 
 def test_the_table_is_read_without_loading_what_runs_models() -> None:

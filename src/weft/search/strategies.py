@@ -56,18 +56,29 @@ class Strategy:
     def options(
         self, breadth: int | None = None, n: int | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the keywords of its function. Not given is not a number: it keeps its own."""
+        """Return the keywords of its function. Not given is not a number: it keeps its own.
+
+        Raises: ConfigError where one number is given by two names, or what is fixed is another.
+        """
         given = {"breadth": breadth, "n": n, **rest}
         for name in self.unused():
             if given.get(name) is not None:
                 raise ConfigError(f"{name} has no meaning for {self.name}; leave it out")
+        for name, value in self.fixed.items():
+            if rest.get(name, value) != value:
+                raise ConfigError(f"{name} is {value!r} for {self.name}; leave it out")
+        if isinstance(n, int):
+            whole_number("n", n, 1)
         named = {**self.fixed, **rest}
-        if breadth is not None and self.breadth is not None:
-            named |= dict.fromkeys(self.breadth.keywords, breadth)
-        if n is not None and self.n is not None:
-            if isinstance(n, int):
-                whole_number("n", n, 1)
-            named |= dict.fromkeys(self.n.keywords, n)
+        for name, number, count in (("breadth", breadth, self.breadth), ("n", n, self.n)):
+            if number is None or count is None:
+                continue
+            for keyword in count.keywords:
+                if rest.get(keyword) is not None:
+                    raise ConfigError(
+                        f"{name} and {keyword} are one number for {self.name}; leave out one"
+                    )
+                named[keyword] = number
         return named
 
     def run(
