@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from statistics import multimode
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..checks import whole_number
@@ -91,7 +90,7 @@ class Strategy:
         **options: Any,
     ) -> SearchResult:
         """Search by this strategy; the other options are those of its function."""
-        call = getattr(import_module(__package__), self.call)
+        call = getattr(import_module("weft.search"), self.call)
         result: SearchResult = call(lm, prompt, **self.options(breadth, n, **options))
         return result
 
@@ -99,6 +98,7 @@ class Strategy:
 _LEVEL, _ROUND = "paths kept a level", "nodes opened a round"
 _KINDS = "proposals of each kind a node"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
+DEFAULT = "tot"  # where no strategy is named
 STRATEGIES: dict[str, Strategy] = {
     row.name: row
     for row in (
@@ -175,9 +175,12 @@ def meanings(number: Literal["breadth", "n"]) -> str:
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:
-    """Return the number's defaults: the commonest alone, the others with their strategies."""
-    found = [(row.name, getattr(row, number)) for row in STRATEGIES.values()]
-    given = [(name, count.default) for name, count in found if count is not None]
-    usual = multimode(default for _, default in given)[0]
-    others = [f"{default} for {name}" for name, default in given if default != usual]
-    return ", ".join([str(usual), *others])
+    """Return the number's defaults: the default strategy's alone, the others by number."""
+    found: dict[int, list[str]] = {}
+    for row in STRATEGIES.values():
+        count: Count | None = getattr(row, number)
+        if count is not None and count.default is not None:
+            found.setdefault(count.default, []).append(row.name)
+    usual = [default for default, names in found.items() if DEFAULT in names]
+    others = [f"{at} for {' and '.join(names)}" for at, names in found.items() if at not in usual]
+    return "; ".join(filter(None, [*map(str, usual), ", ".join(others)]))
