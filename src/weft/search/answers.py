@@ -158,6 +158,8 @@ class Answers:
 
     def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
         """Count the votes; without a value of the caller's they are the scores."""
+        if any(node.finish_reason == "length" for node in told):
+            search.meter.longest()  # notes the budget, where that cut it
         ids = [node.id for node in search.in_order(told)]
         search.state.setdefault("answers", {})[str(search.round + 1)] = ids
         made = search.in_order([*self._made(search), *told])
