@@ -1,23 +1,36 @@
-"""Every search with small numbers, and what a search decides about its tree."""
+"""Every strategy with small numbers, and what a search decides about its tree."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+from itertools import zip_longest
 from typing import Any
+
+import pytest
 
 import weft
 from weft import Heddle, samples, search
-from weft.search import SearchResult
+from weft.search import STRATEGIES, SearchResult
 
 FEW: dict[str, Any] = {"n_continue": (3, 2, 1), "n_suggest": (4, 2, 1)}
+# A row a strategy, by the name that it has in STRATEGIES; what is fixed there is not said again.
 SMALL: dict[str, dict[str, Any]] = {
     "tot": {"breadth": 3, **FEW},
-    "tot-dfs": {"breadth": 3, "order": "dfs", **FEW},
+    "tot-dfs": {"breadth": 3, **FEW},
     "mcts": {"batch": 1, "rounds": 8, **FEW},
     "adaptive": {"batch": 2, "rounds": 8},
     "beam": {"width": 3, "n": 3},
     "smc": {"n": 5},
-    "best_of_n": {"n": 4},
+    "best-of-n": {"n": 4},
+    "greedy": {},
 }
+# Those that go on line by line; the others grow whole answers.
+DEEP = [
+    name
+    for name, row in STRATEGIES.items()
+    if "depth" in signature(getattr(search, row.call)).parameters
+]
 
 
 def puzzle(name: str) -> str:
@@ -27,11 +40,32 @@ def puzzle(name: str) -> str:
 
 def small(name: str, lm: weft.LM, prompt: Any, **options: Any) -> SearchResult:
     """Run a search of `SMALL` by its plain call."""
-    call = getattr(search, name.removesuffix("-dfs"))
-    result: SearchResult = call(lm, prompt, **{"seed": 1, **SMALL[name], **options})
+    result: SearchResult = call(name)(lm, prompt, **{"seed": 1, **given(name), **options})
     return result
+
+
+def call(name: str, prefix: str = "") -> Callable[..., Any]:
+    """Return the function of a strategy; with "a" before it, its awaitable twin."""
+    found: Callable[..., Any] = getattr(search, prefix + STRATEGIES[name].call)
+    return found
+
+
+def given(name: str) -> dict[str, Any]:
+    """Return the keywords of a search of `SMALL`."""
+    return {**STRATEGIES[name].fixed, **SMALL[name]}
 
 
 def tree(top: Heddle) -> list[tuple[str, float | None, str | None]]:
     """Return every node's text, score and end, in the order of the tree."""
     return [(node.text, node.score, node.finish_reason) for node in top.walk()]
+
+
+def alike(one: Heddle, other: Heddle) -> bool:
+    """Say whether two trees are one: each text and end, and the scores but for their last bits.
+
+    What is cached already decides how a prompt is read in batches, and these how sums are rounded.
+    """
+    return all(
+        mine and yours and mine[::2] == yours[::2] and mine[1] == pytest.approx(yours[1], abs=1e-6)
+        for mine, yours in zip_longest(tree(one), tree(other))
+    )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weft
-from searches import SMALL, tree
+from searches import SMALL, call, given, tree
 from weft import Heddle, Loom, samples, search
 from weft.errors import ConfigError
 from weft.search import score
@@ -23,18 +23,15 @@ EVERY: dict[str, dict[str, Any]] = {
     **{name: {"max_tokens": 12, "answer_tokens": 16} for name in SMALL},
     "mcts": {"max_tokens": 12, "answer_tokens": 16, "rounds": 2, "n_continue": 2},
     "adaptive": {"max_tokens": 12, "answer_tokens": 16, "rounds": 2},
-    "best_of_n": {"max_tokens": 24, "n": 3},
+    "best-of-n": {"max_tokens": 24, "n": 3},
     "greedy": {"max_tokens": 24},
 }
 
 
 def searched(name: str, lm: weft.LM, **options: Any) -> search.SearchResult:
-    given = {**SMALL.get(name, {}), **EVERY[name], **options}
-    given.pop("n_suggest", None)
-    if name != "greedy":
-        given["seed"] = 1
-    call = getattr(search, name.removesuffix("-dfs"))
-    result: search.SearchResult = call(lm, samples.sum, **given)
+    keywords = {"seed": 1, **given(name), **EVERY[name], **options}
+    keywords.pop("n_suggest", None)
+    result: search.SearchResult = call(name)(lm, samples.sum, **keywords)
     return result
 
 
@@ -99,7 +96,7 @@ def test_async_functions_are_awaited_at_once_and_give_the_same(name: str, lm: we
     )
     assert tree(late.loom) == tree(now.loom)
     assert (late.text, late.solved) == (now.text, now.solved)
-    assert max(at_once) > 1 or name not in ("best_of_n", "smc")
+    assert max(at_once) > 1 or name not in ("best-of-n", "smc")
 
 
 def test_the_parameters_name_says_what_is_handed_over(lm: weft.LM) -> None:
@@ -292,9 +289,9 @@ def test_mistakes_of_proposers_are_named(
 
 
 def test_greedy_refuses_what_would_make_it_another_search(lm: weft.LM) -> None:
-    for name, given in [("temperature", 1.0), ("propose", "continue"), ("state", 1)]:
+    for name, value in [("temperature", 1.0), ("propose", "continue"), ("state", 1)]:
         with pytest.raises(ConfigError, match=f"{name} has no meaning for greedy"):
-            search.greedy(lm, samples.sum, **{name: given})  # type: ignore[arg-type]
+            search.greedy(lm, samples.sum, **{name: value})  # type: ignore[arg-type]
 
 
 def test_answers_of_a_tree_that_was_there_are_seen_by_the_checker_of_now(lm: weft.LM) -> None:

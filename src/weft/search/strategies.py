@@ -117,7 +117,13 @@ STRATEGIES: dict[str, Strategy] = {
             call="best_of_n",
             n=Count("answers", ("n",)),
         ),
-        Strategy("greedy", "greedy", "one answer", call="greedy", refused=("temperature",)),
+        Strategy(
+            "greedy",
+            "greedy",
+            "one answer",
+            call="greedy",
+            refused=("temperature", "propose", "state", "score"),
+        ),
         Strategy(
             "tot-dfs",
             "tree of thoughts, depth first",
