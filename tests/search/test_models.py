@@ -13,9 +13,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import weft
 from llama_reference import write_folder
+from searches import DEEP, call, small
 from weft import Loom, samples, search
 from weft.errors import ConfigError
-from weft.search import score
+from weft.search import STRATEGIES, score
+from weft.search.judge import Judge
+from weft.search.steps import Steps
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +35,23 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.LM]:
         yield lm
 
 
-@pytest.mark.parametrize("name", ["tot", "beam", "mcts", "adaptive", "smc", "best_of_n"])
+# What a strategy needs for each of two models to write.
+MORE: dict[str, dict[str, Any]] = {"adaptive": {"rounds": 3, "batch": 4}}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, row in STRATEGIES.items() if "propose" not in row.unused()]
+)
 def test_each_node_says_which_model_wrote_it(name: str, lm: weft.LM, other: weft.LM) -> None:
-    numbers: dict[str, Any] = {
-        "tot": {"n_continue": 2, "depth": 2, "breadth": 4},
-        "beam": {"n": 2, "depth": 2, "width": 4},
-        "mcts": {"n_continue": 2, "rounds": 3},
-        "adaptive": {"rounds": 3, "batch": 4, "widen": 1},
-        "smc": {"n": 4, "depth": 2},
-        "best_of_n": {"n": 5},
-    }[name]
-    result = getattr(search, name)(
+    result = small(
+        name,
         lm,
         samples.sum,
         propose={"trained": lm, "random": other},
         max_tokens=6,
         stop=None,
-        seed=1,
-        **numbers,
+        **({"depth": 2} if name in DEEP else {"n": 5}),
+        **MORE.get(name, {}),
     )
     wrote: dict[str, list[weft.Heddle]] = {"trained": [], "random": []}
     for node in result.loom.get_all_children():
@@ -59,7 +61,7 @@ def test_each_node_says_which_model_wrote_it(name: str, lm: weft.LM, other: weft
     assert wrote["trained"]
     assert wrote["random"]
     assert all(node.score is not None for nodes in wrote.values() for node in nodes)
-    if name == "best_of_n":
+    if name not in DEEP:
         assert Counter({by: len(nodes) for by, nodes in wrote.items()}) == {
             "trained": 3,
             "random": 2,
@@ -146,17 +148,34 @@ def naive(lm: weft.LM, prompt: str, texts: list[str]) -> float:
     return sum(logprobs) / len(logprobs)
 
 
-@pytest.mark.parametrize("name", ["tot", "beam", "mcts", "adaptive"])
+@pytest.mark.parametrize("name", DEEP)
 def test_text_that_a_proposer_wrote_scores_what_the_model_finds_it_worth(
-    name: str, lm: weft.LM
+    name: str, lm: weft.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In logprobs, as a share where the strategy's judge says so, or as a judge of its own says."""
+    judges: list[Judge] = []
+
+    def scored(judge: Judge, nodes: list[weft.Heddle]) -> Steps[None]:
+        judges.append(judge)
+        return score_nodes(judge, nodes)
+
+    score_nodes = Judge.score
+    monkeypatch.setattr(Judge, "score", scored)
     lines = ["37 + 58 = 95.\n", "37 + 58 = 96.\n", "owl\n"]
-    result = getattr(search, name)(
-        lm, samples.sum, propose=lambda nodes: [lines] * len(nodes), depth=1, complete=False
+    result = call(name)(
+        lm,
+        samples.sum,
+        propose=lambda nodes: [lines] * len(nodes),
+        depth=1,
+        complete=False,
+        **STRATEGIES[name].fixed,
     )
+    assert judges
+    if "_scores" in vars(type(judges[0])):
+        return
     for node in result.loom.children:
         expected = naive(lm, samples.sum, [node.text])
-        if name in ("mcts", "adaptive"):
+        if judges[0].as_share:
             expected = math.exp(expected)
         assert node.score == pytest.approx(expected, abs=1e-5)
     assert result.best.text == lines[0]
@@ -192,13 +211,14 @@ def test_best_of_n_prefers_the_likelier_of_texts_that_were_proposed(lm: weft.LM)
 @pytest.mark.parametrize("options", [{"complete": False}, {"answer_tokens": 0}])
 def test_no_words_are_added_to_a_finished_answer(options: dict[str, Any], lm: weft.LM) -> None:
     before = lm.stats().decoded
-    for name in ("tot", "beam", "mcts", "adaptive", "smc"):
-        result = getattr(search, name)(
+    for name in DEEP:
+        result = call(name)(
             lm,
             samples.sum,
             propose=lambda nodes: [["The answer is 95."]] * len(nodes),
             verifier=lambda text: text.endswith("95."),
             depth=1,
+            **STRATEGIES[name].fixed,
             **options,
         )
         assert (result.text, result.solved) == ("The answer is 95.", True)

@@ -15,19 +15,14 @@ from typing import Any
 import pytest
 
 import weft
-from searches import tree
+from searches import DEEP, call, tree
 from weft import Loom, samples, search
 from weft.errors import ConfigError, FormatError
+from weft.search import STRATEGIES
 
 CODE = "4321"
-DEEP: dict[str, dict[str, Any]] = {
-    "tot": {"depth": 4},
-    "tot-dfs": {"depth": 4, "order": "dfs"},
-    "beam": {"depth": 4},
-    "mcts": {"depth": 4},
-    "adaptive": {"depth": 4},
-    "smc": {"depth": 4, "n": 400, "ess": 1.0},
-}
+# What a strategy needs beside its own defaults to find the code.
+MORE: dict[str, dict[str, Any]] = {"smc": {"n": 400, "ess": 1.0}}
 
 
 def propose(state: str) -> list[tuple[str, str]]:
@@ -39,16 +34,17 @@ def score(states: list[str]) -> list[float]:
 
 
 def crack(name: str, lm: weft.LM | None = None, prompt: Any = "", **options: Any) -> Any:
-    call = getattr(search, name.removesuffix("-dfs"))
     given = {
         "propose": propose,
         "score": score,
         "verifier": lambda state: state == CODE,
         "seed": 1,
-        **DEEP[name],
+        "depth": 4,
+        **STRATEGIES[name].fixed,
+        **MORE.get(name, {}),
         **options,
     }
-    return call(lm, prompt, **given)
+    return call(name)(lm, prompt, **given)
 
 
 @pytest.mark.parametrize("name", DEEP)
