@@ -27,6 +27,10 @@ DEFAULT_KV_BYTES = 4 << 30
 KV_SHARE = 0.8  # of the device memory that is free after loading
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
+# What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
+_NEUTRAL = {"device": "auto", "dtype": "auto"}
+_ANYWAY = ("n_ctx", "progress")
+
 
 def load(
     model: Any = EMBEDDED,
@@ -207,8 +211,6 @@ def _assemble(
 
 def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:
     chosen = engine_class(name)
-    if name == "numpy" and given.pop("device") not in ("auto", "cpu"):
-        raise ConfigError('the numpy engine runs on the CPU; use device="cpu", or engine="torch"')
     try:
         return call_with(name, chosen, "load", (folder,), given)
     except WeftError:
@@ -226,11 +228,18 @@ def call_with(
     import inspect
 
     make = getattr(chosen, method)
-    known = inspect.signature(make).parameters
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        allowed = ", ".join(sorted(set(known) - {"folder", "source", "model"}))
-        raise ConfigError(f"the {name} engine has no option {unknown[0]!r}; it has: {allowed}")
+    takes = list(inspect.signature(make).parameters.values())[len(positional) :]
+    if not any(each.kind is each.VAR_KEYWORD for each in takes):
+        known = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
+        given = {
+            option: value
+            for option, value in given.items()
+            if option in known or not (option in _ANYWAY or (option, value) in _NEUTRAL.items())
+        }
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            has = f"it has: {', '.join(sorted(known))}" if known else "it has no options"
+            raise ConfigError(f"the {name} engine has no option {unknown[0]!r}; {has}")
     engine: Engine = make(*positional, **given)
     return engine
 

@@ -290,11 +290,11 @@ class Engine(ABC):
     def load(cls, *folder: Any, **options: Any) -> Engine:
         """Load the model in a folder, the one argument by place: for `weft.load(…, engine="name")`.
 
-        It is in Transformers' format: config.json, safetensors, tokenizer files. Weft
-        gives options by keyword, and of these only what the class takes: `device` and `dtype`
-        ("auto" or a name), `n_ctx` (None: the model's own), `trust_remote_code` (True, else left
-        out), `progress` (called with phase, done, total, note) and what `engine_options` holds.
-        One that somebody gave and the class does not take is refused before this is called.
+        It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
+        keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
+        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note)
+        and what `engine_options` holds. Take those that mean something, or `**options`. What
+        somebody asked for and the signature lacks is refused before this is called.
 
         Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or
         dtype that it cannot run, ConfigError for an option out of range; Unsupported by default:
