@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
 import weft
 import weft.engines as registry
@@ -31,6 +32,7 @@ from weft.errors import (
     Unsupported,
     WeftError,
 )
+from weft.lm import LM
 from weft.loading import parse_bytes
 from weft.tokens.tokenizer import Tokenizer
 
@@ -170,6 +172,22 @@ def test_an_engine_gets_the_options_that_it_takes() -> None:
         assert (lm.info.extra["device"], lm.info.extra["flash"]) == ("d", 1)
     with pytest.raises(Unsupported, match=r"Handmade does not load.*weft\.LM"):
         weft.load("tiny", engine="handmade")
+
+
+def test_an_engine_object_goes_to_LM(text: Tokenizer) -> None:
+    engine = StubEngine(n_vocab=2048)
+    for call in (
+        lambda: weft.load("tiny", engine=engine),  # type: ignore[arg-type]
+        lambda: weft.load(engine, text),
+    ):
+        with pytest.raises(ConfigError, match=r"goes to weft\.LM\(engine, tokenizer\)"):
+            call()
+    backend = Backend.from_file(str(TINY / "tokenizer.json"))
+    with LM(engine, backend) as lm:
+        assert lm.tokenizer is backend
+        assert lm.tokenize("Hi there!") == text.encode("Hi there!")
+    with pytest.raises(Unsupported, match="tokenizer of type NoneType"):
+        LM(engine, None)
 
 
 def test_broken_folders_are_told_apart(folder: Path, tmp_path: Path) -> None:

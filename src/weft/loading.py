@@ -14,7 +14,7 @@ from typing import Any
 
 from .checks import whole_number
 from .engines import engine_class, install_hint
-from .engines.base import Engine
+from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, read_config
 from .engines.source import EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
@@ -30,6 +30,7 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 
 # What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
 _NEUTRAL = {"device": "auto", "dtype": "auto"}
 _ANYWAY = ("n_ctx", "progress")
+_ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
 def load(
@@ -96,6 +97,10 @@ def load(
         "offload_bytes": None if offload is None else parse_bytes(offload, "offload", auto=False),
     }
     options = dict(engine_options or {})
+    if not isinstance(engine, str):
+        raise ConfigError(
+            f"engine is a {type(engine).__name__}; allowed are names: {_ENGINE_OBJECTS}"
+        )
     if not isinstance(model, str | os.PathLike):
         refuse_for_loaded(
             engine=engine,
@@ -143,6 +148,8 @@ def _load_object(
             f"a {kind.__name__} of {kind.__module__} is a model in MLX, which no engine here runs;"
             " give its folder or Hub id instead, or the model loaded with Transformers"
         )
+    if isinstance(model, Engine):
+        raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
     if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
         shown = (
             reprlib.repr(model) if kind in (int, float, type(None)) else f"of type {kind.__name__}"
@@ -212,13 +219,16 @@ def _assemble(
 def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:
     chosen = engine_class(name)
     try:
-        return call_with(name, chosen, "load", (folder,), given)
+        engine = call_with(name, chosen, "load", (folder,), given)
     except WeftError:
         raise
     except Exception as error:  # of a library that stumbles over what the files say
         raise ModelLoadError(
             f"the model in {folder} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(getattr(engine, "info", None), EngineInfo):
+        raise EngineUnavailable(f"engine {name!r} is broken: what it loaded has no EngineInfo")
+    return engine
 
 
 def call_with(
