@@ -9,13 +9,18 @@ import shutil
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
 import weft
+import weft.engines as registry
 from loopback_hub import Repo, point_at, serve
 from weft.engines.stub import StubEngine
 from weft.errors import (
@@ -27,6 +32,7 @@ from weft.errors import (
     Unsupported,
     WeftError,
 )
+from weft.lm import LM
 from weft.loading import parse_bytes
 from weft.tokens.tokenizer import Tokenizer
 
@@ -122,6 +128,66 @@ def test_arguments_that_are_not_allowed_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=named):
         weft.load("tiny", **given)  # type: ignore[arg-type]
+
+
+class Plain(StubEngine):
+    """An engine whose `load` takes nothing but the folder."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Plain:  # type: ignore[override]
+        return cls(n_vocab=2048, n_positions=100)
+
+
+class Taking(StubEngine):
+    """An engine whose `load` takes whatever is given."""
+
+    @classmethod
+    def load(cls, *folder: Path, **options: Any) -> Taking:
+        engine = cls(n_vocab=2048)
+        engine.info = replace(engine.info, extra=options)
+        return engine
+
+
+class Handmade(StubEngine):
+    """An engine without a `load` of its own."""
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints(
+        EntryPoint(each.__name__.lower(), f"{__name__}:{each.__name__}", "weft.engines")
+        for each in (Plain, Taking, Handmade)
+    )
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_an_engine_gets_the_options_that_it_takes() -> None:
+    with weft.load("tiny", engine="plain", n_ctx=50, progress=print) as lm:
+        assert (lm.info.name, lm.info.model, lm.n_ctx) == ("stub", "tiny", 50)
+    for given in ({"device": "cuda"}, {"dtype": "int8"}, {"engine_options": {"flash": None}}):
+        with pytest.raises(ConfigError, match="plain engine has no option.*it has no options"):
+            weft.load("tiny", engine="plain", **given)
+    with weft.load("tiny", engine="taking", device="d", engine_options={"flash": 1}) as lm:
+        assert (lm.info.extra["device"], lm.info.extra["flash"]) == ("d", 1)
+    with pytest.raises(Unsupported, match=r"Handmade does not load.*weft\.LM"):
+        weft.load("tiny", engine="handmade")
+
+
+def test_an_engine_object_goes_to_LM(text: Tokenizer) -> None:
+    engine = StubEngine(n_vocab=2048)
+    for call in (
+        lambda: weft.load("tiny", engine=engine),  # type: ignore[arg-type]
+        lambda: weft.load(engine, text),
+    ):
+        with pytest.raises(ConfigError, match=r"goes to weft\.LM\(engine, tokenizer\)"):
+            call()
+    backend = Backend.from_file(str(TINY / "tokenizer.json"))
+    with LM(engine, backend) as lm:
+        assert lm.tokenizer is backend
+        assert lm.tokenize("Hi there!") == text.encode("Hi there!")
+    with pytest.raises(Unsupported, match="tokenizer of type NoneType"):
+        LM(engine, None)
 
 
 def test_broken_folders_are_told_apart(folder: Path, tmp_path: Path) -> None:

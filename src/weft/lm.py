@@ -59,7 +59,7 @@ class LM:
     def __init__(
         self,
         engine: Engine,
-        text: Tokenizer,
+        tokenizer: Any,
         *,
         model: Any = None,
         n_ctx: int | None = None,
@@ -72,11 +72,13 @@ class LM:
     ) -> None:
         """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
 
+        tokenizer: Weft's own `Tokenizer`, or an object that `weft.load` takes.
+
         offload_bytes: of the host, for KV beyond that. row_bytes: of logits rows that are kept,
         over all faces.
         """
         self.engine = engine
-        self.text = text
+        self.text = text = Tokenizer.wrap(tokenizer)
         self.model = engine if model is None else model
         self.tokenizer = text.object
         self.n_ctx = check_n_ctx(n_ctx, engine.info)

@@ -14,7 +14,7 @@ from typing import Any
 
 from .checks import whole_number
 from .engines import engine_class, install_hint
-from .engines.base import Engine
+from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, read_config
 from .engines.source import EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
@@ -26,6 +26,11 @@ from .tokens.tokenizer import Tokenizer
 DEFAULT_KV_BYTES = 4 << 30
 KV_SHARE = 0.8  # of the device memory that is free after loading
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+# What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
+_NEUTRAL = {"device": "auto", "dtype": "auto"}
+_ANYWAY = ("n_ctx", "progress")
+_ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
 def load(
@@ -92,6 +97,10 @@ def load(
         "offload_bytes": None if offload is None else parse_bytes(offload, "offload", auto=False),
     }
     options = dict(engine_options or {})
+    if not isinstance(engine, str):
+        raise ConfigError(
+            f"engine is a {type(engine).__name__}; allowed are names: {_ENGINE_OBJECTS}"
+        )
     if not isinstance(model, str | os.PathLike):
         refuse_for_loaded(
             engine=engine,
@@ -139,6 +148,8 @@ def _load_object(
             f"a {kind.__name__} of {kind.__module__} is a model in MLX, which no engine here runs;"
             " give its folder or Hub id instead, or the model loaded with Transformers"
         )
+    if isinstance(model, Engine):
+        raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
     if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
         shown = (
             reprlib.repr(model) if kind in (int, float, type(None)) else f"of type {kind.__name__}"
@@ -207,16 +218,17 @@ def _assemble(
 
 def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:
     chosen = engine_class(name)
-    if name == "numpy" and given.pop("device") not in ("auto", "cpu"):
-        raise ConfigError('the numpy engine runs on the CPU; use device="cpu", or engine="torch"')
     try:
-        return call_with(name, chosen, "load", (folder,), given)
+        engine = call_with(name, chosen, "load", (folder,), given)
     except WeftError:
         raise
     except Exception as error:  # of a library that stumbles over what the files say
         raise ModelLoadError(
             f"the model in {folder} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(getattr(engine, "info", None), EngineInfo):
+        raise EngineUnavailable(f"engine {name!r} is broken: what it loaded has no EngineInfo")
+    return engine
 
 
 def call_with(
@@ -226,11 +238,18 @@ def call_with(
     import inspect
 
     make = getattr(chosen, method)
-    known = inspect.signature(make).parameters
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        allowed = ", ".join(sorted(set(known) - {"folder", "source", "model"}))
-        raise ConfigError(f"the {name} engine has no option {unknown[0]!r}; it has: {allowed}")
+    takes = list(inspect.signature(make).parameters.values())[len(positional) :]
+    if not any(each.kind is each.VAR_KEYWORD for each in takes):
+        known = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
+        given = {
+            option: value
+            for option, value in given.items()
+            if option in known or not (option in _ANYWAY or (option, value) in _NEUTRAL.items())
+        }
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            has = f"it has: {', '.join(sorted(known))}" if known else "it has no options"
+            raise ConfigError(f"the {name} engine has no option {unknown[0]!r}; {has}")
     engine: Engine = make(*positional, **given)
     return engine
 

@@ -2,7 +2,7 @@
 
 `pytest tests/contract --engine module:Class` shows the laws on another engine, whose own plain
 forward is then the oracle. It is made by `Class.load(folder)` of a small Llama with the embedded
-model's tokenizer, or by `Class()` where it has no `load`.
+model's tokenizer, or by `Class()` where it has no `load` of its own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from weft.tokens.tokenizer import Tokenizer
 
 KINDS = ["numpy", "torch", "sequence", "hidden", "late"]
 WITH_KV = ["numpy", "torch", "sequence", "late"]
+ENGINES = ["numpy", "torch"]
 
 GIVEN = "given"  # the engine that --engine names
 
 Make = Callable[..., LM]
+NewEngine = Callable[[], Engine]
 Oracle = Callable[[Sequence[int]], NDArray[np.float32]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = metafunc.config.getoption("--engine")
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV)):
+    for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV), ("new_engine", ENGINES)):
         if name in metafunc.fixturenames and not any(name in names for names in own):
             metafunc.parametrize(name, [GIVEN] if given else kinds, indirect=True)
 
@@ -50,11 +52,39 @@ def _params(item: pytest.Item) -> dict[str, Any]:
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
+def load_engine(name: str, config: pytest.Config) -> Engine:
+    """Load a model of its own, by an engine of Weft's or by the given one."""
+    if name == GIVEN:
+        module, _, attribute = config.getoption("--engine").partition(":")
+        chosen = getattr(import_module(module), attribute)
+        has_load = getattr(chosen.load, "__func__", None) is not vars(Engine)["load"].__func__
+        engine: Engine = chosen.load(shallow()) if has_load else chosen()
+        return engine
+    if name == "numpy":
+        return NumpyEngine.load(shallow())
+    pytest.importorskip("torch", reason="torch is not installed")
+    from weft.engines.torch import TorchEngine
+
+    return TorchEngine.load(shallow(), dtype="float32")
+
+
+@pytest.fixture
+def new_engine(request: pytest.FixtureRequest) -> Iterator[NewEngine]:
+    """Load an engine that nobody shares: it may be closed."""
+    made: list[Engine] = []
+
+    def load() -> Engine:
+        made.append(load_engine(request.param, request.config))
+        return made[-1]
+
+    yield load
+    for engine in made:
+        engine.close()
+
+
 @pytest.fixture(scope="session")
 def given_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    module, _, name = request.config.getoption("--engine").partition(":")
-    kind = getattr(import_module(module), name)
-    engine = kind.load(shallow()) if hasattr(kind, "load") else kind()
+    engine = load_engine(GIVEN, request.config)
     yield engine
     engine.close()
 
@@ -65,18 +95,15 @@ def text() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def numpy_engine() -> Iterator[NumpyEngine]:
-    engine = NumpyEngine.load(shallow())
+def numpy_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = load_engine("numpy", request.config)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="session")
-def torch_engine() -> Iterator[Engine]:
-    pytest.importorskip("torch", reason="torch is not installed")
-    from weft.engines.torch import TorchEngine
-
-    engine = TorchEngine.load(shallow(), dtype="float32")
+def torch_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = load_engine("torch", request.config)
     yield engine
     engine.close()
 
@@ -118,7 +145,14 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
         if lm.tree.fragments is not None:
             assert lm.tree.fragments.usage() == (0, 0)
 
-    def make_lm(kind: str, wrap: Callable[[Engine], Engine] | None = None, **options: Any) -> LM:
+    def make_lm(
+        kind: str,
+        wrap: Callable[[Engine], Engine] | None = None,
+        *,
+        kv_slots: int | None = None,
+        offload_slots: int | None = None,
+        **options: Any,
+    ) -> LM:
         if made:
             finish(made.pop())
         name = f"{kind}_engine" if kind in ("torch", GIVEN) else "numpy_engine"
@@ -128,6 +162,9 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
             engine = fake(engine)
         if wrap is not None:
             engine = wrap(engine)
+        for name, slots in (("kv_bytes", kv_slots), ("offload_bytes", offload_slots)):
+            if slots is not None:
+                options[name] = slots * engine.info.kv_bytes_per_token
         lm = LM(engine, text, **options)
         made.append(lm)
         return lm
@@ -145,4 +182,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def kv_kind(request: pytest.FixtureRequest) -> str:
     """Kinds whose fragments are Weft's business: laws 2 and 4 to 7 are about those."""
-    return str(request.param)
+    kind = str(request.param)
+    if kind == GIVEN and request.getfixturevalue("given_engine").info.kv == "hidden":
+        pytest.skip("a hidden engine keeps its KV to itself")
+    return kind

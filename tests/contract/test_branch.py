@@ -12,7 +12,6 @@ import pytest
 
 from contract.helpers import PROMPT, TOLERANCE, prompt_ids
 from fakes import BrokenEngine
-from shallow import SLOT
 from weft import Branch, BranchStore, Loom
 from weft.constraints import Regex
 from weft.errors import ConfigError, DeadEnd, ForwardError, HasChildren, KVFull, StaleHandle
@@ -155,9 +154,9 @@ def test_a_bias_that_forbids_all_is_told_by_the_draw_and_not_by_the_commit(make)
 
 
 def test_kv_full_in_the_middle_of_a_commit_changes_nothing(make, kv_kind) -> None:
-    lm = make(kv_kind, kv_bytes=(64 + 40) * SLOT, n_seq_max=None)
+    lm = make(kv_kind, kv_slots=64 + 40, n_seq_max=None)
     store, parent = BranchStore(lm), root(lm)
-    branches = [parent.fork() for _ in range(64 if kv_kind != "sequence" else 8)]
+    branches = [parent.fork() for _ in range(lm.info.max_paths or 64)]
     failed = False
     for _ in range(40):
         pieces = store.produce(branches)
@@ -437,7 +436,7 @@ async def _first(branch: Branch, n: int):
 
 
 def test_more_branches_than_fit_live_asleep_and_wake(make, kv_kind, oracle) -> None:
-    lm = make(kv_kind, kv_bytes=100 * SLOT)
+    lm = make(kv_kind, kv_slots=100)
     parent = root(lm)
     branches = [parent.fork() for _ in range(12)]
     for number, branch in enumerate(branches):
@@ -560,7 +559,7 @@ def test_create_refuses_what_has_no_meaning(make) -> None:
 @pytest.mark.parametrize("n", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_sequences_of_calls_agree_with_a_naive_twin(make, oracle, n) -> None:
     """The twin: a list of tokens a branch. One LM with little room for all; 10 calls a sequence."""
-    lm = make("numpy", kv_bytes=120 * SLOT)
+    lm = make("numpy", kv_slots=120)
     for seed in range(n):
         twin = random_calls(lm, random.Random(seed), seed)
         branch, tokens = random.Random(seed).choice(list(twin.items()))

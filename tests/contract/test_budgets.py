@@ -7,7 +7,6 @@ import pytest
 
 from contract.conftest import WITH_KV, Make
 from contract.helpers import assert_close, prompt_ids, run_item
-from shallow import SLOT
 from weft import Branch, BranchStore
 from weft.errors import KVFull
 from weft.sched.work import Extend, Logits
@@ -52,7 +51,7 @@ def test_any_budget_gives_the_same_or_says_that_it_is_full(kind: str, make: Make
     want = work(make(kind))
     n_full = []
     for slots in BUDGETS:
-        lm = make(kind, kv_bytes=slots * SLOT, n_batch=8)
+        lm = make(kind, kv_slots=slots, n_batch=8)
         got = work(lm)
         for mine, theirs in zip(got, want, strict=True):
             if isinstance(theirs, np.ndarray) and mine is not None:

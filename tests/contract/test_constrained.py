@@ -53,8 +53,8 @@ def test_every_text_fits_and_its_figures_are_the_raw_ones(make, kind, oracle) ->
 def test_forced_tokens_change_no_text(make, kind, monkeypatch, options) -> None:
     """The twin: every token drawn under its mask, one at a time."""
     options = dict(options)
-    limits = {"n_batch": options.pop("n_batch", 512)} if kind != "hidden" else {}
-    options.pop("n_batch", None)
+    n_batch = options.pop("n_batch", 512)
+    limits = {"n_batch": n_batch} if make(kind).info.kv != "hidden" else {}
     grown = []
     for forces in (True, False):
         if not forces:

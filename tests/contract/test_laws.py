@@ -19,7 +19,6 @@ from contract.helpers import (
     run_item,
     sampler,
 )
-from shallow import SLOT
 from weft.errors import ConfigError
 from weft.sampling.sampler import Chain
 from weft.sched.work import Extend, Logits, Scores
@@ -116,12 +115,13 @@ def test_5_drop_and_recompute_agree(kv_kind: str, make: Make) -> None:
 def test_5_offloading_and_bringing_back_changes_nothing(
     kv_kind: str, make: Make, oracle: Oracle
 ) -> None:
-    lm = make(kv_kind, kv_bytes=60 * SLOT, offload_bytes=200 * SLOT)
+    lm = make(kv_kind, kv_slots=60, offload_slots=200)
     first, second = prompt_ids(lm), prompt_ids(lm, STORY + " And a bear, a long one please.")
+    budget = 200 * lm.info.kv_bytes_per_token
     logits_at(lm, [*first, 40])
     filler = [*second, *range(40, 90 - len(second))]
     logits_at(lm, filler)
-    assert 0 < lm.stats().offloaded_bytes <= lm.stats().offload_budget_bytes == 200 * SLOT
+    assert 0 < lm.stats().offloaded_bytes <= lm.stats().offload_budget_bytes == budget
     before = lm.stats().prefilled
     assert_close(logits_at(lm, [*first, 40, 41]), oracle([*first, 40, 41])[-1])
     assert lm.stats().prefilled - before < len(first)
@@ -157,19 +157,21 @@ def test_7_dropped_handles_leave_nothing_pinned_and_clear_cache_frees_all(
     assert lm.tree.n_nodes == 0
 
 
+@pytest.mark.parametrize("n_equal", [1, 3])
 def test_8_equal_suffixes_under_different_prefixes_never_mix(
-    kind: str, make: Make, oracle: Oracle
+    kind: str, make: Make, oracle: Oracle, n_equal: int
 ) -> None:
     lm = make(kind)
-    suffix = [40, 41, 42]
-    one, two = [*prompt_ids(lm), *suffix], [*prompt_ids(lm, STORY), *suffix]
+    suffix = [40, 41, 42][:n_equal]
+    one, two = [*prompt_ids(lm), 30, *suffix], [*prompt_ids(lm, STORY), 31, *suffix]
     items = [Extend(lm.place(path), (), (Logits(len(path)),)) for path in (one, two)]
     tickets = lm.submit(items)
     lm.drive(tickets)
     first, second = (ticket.result()[0] for ticket in tickets)
     assert_close(first, oracle(one)[-1])
     assert_close(second, oracle(two)[-1])
-    assert np.abs(first - second).max() > 0.1
+    if n_equal == 1:  # a small model may see no further back than two tokens
+        assert np.abs(first - second).max() > 0.1
 
 
 def test_11_an_engines_own_draws_equal_the_numpy_reference(kind: str, make: Make) -> None:

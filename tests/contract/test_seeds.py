@@ -58,7 +58,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
         if want is None:
             want = alone(lm, prompt, seeds)
         # A hidden engine runs whole paths every step: dear, and its batches are like others'.
-        for n_beside in COMPANIES[:1] if kind == "hidden" else COMPANIES:
+        for n_beside in COMPANIES[:1] if lm.info.kv == "hidden" else COMPANIES:
             assert texts(lm, prompt, seeds, n_beside) == want, (kind, n_beside)
 
 

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import weft.engines as registry
+from weft.cli.doctor import plugin_problems
 from weft.engines.base import HostOutput
 from weft.errors import ConfigError, EngineUnavailable
 
@@ -62,6 +64,29 @@ def test_a_fault_of_weft_itself_is_not_called_a_missing_package(
     offer(monkeypatch, mine="weft.no_such_module:Engine")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         registry.engine_class("mine")
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("json:Nothing", "AttributeError.*Nothing"),
+        ("json:loads", "no class derived from"),
+        ("json:JSONDecoder", "no class derived from"),
+        ("antigravity_of_nobody", "antigravity_of_nobody"),
+        ("broken_plugin:X", "RuntimeError: no device"),
+    ],
+)
+def test_a_broken_plugin_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, why: str
+) -> None:
+    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no device')")
+    monkeypatch.syspath_prepend(tmp_path)
+    offer(monkeypatch, mine=target)
+    with pytest.raises(EngineUnavailable, match=why) as caught:
+        registry.engine_class("mine")
+    assert "'mine'" in str(caught.value)
+    assert registry.plugins() == {"mine": target}
+    assert plugin_problems() == {"mine": str(caught.value)}
 
 
 def test_importing_the_registry_imports_no_engine() -> None:

@@ -92,6 +92,7 @@ def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
             "torch": screen.installed("torch") if screen.has_torch() else None,
             "transformers": screen.installed("transformers") if screen.has_torch() else None,
         },
+        "plugins": plugin_problems(),
         "tiny": tried._asdict(),
         "home": str(home()),
         "home_problem": problem or None,
@@ -115,6 +116,21 @@ def clash() -> str:
     except PackageNotFoundError:
         return ""
     return f"weft {other}, another distribution, has the same package and command"
+
+
+def plugin_problems() -> dict[str, str | None]:
+    """Return the engines of other packages, each with what is wrong with it."""
+    from ..engines import engine_class, plugins
+    from ..errors import EngineUnavailable
+
+    found: dict[str, str | None] = {}
+    for name in plugins():
+        try:
+            engine_class(name)
+            found[name] = None
+        except EngineUnavailable as error:
+            found[name] = str(error)
+    return found
 
 
 def kept_looms() -> tuple[int, str]:
@@ -158,6 +174,9 @@ def _engines(out: Out) -> None:
     else:
         row(out, "", ("- ", "yellow"), "no torch with transformers: most models of the Hub need it")
         row(out, "", f'  pip install "{DISTRIBUTION}[torch]"; in the repository: ".[torch]"')
+    for name, problem in plugin_problems().items():
+        mark = ("- ", "yellow") if problem else ("✓ ", "green")
+        row(out, "", mark, problem or f"{name}, of another package: --engine {name}")
     row(out, "", ("- " + _PLANNED, "dim"))
 
 

@@ -131,7 +131,10 @@ OwnModel = Annotated[
     ),
 ]
 Engine = Annotated[
-    str, typer.Option("--engine", envvar="WEFT_ENGINE", help="auto, numpy or torch.")
+    str,
+    typer.Option(
+        "--engine", envvar="WEFT_ENGINE", help="auto, numpy, torch, or one of another package."
+    ),
 ]
 KvBudget = Annotated[
     str,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import cast
 
 from .. import DISTRIBUTION
 from ..errors import ConfigError, EngineUnavailable
@@ -31,7 +30,7 @@ def engine_class(name: str) -> type[Engine]:
 
     Raises:
         ConfigError: no engine has this name.
-        EngineUnavailable: the engine's own package is not installed.
+        EngineUnavailable: the engine's own package is not installed, or broken.
     """
     target = (_third_party() | _BUILT_IN).get(name)
     if target is None:
@@ -39,7 +38,7 @@ def engine_class(name: str) -> type[Engine]:
         raise ConfigError(f"no engine is called {name!r}; the engines here are: {known}")
     module, _, attribute = target.partition(":")
     try:
-        return cast("type[Engine]", getattr(import_module(module), attribute))
+        found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         missing = error.name or "a package"
         if missing.partition(".")[0] == "weft":
@@ -49,11 +48,30 @@ def engine_class(name: str) -> type[Engine]:
             f"engine {name!r} needs the package {missing!r}, which is not installed; run: {hint}",
             hint=hint,
         ) from error
+    except Exception as error:  # whatever somebody else's module does
+        if name in _BUILT_IN:
+            raise
+        raise _broken(name, target, f"{type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise _broken(name, target, "it is no class derived from weft.engines.base.Engine")
+    return found
+
+
+def _broken(name: str, target: str, why: str) -> EngineUnavailable:
+    hint = "update or remove the package that brings it"
+    return EngineUnavailable(
+        f"engine {name!r} is broken, by its entry point {target!r}: {why}; {hint}", hint=hint
+    )
 
 
 def install_hint(extra: str) -> str:
     """Return the command that installs what an extra of Weft's brings."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
+
+
+def plugins() -> dict[str, str]:
+    """Return the names of the engines that installed packages bring, each with its entry point."""
+    return {name: point for name, point in _third_party().items() if name not in _BUILT_IN}
 
 
 def _third_party() -> dict[str, str]:

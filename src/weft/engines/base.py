@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ..errors import Unsupported
+from ..errors import ForwardError, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,6 +157,36 @@ class Row:
         return 1 if isinstance(self.tokens, LateTokens) else len(self.tokens)
 
 
+def check_rows(rows: Sequence[Row]) -> None:
+    """Refuse rows whose places, wanted tokens and scored tokens do not fit their tokens.
+
+    For engines with fragments, before a forward; what they ask of ids, adapters and the end of the
+    context they check themselves.
+
+    Raises: ForwardError.
+    """
+    lengths: dict[int, int] = {}  # by the identity of the path
+    for row in rows:
+        if id(row.path) not in lengths:
+            lengths[id(row.path)] = sum([span.length for span in row.path])
+            for fragment, length in row.path:
+                if length > fragment.length:
+                    raise ForwardError(
+                        f"a path wants {length} slots of a fragment of {fragment.length}"
+                    )
+        n_tokens = row.n_tokens
+        n_before = lengths[id(row.path)] + (0 if row.dest is None else row.dest.length)
+        if n_tokens < 1:
+            raise ForwardError("a row has no tokens; it needs at least one")
+        if row.position != n_before:
+            raise ForwardError(f"a row starts at position {row.position} after {n_before} slots")
+        if any(not 0 <= at < n_tokens for at in row.logits_at):
+            raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n_tokens} tokens")
+        for span in row.scores:
+            if span.start < 0 or span.start + len(span.targets) > n_tokens:
+                raise ForwardError(f"{span} lies outside a row of {n_tokens} tokens")
+
+
 class Draws(Protocol):
     """Tokens drawn by a step, perhaps still on their way to the host."""
 
@@ -255,6 +285,25 @@ class Engine(ABC):
 
     info: EngineInfo
     fragments: Fragments | None
+
+    @classmethod
+    def load(cls, *folder: Any, **options: Any) -> Engine:
+        """Load the model in a folder, the one argument by place: for `weft.load(…, engine="name")`.
+
+        It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
+        keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
+        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note)
+        and what `engine_options` holds. Take those that mean something, or `**options`. What
+        somebody asked for and the signature lacks is refused before this is called.
+
+        Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or
+        dtype that it cannot run, ConfigError for an option out of range; Unsupported by default:
+        such an engine is made by hand, and given to `weft.LM(engine, tokenizer)`.
+        """
+        raise Unsupported(
+            f"{cls.__name__} does not load models; make one and give it to"
+            " weft.LM(engine, tokenizer)"
+        )
 
     @classmethod  # noqa: B027  (an engine may also find out as it loads)
     def refuse(cls, folder: Path) -> None:

@@ -70,6 +70,7 @@ class NumpyEngine(Engine):
         cls,
         folder: Path,
         *,
+        device: str = "auto",
         dtype: str = "auto",
         n_ctx: int | None = None,
         threads: int | str = "auto",
@@ -78,6 +79,7 @@ class NumpyEngine(Engine):
         """Load a Transformers-format folder; weights in any float format are computed in float32.
 
         Args:
+            device: "auto" or "cpu", which are the same.
             n_ctx: a context shorter than the model's own.
             threads: BLAS threads of a forward; "auto" finds them, or does as the environment says.
             progress: called with "load", layers read, layers in all and "".
@@ -85,8 +87,12 @@ class NumpyEngine(Engine):
         Raises:
             ModelLoadError: files are missing, broken or do not belong together.
             Unsupported: the architecture, or a dtype other than "auto" and "float32".
-            ConfigError: n_ctx or threads is out of range.
+            ConfigError: n_ctx or threads is out of range, or the device is another one.
         """
+        if device not in ("auto", "cpu"):
+            raise ConfigError(
+                'the numpy engine runs on the CPU; use device="cpu", or engine="torch"'
+            )
         if dtype not in ("auto", "float32"):
             raise Unsupported(
                 f'the NumPy engine computes in float32, not {dtype}; leave dtype="auto", '

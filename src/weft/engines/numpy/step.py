@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ForwardError, Unsupported
-from ..base import LateTokens, Row, Span
+from ..base import LateTokens, Row, Span, check_rows
 from .config import LlamaConfig
 from .kv import NumpyFragment, NumpyFragments, TailBank
 
@@ -71,6 +71,7 @@ class Plan:
     """
 
     def __init__(self, rows: Sequence[Row], config: LlamaConfig, fragments: NumpyFragments) -> None:
+        check_rows(rows)
         for row in rows:
             _check(row, config)
         self._config = config
@@ -251,26 +252,11 @@ def _where(ranges: tuple[_Range, ...]) -> Where:
 
 
 def _check(row: Row, config: LlamaConfig) -> None:
-    n_tokens, n_before = row.n_tokens, 0
-    for fragment, length in row.path:
-        n_before += length
-        if length > fragment.length:
-            raise ForwardError(f"a path wants {length} slots of a fragment of {fragment.length}")
-    n_before += row.dest.length if row.dest is not None else 0
-    end = row.position + n_tokens
+    end = row.position + row.n_tokens
     if row.adapter is not None:
         raise Unsupported(f"the NumPy engine has no adapters; row asks for {row.adapter!r}")
-    if n_tokens < 1:
-        raise ForwardError("a row has no tokens; it needs at least one")
-    if row.position != n_before:
-        raise ForwardError(f"a row starts at position {row.position} after {n_before} slots")
     if end > config.n_positions:
         raise ForwardError(f"a row ends at position {end}; the model has {config.n_positions}")
-    if any(not 0 <= at < n_tokens for at in row.logits_at):
-        raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n_tokens} tokens")
-    for span in row.scores:
-        if span.start < 0 or span.start + len(span.targets) > n_tokens:
-            raise ForwardError(f"{span} lies outside a row of {n_tokens} tokens")
 
 
 class Tails:

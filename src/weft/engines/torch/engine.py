@@ -20,7 +20,7 @@ from ...errors import (
     WeftError,
 )
 from ...sampling import metrics
-from ..base import Engine, EngineInfo, HostDraws, LateTokens, Output, Row, Score, Span
+from ..base import Engine, EngineInfo, HostDraws, LateTokens, Output, Row, Score, Span, check_rows
 from .check import check_paths, check_tree, refuse_model, refuse_probe
 from .fused import FusedDecoder
 from .hook import NAME, number_layers, probing, seat_modules
@@ -256,6 +256,9 @@ class TorchEngine(Engine):
         """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, E] what
         is asked. No fragment has grown where something fails.
         """
+        if self._closed:
+            raise ForwardError("the engine is closed; load the model again")
+        check_rows(rows)
         tokens = [self._tokens_of(row) for row in rows]
         try:
             step = self.fragments.begin(rows)

@@ -529,6 +529,11 @@ def _from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor
             f"the exported KV has no {dtype} array {name!r}; load it with the model and dtype that "
             "wrote it"
         )
+    held = "uint16" if like.dtype == torch.bfloat16 else dtype
+    if str(data[name].dtype) != held:
+        raise ModelMismatch(
+            f"the exported KV has {data[name].dtype} for {name!r}, this model needs {held}"
+        )
     tensor = torch.from_numpy(np.array(data[name]))
     if like.dtype == torch.bfloat16:
         tensor = tensor.view(torch.bfloat16)
