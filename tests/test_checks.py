@@ -1,14 +1,15 @@
-"""Whole numbers that callers give."""
+"""Numbers that callers give."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
-from weft.checks import whole_number
+from weft.checks import number, whole_number
 from weft.errors import ConfigError
 from weft.search.core import Budget
 
@@ -26,6 +27,22 @@ def test_whole_numbers_come_back_as_ints(given: Any) -> None:
 def test_others_are_refused_by_name(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^n is .*; allowed is a whole number from 1 to 3$"):
         whole_number("n", given, 1, 3)
+
+
+@pytest.mark.parametrize("given", [1, 0.25, np.float32(0.5), np.int64(1)])
+def test_numbers_come_back_as_floats(given: Any) -> None:
+    found = number("x", given, low=0, high=1, open_low=True)
+    assert type(found) is float
+    assert found == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [True, "1", None, [1], 1j, math.nan, math.inf, 0, -1, 2, pytest.param(10**5000, id="huge")],
+)
+def test_what_is_no_number_within_bounds_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^x is .*; allowed is a finite number > 0 and <= 1$"):
+        number("x", given, low=0, high=1, open_low=True)
 
 
 def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:

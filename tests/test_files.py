@@ -102,9 +102,21 @@ def test_what_is_no_file_is_written_straight(tmp_path: Path) -> None:
 def test_what_is_protected_stays(tmp_path: Path) -> None:
     files.write(tmp_path / "x", "old")
     (tmp_path / "x").chmod(0o400)
-    with pytest.raises(StoreError, match="cannot write .*x: Permission denied"):
-        files.write(tmp_path / "x", "new")
+    for attempt in (
+        lambda: files.try_write(tmp_path / "x"),
+        lambda: files.write(tmp_path / "x", "new"),
+    ):
+        with pytest.raises(StoreError, match="cannot write .*x: Permission denied"):
+            attempt()
     assert (tmp_path / "x").read_text() == "old"
+
+
+def test_what_is_only_tried_is_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    files.try_write(tmp_path / "old")
+    files.try_write(tmp_path / "new")
+    assert names(tmp_path) == ["old"]
+    assert (tmp_path / "old").read_text() == "old"
 
 
 @pytest.mark.parametrize("path", ["", "no/folder/x", "a\0b", "."])
@@ -112,8 +124,11 @@ def test_a_place_that_cannot_be_written_is_a_store_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match="cannot write"):
+    with pytest.raises(StoreError, match="cannot write") as written:
         files.write(path, "x")
+    with pytest.raises(StoreError) as tried:
+        files.try_write(path)
+    assert str(tried.value) == str(written.value)
     assert names(tmp_path) == []
 
 

@@ -1,8 +1,10 @@
-"""What callers give: counts and other whole numbers, or the error that names what is allowed."""
+"""What callers give: whole numbers and others, or the error that names what is allowed."""
 
 from __future__ import annotations
 
+import math
 import operator
+from numbers import Real
 from typing import Any
 
 from .errors import ConfigError
@@ -23,9 +25,38 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
     return number
 
 
-def _shown(number: int | None, value: Any) -> str:
-    is_huge = number is not None and number.bit_length() > 256  # Python writes no huge ones
-    return f"a number of {number.bit_length()} bits" if is_huge and number else f"{value!r:.80}"
+def number(
+    name: str,
+    value: Any,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+) -> float:
+    """Return a finite number from `low` to `high`, both allowed, as a float; no texts, no bools.
+
+    open_low: `low` itself is not allowed. Raises: ConfigError.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        found = float(value) if is_number else math.nan
+    except OverflowError:
+        found = math.inf
+    is_low = found < low or (open_low and found == low)
+    if is_low or found > high or not math.isfinite(found):
+        allowed = "a finite number"
+        if low > -math.inf:
+            allowed += f" {'>' if open_low else '>='} {low:g}"
+        if high < math.inf:
+            allowed += f" and <= {high:g}"
+        whole = value if isinstance(value, int) else None
+        raise ConfigError(f"{name} is {_shown(whole, value)}; allowed is {allowed}")
+    return found
+
+
+def _shown(whole: int | None, value: Any) -> str:
+    is_huge = whole is not None and whole.bit_length() > 256  # Python writes no huge ones
+    return f"a number of {whole.bit_length()} bits" if is_huge and whole else f"{value!r:.80}"
 
 
 def _is_within(number: int, low: int | None, high: int | None) -> bool:

@@ -53,14 +53,33 @@ def write(path: AnyPath, content: bytes | str | Iterable[str]) -> None:
             with open(name, "wb") as straight:
                 straight.writelines(_encoded(content))
             return
-        if found is not None and not os.access(name, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # The name of the file itself: a link to it shall still be one.
-        target = Path(os.path.realpath(name))
+        target = _target(name, found)
         _sweep_once(target.parent)
         _replace(target, content, found)
     except OSError as error:
         raise StoreError(f"cannot write {shown_path(path)}: {reason(error)}") from error
+
+
+def try_write(path: AnyPath) -> None:
+    """Raise what `write` would raise now, before there is anything to write; nothing changes."""
+    name = os.fspath(path)
+    try:
+        found = _status(name)
+        if os.path.isdir(os.path.realpath(name)):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if found is None or stat.S_ISREG(found.st_mode):
+            part = _new_part(_target(name, found).parent)
+            part.close()
+            os.unlink(part.name)
+    except OSError as error:
+        raise StoreError(f"cannot write {shown_path(path)}: {reason(error)}") from error
+
+
+def _target(name: str | bytes, found: os.stat_result | None) -> Path:
+    """Return the file that is to be replaced: a link to it shall still be one."""
+    if found is not None and not os.access(name, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return Path(os.fsdecode(os.path.realpath(name)))
 
 
 def sweep(folder: Path) -> None:

@@ -99,3 +99,21 @@ def test_prompts_for_the_embedded_model_are_samples_that_work() -> None:
         _, *arguments = shlex.split(line)
         if arguments[:1] in (["run"], ["solve"]) and "-m" not in arguments:
             assert arguments[1] in samples.ALL.values(), f"{page}: {line}"
+
+
+NAMED = re.compile(
+    r"(?<![\w/.~-])(?:(?:src/)?weft|tests|tools|benchmarks|examples|recipe)/[\w/]+\.py"
+)
+SPOKEN = [
+    page
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+    if page != DOCS / "log.md" and NAMED.search(page.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
+def test_every_file_of_code_that_a_page_names_is_there(page: Path) -> None:
+    """The log and the list of changes tell of files that were."""
+    named = set(NAMED.findall(page.read_text(encoding="utf-8")))
+    paths = {name: f"src/{name}" if name.startswith("weft/") else name for name in named}
+    assert [name for name, path in sorted(paths.items()) if not (ROOT / path).is_file()] == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,26 @@ def test_ties_go_to_the_lower_id(name: str, twin: Twin, values: list[Any]) -> No
         assert set(kept) == staying(twin(row, value))
 
 
+def test_every_filter_is_held_against_a_naive_twin() -> None:
+    assert {case.values[0] for case in FILTERS} == set(filters.CUTS), (
+        "a filter needs a row of FILTERS"
+    )
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(filters.CUTS, 2)), ids="-".join)
+@pytest.mark.parametrize("n_vocab", [33, 600])
+def test_two_filters_cut_one_after_the_other(pair: tuple[str, str], n_vocab: int) -> None:
+    """The second sees what the first has left, and all of it: no floor may take that away."""
+    cases = {case.values[0]: case.values[1:] for case in FILTERS}
+    (first, values), (second, others) = (cases[name] for name in pair)
+    logits = rows(n_vocab, tied=False, holes=False)
+    for turn in range(len(values)):
+        both = list(zip(values, others[turn:] + others[:turn], strict=True))
+        params = [SamplingParams(**dict(zip(pair, each, strict=True))) for each in both]
+        for row, (one, two), kept in zip(logits.tolist(), both, left(logits, params), strict=True):
+            assert set(kept) == staying(second(first(row, one), two))
+
+
 def test_filters_follow_each_other_and_the_temperature_where_it_belongs() -> None:
     logits = rows(5000, tied=False, holes=True)
     chained = dict(top_k=300, typical_p=0.9, top_p=0.8, min_p=0.02, temperature=1.7)
@@ -104,9 +125,9 @@ def test_filter_leaves_its_input_and_a_row_is_the_same_alone(
         assert left(logits[row : row + 1], params[row : row + 1]) == together[row : row + 1]
 
 
-@pytest.mark.parametrize("name", ["top_p", "min_p", "typical_p", "top_k"])
+@pytest.mark.parametrize("name", list(filters.CUTS))
 def test_at_least_the_likeliest_or_most_typical_token_stays(name: str) -> None:
-    tight = SamplingParams(**{name: 1 if name == "top_k" else 1e-9})
+    tight = SamplingParams(**{name: 1e-9 if name in ("top_p", "typical_p") else 1})
     kept = left(rows(100, tied=False, holes=True), [tight] * 5)
     assert all(kept)
 

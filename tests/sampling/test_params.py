@@ -151,7 +151,8 @@ def test_options_name_exactly_the_fields() -> None:
 
 def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() -> None:
     assert sorted(PARAMETERS) == sorted(NAMES)
-    assert list(CUTS) == [name for name, row in PARAMETERS.items() if row.is_filter]
+    in_order = [name for name, row in PARAMETERS.items() if row.is_filter]
+    assert list(CUTS) == in_order, "a filter's row and its line in CUTS stand in the same order"
     for name, row in PARAMETERS.items():
         assert name in (SamplingParams.__doc__ or "")
         assert row.flag is None or f"--{name.replace('_', '-')}" in row.flag.names

@@ -38,7 +38,7 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     ):
         step.add(line).score = score
     loom.add("4 + 9 = 13 (left: 10 13 13)\n").score = 0.02
-    found = Search(lm, loom, Settings.read({"seed": 1}, max_tokens=8), "adaptive")
+    found = Search(lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive")
     judge = Judge(found, as_share=True)
     frontier = Frontier(found, judge, 3)
     open_ids, rng = frontier.open(widens=True), Random(2)
@@ -58,7 +58,9 @@ def stand_in(lm: weft.LM, lines: dict[str, float]) -> tuple[Search, Loom]:
     loom = Loom(lm, samples.game24)
     for line, score in lines.items():
         loom.add(line).score = score
-    return Search(lm, loom, Settings.read({"seed": 1}, max_tokens=8), "adaptive"), loom
+    return Search(
+        lm, loom, Settings.read(search.adaptive, {"seed": 1}, max_tokens=8), "adaptive"
+    ), loom
 
 
 def test_what_was_completed_from_above_is_not_completed_again(lm: weft.LM) -> None:

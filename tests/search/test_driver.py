@@ -20,8 +20,8 @@ import pytest
 import weft
 from searches import FEW, SMALL, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
-from weft.errors import ConfigError, FormatError
-from weft.search import Level, SearchResult
+from weft.errors import ConfigError, FormatError, StoreError
+from weft.search import STRATEGIES, Level, SearchOptions, SearchResult, Strategy
 from weft.search.beams import Beam
 from weft.search.driver import Search
 from weft.search.particles import Particles
@@ -303,13 +303,92 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("beam", {"n": 0}, "n is 0"),
         ("smc", {"n": 0}, "n is 0"),
         ("smc", {"ess": 2}, "ess is 2"),
+        ("smc", {"progress": 2}, "progress is 2"),
+        ("smc", {"resume": 2}, "resume is 2"),
+        ("best_of_n", {"extract": "x"}, "extract is 'x'"),
         ("smc", {"potential": lambda nodes: [0.0]}, "one number a node"),
         ("tot", {"order": "wide"}, "'bfs' and 'dfs'"),
         ("tot", {"budget_kv_bytes": 0}, "budget_kv_bytes is 0"),
         ("tot", {"max_token": 3}, "max_tokens"),
-        ("tot", {"n": 3}, "n has no meaning"),
+        ("tot", {"n": 3}, "n has no meaning for tot"),
+        (
+            "beam",
+            {"widht": 5},
+            "'widht' of beam. Did you mean width\\? Allowed are: width, n,",
+        ),
+        ("tot", {"bredth": 3}, "unknown option 'bredth' of tot. Did you mean breadth\\?"),
+        ("mcts", {"rollout": 5}, "Did you mean rollouts\\?"),
+        ("smc", {"potental": None}, "Did you mean potential\\?"),
+        ("best_of_n", {"extrakt": None}, "Did you mean extract\\?"),
+        ("adaptive", {"budgets_token": 5}, "Did you mean budget_tokens\\?"),
+        ("beam", {"top_b": 3}, "Did you mean top_p\\?"),
+        ("beam", {"max_new_tokens": 3}, "Here it is max_tokens"),
     ],
 )
 def test_mistakes_are_named(name: str, options: dict[str, Any], message: str, lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=message):
         small(name, lm, puzzle(name), **options)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_a_mistyped_keyword_may_be_is_what_the_search_takes(
+    row: Strategy, lm: weft.LM
+) -> None:
+    """Nothing that is listed is refused for its name, and nothing of its own is left out."""
+    call = getattr(search, row.call)
+    with pytest.raises(ConfigError) as caught:
+        call(lm, samples.sum, qqqq=1)
+    listed = str(caught.value).partition("Allowed are: ")[2].split(", ")
+    taken = inspect.signature(call).parameters
+    own = {each.name for each in taken.values() if each.kind is each.KEYWORD_ONLY}
+    assert own <= set(listed)
+    assert len(listed) == len(set(listed))
+    assert ("n" in listed) == ("n" in taken)
+    for name in {"n", *SearchOptions.__annotations__} - set(listed):
+        with pytest.raises(ConfigError, match=f"^{name} has no meaning for"):
+            call(lm, samples.sum, **{name: 5})
+
+
+@pytest.mark.parametrize("wrong", ["1", 1j, [None], {}, True, float("nan")])
+def test_every_number_of_every_search_is_checked_at_the_call(wrong: Any, lm: weft.LM) -> None:
+    """Told by the annotations: another strategy's numbers are checked here too."""
+    before, asked = lm.stats().decoded, 0
+    for name in sorted({row.call for row in STRATEGIES.values()}):
+        call = getattr(search, name)
+        annotations = SearchOptions.__annotations__ | {
+            each.name: each.annotation for each in inspect.signature(call).parameters.values()
+        }
+        for keyword, kind in annotations.items():
+            told = getattr(kind, "__forward_arg__", str(kind))
+            if not set(told.split(" | ")) <= {"int", "float", "None", "Counts"}:
+                continue
+            with pytest.raises(ConfigError, match=rf"^{keyword} (is|has) "):
+                call(lm, samples.sum, **{keyword: wrong})
+            asked += 1
+    assert asked > 60
+    assert lm.stats().decoded == before
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_is_no_model_is_told_how_to_load_one(row: Strategy, tmp_path: Path) -> None:
+    wrong: list[tuple[Any, str]] = [
+        ("tiny", r"""^lm is 'tiny'; .* give weft\.load\("tiny"\)$"""),
+        (tmp_path, r"^lm is .*Path\(.* give weft\.load\("),
+        (5, r"^lm is 5; .* give weft\.load\("),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            row.run(given, samples.game24)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_file_that_cannot_be_written_is_refused_before_a_token_is_spent(
+    row: Strategy, lm: weft.LM, tmp_path: Path
+) -> None:
+    before = lm.stats()
+    for path in (tmp_path / "missing" / "x.json", tmp_path):
+        with pytest.raises(StoreError, match="^cannot (write|read) "):
+            row.run(lm, samples.game24, resume=path)
+    assert lm.stats().decoded == before.decoded
+    assert lm.stats().steps == before.steps
+    assert not list(tmp_path.iterdir())

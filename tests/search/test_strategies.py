@@ -6,14 +6,15 @@ import inspect
 import re
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 
 import weft
 from weft import samples, search
 from weft.errors import ConfigError
-from weft.search import STRATEGIES
-from weft.search.strategies import defaults, meanings
+from weft.search import STRATEGIES, Strategy, strategies
+from weft.search.strategies import DEFAULT, Count, defaults, meanings
 
 
 def test_the_rows_name_searches_that_there_are() -> None:
@@ -37,15 +38,36 @@ def test_the_rows_know_their_searches_keywords_and_defaults() -> None:
             assert row.n is not None
 
 
-def test_what_the_numbers_mean_is_told_from_the_rows() -> None:
-    assert meanings("breadth") == (
-        "Paths kept a level (tot, tot-dfs, beam), or nodes opened a round (mcts, adaptive)."
-    )
-    for name in ("breadth", "n"):
-        rows = {row.name for row in STRATEGIES.values() if name not in row.unused()}
-        listed = re.findall(r"\(([^)]*)\)", meanings(name))
+def test_what_the_numbers_mean_is_told_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, wide = Count("paths", ("few",), 8), Count("paths", ("wide",), 5)
+    rows = [
+        Strategy("one", "", "", call="one", breadth=few, n=Count("lines", ("n",))),
+        Strategy("two", "", "", call="two", breadth=few),
+        Strategy("tot", "", "", call="tot", breadth=wide),
+        Strategy("three", "", "", call="three", breadth=Count("nodes", ("batch",), 2)),
+        Strategy("four", "", "", call="four", breadth=wide),
+    ]
+    monkeypatch.setattr(strategies, "STRATEGIES", {row.name: row for row in rows})
+    assert meanings("breadth") == "Paths (one, two, tot, four), or nodes (three)."
+    assert meanings("n") == "Lines (one)."
+    assert defaults("breadth") == "5; 8 for one and two, 2 for three"
+    assert defaults("n") == ""
+
+
+def test_each_strategy_is_told_of_with_each_number_that_it_takes() -> None:
+    numbers: tuple[Literal["breadth", "n"], ...] = ("breadth", "n")
+    for number in numbers:
+        rows = {row.name for row in STRATEGIES.values() if number not in row.unused()}
+        listed = re.findall(r"\(([^)]*)\)", meanings(number))
         assert {each for part in listed for each in part.split(", ")} == rows
-    assert defaults("breadth") == "5, 8 for beam, 4 for mcts, 2 for adaptive"
+    usual = STRATEGIES[DEFAULT].breadth
+    assert usual is not None
+    assert defaults("breadth").partition("; ")[0] == str(usual.default)
+    for row in STRATEGIES.values():
+        if row.breadth is not None and row.breadth.default != usual.default:
+            assert re.search(
+                rf"\b{row.breadth.default} for [^,]*\b{row.name}\b", defaults("breadth")
+            )
 
 
 def test_a_row_runs_its_search_with_its_own_names_for_the_numbers(lm: weft.LM) -> None:
@@ -75,6 +97,20 @@ def test_what_a_strategy_has_no_use_for_is_refused(lm: weft.LM) -> None:
             STRATEGIES[name].run(lm, samples.sum, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="n is 0"):
         STRATEGIES["smc"].run(lm, samples.sum, n=0)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_contradicts_itself_is_refused(row: Strategy) -> None:
+    for name, value in row.fixed.items():
+        assert row.options(**{name: value}) == row.options()
+        with pytest.raises(ConfigError, match=f"{name} is {value!r} for {row.name}; leave it out"):
+            row.options(**{name: "another"})  # type: ignore[arg-type]
+    counts: dict[str, Count | None] = {"breadth": row.breadth, "n": row.n}
+    for name, count in counts.items():
+        for keyword in () if count is None else count.keywords:
+            if keyword != name:
+                with pytest.raises(ConfigError, match=f"{name} and {keyword} are one number for"):
+                    row.options(**{name: 2, keyword: 3})  # type: ignore[arg-type]
 
 
 def test_the_table_is_read_without_loading_what_runs_models() -> None:

@@ -15,7 +15,7 @@ from rich.live import Live
 from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
-from ..search.strategies import STRATEGIES, Strategy, defaults, meanings
+from ..search.strategies import DEFAULT, STRATEGIES, Strategy, defaults, meanings
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.terminal import Picture, show_votes
@@ -33,7 +33,6 @@ _TOP = 3  # children of a node that are drawn, beside those on the path
 _VOTES = 5
 
 
-TOT = "tot"
 SOLVE = "solve"  # of a loom's meta: how it was searched
 _FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
 
@@ -47,7 +46,7 @@ By = Annotated[
     typer.Option(
         "--strategy",
         help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
-        show_default=TOT,
+        show_default=DEFAULT,
     ),
 ]
 Breadth = Annotated[
@@ -110,7 +109,7 @@ def solve(
         budget_tokens=budget_tokens,
         budget_s=budget_s,
     )
-    by = STRATEGIES[strategy or begun.get("strategy", TOT)]
+    by = STRATEGIES[strategy or begun.get("strategy", DEFAULT)]
     chosen = {**begun.get("options", {}), **chosen}
     refuse_wrong(by, chosen)
     if not options.was_typed(context, "model"):
@@ -144,7 +143,7 @@ def _begun(resume: Path | None) -> dict[str, Any]:
     loom = Loom.open(resume)
     how = loom.meta.get(SOLVE, {})
     told = {"prompt": loom.user_prompt, "model": loom.meta.get("model", TINY)}
-    if not isinstance(how, dict) or how.get("strategy", TOT) not in STRATEGIES:
+    if not isinstance(how, dict) or how.get("strategy", DEFAULT) not in STRATEGIES:
         raise FormatError(f"{resume} does not say how it was searched; give --resume another file")
     return {**told, **how}
 

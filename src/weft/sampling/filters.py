@@ -168,13 +168,13 @@ class Remaining(NamedTuple):
     """What filters before this one have left of some rows, which it looks at and does not change.
 
     ids: int64 [B, C], likeliest first, equals by id. below: float64 [B, C], how far the logits lie
-    below the row's largest; -inf for what is dropped. mass: float64 [B], the sum of the whole row's
-    exponentials where no filter came before top-p; else 0.
+    below the row's largest; -inf for what is dropped. top_p_mass: float64 [B], for top-p alone: the
+    sum of the whole row's exponentials where no filter came before it; else 0.
     """
 
     ids: Ids
     below: Doubles
-    mass: Doubles
+    top_p_mass: Doubles
 
 
 # Filters take what is left and their parameter, [B], and mark what to keep: bool [B, C]. What they
@@ -206,7 +206,7 @@ def _typical(left: Remaining, share: Doubles) -> Flags:
 def _top_p(left: Remaining, share: Doubles) -> Flags:
     """Mark the likeliest until they reach their share."""
     running = _running(np.exp(left.below))
-    whole = np.where(left.mass > 0, left.mass, running[:, -1])
+    whole = np.where(left.top_p_mass > 0, left.top_p_mass, running[:, -1])
     kept = np.ones(running.shape, dtype=bool)
     kept[:, 1:] = running[:, :-1] < (share * whole)[:, None]
     return kept
@@ -226,8 +226,9 @@ CUTS: Mapping[str, Callable[[Remaining, NDArray[Any]], Flags]] = {
     "top_p": _top_p,
     "min_p": _min_p,
 }
-# Those that need no look at all tokens that are left to them. With another one asked for, a row is
-# ranked as far down as tokens can reach it.
+# Those whose mark on a token depends on the likelier ones only: min-p's floor may cut what lies
+# below before they look. A filter that needs a sum or a mean over all that is left to it is not
+# among them: rows that ask for it are ranked as far down as tokens can reach.
 _WITH_FLOOR = {"top_k", "top_p", "min_p"}
 
 

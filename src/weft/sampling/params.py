@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
-from ..checks import whole_number
+from ..checks import number, whole_number
 from ..errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class SamplingParams:
         """
         for name in given:
             if name not in NAMES:
-                raise _unknown(name)
+                raise unknown(name)
         base = {} if defaults is None else defaults.keywords()
         return cls(**{**base, **given})
 
@@ -216,52 +216,35 @@ class SamplingParams:
         return f"SamplingParams({', '.join(changed)})"
 
 
-def _unknown(name: str) -> ConfigError:
-    right = _called(name)
+def unknown(name: str, taken: Collection[str] | None = None, call: str = "") -> ConfigError:
+    """Return the error of a keyword that is none of those taken: it names the right one.
+
+    taken: by a call of this name; None: NAMES.
+    """
+    what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
+    allowed = NAMES if taken is None else taken
+    right = _called(name, allowed)
     if name in _NOWHERE:
         message = f"{name}? There is no option here; {_NOWHERE[name]}"
     elif right:
         message = f"{name}? Here it is {right}"
     else:
-        close = difflib.get_close_matches(name, NAMES, n=1)
+        close = difflib.get_close_matches(name, allowed, n=1)
         meant = f"Did you mean {close[0]}? " if close else ""
-        message = f"unknown sampling option {name!r}. {meant}Allowed are: {', '.join(NAMES)}"
+        message = f"unknown {what}. {meant}Allowed are: {', '.join(allowed)}"
     return ConfigError(message, hint=message)
 
 
-def _called(name: str) -> str | None:
-    """Return what is written here for another library's name."""
+def _called(name: str, allowed: Collection[str]) -> str | None:
+    """Return what is written here for another library's name, if it is allowed."""
     for own, parameter in PARAMETERS.items():
+        if own not in allowed:
+            continue
         if name in parameter.also:
             return own
         if name in parameter.nearly:
             return f"{own} ({parameter.nearly[name]})"
     return None
-
-
-def _number(
-    name: str,
-    value: object,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    open_low: bool = False,
-) -> float:
-    allowed = "a finite number"
-    if low > -math.inf:
-        allowed += f" {'>' if open_low else '>='} {low:g}"
-    if high < math.inf:
-        allowed += f" and <= {high:g}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    outside = number < low or number > high or (open_low and number == low)
-    if outside or not math.isfinite(number):
-        raise ConfigError(f"{name} is {value!r}; allowed is {allowed}")
-    return number
 
 
 def _flag(name: str, value: object) -> bool:
@@ -332,7 +315,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         nearly={"max_length": "it counts new tokens only"},
     ),
     "temperature": Parameter(
-        partial(_number, low=0.0),
+        partial(number, low=0.0),
         also=("temp",),
         nearly={"do_sample": "0 is greedy"},
         from_model=True,
@@ -346,29 +329,29 @@ PARAMETERS: Mapping[str, Parameter] = {
         flag=Flag(int, ("--top-k",), "Keep the k likeliest; 0: all."),
     ),
     "typical_p": Parameter(
-        partial(_number, low=0.0, high=1.0, open_low=True),
+        partial(number, low=0.0, high=1.0, open_low=True),
         also=("typical",),
         from_model=True,
         is_filter=True,
     ),
     "top_p": Parameter(
-        partial(_number, low=0.0, high=1.0, open_low=True),
+        partial(number, low=0.0, high=1.0, open_low=True),
         also=("topp",),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--top-p",), "Keep this much probability."),
     ),
     "min_p": Parameter(
-        partial(_number, low=0.0, high=1.0),
+        partial(number, low=0.0, high=1.0),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
     ),
     "repetition_penalty": Parameter(
-        partial(_number, low=0.0, open_low=True), also=("repeat_penalty",), from_model=True
+        partial(number, low=0.0, open_low=True), also=("repeat_penalty",), from_model=True
     ),
-    "presence_penalty": Parameter(_number),
-    "frequency_penalty": Parameter(_number),
+    "presence_penalty": Parameter(number),
+    "frequency_penalty": Parameter(number),
     "penalty_last_n": Parameter(_or_none(partial(whole_number, low=1)), also=("repeat_last_n",)),
     "logit_bias": Parameter(_biases),
     "stop": Parameter(_stops, also=("stop_sequences", "stop_strings")),

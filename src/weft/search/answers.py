@@ -61,8 +61,12 @@ def best_of_n(
     Raises:
         ConfigError: an argument is outside what is allowed.
     """
-    settings = answers_only("best_of_n", options, temperature=0.8)
+    settings = answers_only(best_of_n, options, temperature=0.8)
     count = branches("n", n)
+    if not callable(extract):
+        raise ConfigError(
+            f"extract is {extract!r:.80}; allowed is a function from a text to its answer, or None"
+        )
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     algorithm = Answers(count, extract, is_checked=checked)
     result = yield from search.run(algorithm, Votes(search, asks=False), algorithm.writer(search))
@@ -80,10 +84,12 @@ def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[Se
         options: SearchOptions but `temperature` and `propose`; the answer has `max_tokens` 256
             unless given. `seed` is of no effect: nothing is drawn.
     """
-    for name in ("temperature", "propose", "state", "score"):
+    without = ("temperature", "propose", "state", "score")
+    for name in without:
         if options.get(name) is not None:
             raise ConfigError(f"{name} has no meaning for greedy: it takes the likeliest tokens")
-    search = Search(lm, prompt, answers_only("greedy", options, temperature=0.0), "greedy")
+    settings = answers_only(greedy, options, without, temperature=0.0)
+    search = Search(lm, prompt, settings, "greedy")
     answer = Answers(1, None)
     return (yield from search.run(answer, Judge(search, asks=False), answer.writer(search)))
 
@@ -91,14 +97,23 @@ def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[Se
 agreedy = awaitable(greedy)
 
 
-def answers_only(name: str, options: SearchOptions, *, temperature: float) -> Settings:
+def answers_only(
+    call: Callable[..., SearchResult],
+    options: SearchOptions,
+    without: Sequence[str] = (),
+    *,
+    temperature: float,
+) -> Settings:
     """Read the options of a search that grows whole answers and completes none."""
-    for unused in ("answer_tokens", "complete"):
-        if options.get(unused):
+    unused = ("answer_tokens", "complete")
+    for name in unused:
+        if options.get(name):
             raise ConfigError(
-                f"{unused} has no meaning for {name}: max_tokens bounds an answer. Leave it out"
+                f"{name} has no meaning for {call.__name__}: max_tokens bounds an answer. "
+                "Leave it out"
             )
-    settings = Settings.read(options, temperature=temperature, max_tokens=256, stop=None)
+    sampling = {"temperature": temperature, "max_tokens": 256, "stop": None}
+    settings = Settings.read(call, options, (*without, *unused), **sampling)
     return replace(settings, complete=False)
 
 

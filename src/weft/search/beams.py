@@ -42,7 +42,7 @@ def beam(
     Raises:
         ConfigError: an argument is outside what is allowed.
     """
-    settings = Settings.read(options, temperature=0.8, max_tokens=40)
+    settings = Settings.read(beam, options, temperature=0.8, max_tokens=40)
     counts = {"width": whole_number("width", width, 1), "n": branches("n", n)}
     numbers = (depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "beam", **counts, numbers=numbers)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from random import Random
 from typing import Any, Literal
 
-from ..checks import whole_number
+from ..checks import number, whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from ..sampling.params import MAX_N, BranchOptions, SamplingParams
+from ..sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
 from ..sampling.rng import fresh_seed
 from .score import Value, text_of
 from .steps import Grow, Steps
@@ -189,14 +189,24 @@ class Settings:
     chosen: tuple[str, ...]
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], **defaults: Any) -> Settings:
-        """Take the options apart; `defaults` are the search's own sampling parameters."""
+    def read(
+        cls,
+        call: Callable[..., Any],
+        options: Mapping[str, Any],
+        without: Collection[str] = (),
+        **defaults: Any,
+    ) -> Settings:
+        """Take the options of a search apart; `defaults` are its own sampling parameters.
+
+        call: the search, whose own keywords a mistyped one may have meant. without: the options
+        that it has no use for, and refuses.
+        """
+        _check_names(call, options, without)
         rest = {**defaults, **options}
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
         answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
-        _check_names(rest)
         rest["max_tokens"] = whole_number("max_tokens", rest["max_tokens"], 1)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
@@ -208,6 +218,12 @@ class Settings:
             raise ConfigError("value and score both say what a candidate is worth; leave out one")
         if own["complete"] not in (None, True, False):
             raise ConfigError(f"complete is {own['complete']!r}; allowed are True, False and None")
+        if own["progress"] is not None and not callable(own["progress"]):
+            raise ConfigError(
+                f"progress is {own['progress']!r:.80}; allowed is a function that takes a Level"
+            )
+        if not isinstance(path, str | os.PathLike | None):
+            raise ConfigError(f"resume is {path!r:.80}; allowed is the path of a file")
         return cls(
             answer_tokens=answer_tokens,
             budget=budget,
@@ -234,10 +250,9 @@ class Budget:
         if self.kv_bytes is not None:
             n_bytes = whole_number("budget_kv_bytes", self.kv_bytes, 1)
             object.__setattr__(self, "kv_bytes", n_bytes)
-        if seconds is not None and not (
-            isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0
-        ):
-            raise ConfigError(f"budget_s is {seconds!r}; allowed is a number of seconds above 0")
+        if seconds is not None:
+            limit = number("budget_s", seconds, low=0, open_low=True)
+            object.__setattr__(self, "seconds", limit)
 
 
 class Meter:
@@ -357,19 +372,25 @@ class Meter:
 _OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "progress")
 
 
-def _check_names(rest: Mapping[str, Any]) -> None:
-    if "n" in rest:
-        raise ConfigError("n has no meaning for this search; leave it out")
-    sampling = BranchOptions.__annotations__
-    own = [name for name in SearchOptions.__annotations__ if name not in sampling]
-    for name in rest:
-        close = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
-        if name not in sampling and close:
-            raise ConfigError(f"unknown option {name!r}. Did you mean {close[0]}?")
+def _check_names(
+    call: Callable[..., Any], options: Mapping[str, Any], without: Collection[str]
+) -> None:
+    if "n" in options:
+        raise ConfigError(f"n has no meaning for {call.__name__}; leave it out")
+    keywords = signature(call).parameters.values()
+    own = [each.name for each in keywords if each.kind is Parameter.KEYWORD_ONLY]
+    taken = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
+    for name in options:
+        if name not in taken and name not in without:
+            raise unknown(name, taken, call.__name__)
 
 
 def begin(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
     """Return the node to search below, and its loom."""
+    if lm is not None and not isinstance(lm, LM):
+        given = os.fspath(lm) if isinstance(lm, str | os.PathLike) else None
+        way = f'weft.load("{given}")' if given else "weft.load(…)"
+        raise ConfigError(f"lm is {lm!r:.80}; allowed is a loaded model: give {way}")
     if isinstance(prompt, Heddle):
         start = prompt
     elif lm is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from .. import files
 from ..errors import ConfigError, FormatError
 from ..lm import LM
 from ..loom import Heddle, Loom
@@ -86,9 +87,11 @@ class Search:
         self.done = False
         self.state: dict[str, Any] = {}
         self.states: dict[str, Any] = {}
+        fresh, loom = begin(lm, prompt)
         path = settings.resume
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
-        fresh, loom = begin(lm, prompt)
+        if path is not None:
+            files.try_write(path)
         self.prompt = prompt
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
         self.task = settings.task or read_task(self.loom)

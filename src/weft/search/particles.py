@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Unpack
 
-from ..checks import whole_number
+from ..checks import number, whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
@@ -57,9 +57,8 @@ def smc(
     Raises:
         ConfigError: an argument is outside what is allowed.
     """
-    if not 0 <= ess <= 1:
-        raise ConfigError(f"ess is {ess!r}; allowed is a share from 0 to 1")
-    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    settings = Settings.read(smc, options, temperature=1.0, max_tokens=40)
+    ess = number("ess", ess, low=0, high=1)
     n = branches("n", n)
     numbers = (ess, depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "smc", n=n, numbers=numbers)

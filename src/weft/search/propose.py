@@ -407,8 +407,9 @@ def _in_turn(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
 
 
 def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:
-    chosen = advised if given is None else given
-    counts = [chosen] if isinstance(chosen, int) else list(chosen)
+    chosen: Any = advised if given is None else given
+    is_one = isinstance(chosen, str) or not isinstance(chosen, Iterable)
+    counts = [chosen] if is_one else list(chosen)
     if not counts:
         raise ConfigError(f"{name} is empty; allowed is a whole number, or one a level")
     return [branches(name, count, low=0) for count in counts]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from statistics import multimode
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..checks import whole_number
@@ -56,18 +55,29 @@ class Strategy:
     def options(
         self, breadth: int | None = None, n: int | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the keywords of its function. Not given is not a number: it keeps its own."""
+        """Return the keywords of its function. Not given is not a number: it keeps its own.
+
+        Raises: ConfigError where one number is given by two names, or what is fixed is another.
+        """
         given = {"breadth": breadth, "n": n, **rest}
         for name in self.unused():
             if given.get(name) is not None:
                 raise ConfigError(f"{name} has no meaning for {self.name}; leave it out")
+        for name, value in self.fixed.items():
+            if rest.get(name, value) != value:
+                raise ConfigError(f"{name} is {value!r} for {self.name}; leave it out")
+        if isinstance(n, int):
+            whole_number("n", n, 1)
         named = {**self.fixed, **rest}
-        if breadth is not None and self.breadth is not None:
-            named |= dict.fromkeys(self.breadth.keywords, breadth)
-        if n is not None and self.n is not None:
-            if isinstance(n, int):
-                whole_number("n", n, 1)
-            named |= dict.fromkeys(self.n.keywords, n)
+        for name, number, count in (("breadth", breadth, self.breadth), ("n", n, self.n)):
+            if number is None or count is None:
+                continue
+            for keyword in count.keywords:
+                if rest.get(keyword) is not None:
+                    raise ConfigError(
+                        f"{name} and {keyword} are one number for {self.name}; leave out one"
+                    )
+                named[keyword] = number
         return named
 
     def run(
@@ -80,7 +90,7 @@ class Strategy:
         **options: Any,
     ) -> SearchResult:
         """Search by this strategy; the other options are those of its function."""
-        call = getattr(import_module(__package__), self.call)
+        call = getattr(import_module("weft.search"), self.call)
         result: SearchResult = call(lm, prompt, **self.options(breadth, n, **options))
         return result
 
@@ -88,6 +98,7 @@ class Strategy:
 _LEVEL, _ROUND = "paths kept a level", "nodes opened a round"
 _KINDS = "proposals of each kind a node"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
+DEFAULT = "tot"  # where no strategy is named
 STRATEGIES: dict[str, Strategy] = {
     row.name: row
     for row in (
@@ -164,9 +175,12 @@ def meanings(number: Literal["breadth", "n"]) -> str:
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:
-    """Return the number's defaults: the commonest alone, the others with their strategies."""
-    found = [(row.name, getattr(row, number)) for row in STRATEGIES.values()]
-    given = [(name, count.default) for name, count in found if count is not None]
-    usual = multimode(default for _, default in given)[0]
-    others = [f"{default} for {name}" for name, default in given if default != usual]
-    return ", ".join([str(usual), *others])
+    """Return the number's defaults: the default strategy's alone, the others by number."""
+    found: dict[int, list[str]] = {}
+    for row in STRATEGIES.values():
+        count: Count | None = getattr(row, number)
+        if count is not None and count.default is not None:
+            found.setdefault(count.default, []).append(row.name)
+    usual = [default for default, names in found.items() if DEFAULT in names]
+    others = [f"{at} for {' and '.join(names)}" for at, names in found.items() if at not in usual]
+    return "; ".join(filter(None, [*map(str, usual), ", ".join(others)]))

@@ -54,7 +54,7 @@ def adaptive(
 
     The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
     """
-    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    settings = Settings.read(adaptive, options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
     numbers = (whole_number("widen", widen, 1), depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)

@@ -55,7 +55,7 @@ def tot(
     """
     if order not in ("bfs", "dfs"):
         raise ConfigError(f"order is {order!r}; allowed are 'bfs' and 'dfs'")
-    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    settings = Settings.read(tot, options, temperature=1.0, max_tokens=40)
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "tot", order=order, breadth=breadth, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)

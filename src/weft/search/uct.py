@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from ..checks import whole_number
+from ..checks import number, whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
@@ -52,14 +52,13 @@ def mcts(
     The other arguments, and Raises, are those of `tot`; scores should lie in 0 to 1. Cost:
     O(nodes) of host work a round.
     """
-    settings = Settings.read(options, temperature=1.0, max_tokens=40)
+    settings = Settings.read(mcts, options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
+    exploration = number("exploration", exploration, low=0)
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
     judge = Judge(search, as_share=True)
-    if not math.isfinite(exploration) or exploration < 0:
-        raise ConfigError(f"exploration is {exploration!r}; allowed is a number from 0")
     if rollouts and not search.completes:
         raise ConfigError("rollouts are answers of the model, and here it completes none: give 0")
     limit = most_rounds(rounds, search, checked=32, blind=8)
