@@ -77,6 +77,7 @@ class LM:
         offload_bytes: of the host, for KV beyond that. row_bytes: of logits rows that are kept,
         over all faces.
         """
+        check_kind(engine)
         self.engine = engine
         self.text = text = Tokenizer.wrap(tokenizer)
         self.model = engine if model is None else model
@@ -435,10 +436,31 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     return n_ctx
 
 
+def check_kind(engine: Engine) -> None:
+    """Refuse an engine whose fragments are not of the kind that it says."""
+    info = engine.info
+    if (engine.fragments is None) != (info.kv == "hidden"):
+        has = "none" if engine.fragments is None else "some"
+        raise ConfigError(
+            f'the {info.name} engine says kv="{info.kv}", but of fragments it has {has};'
+            " engines without them, and only those, are hidden"
+        )
+    if info.kv != "hidden" and info.kv_bytes_per_token < 1:
+        raise ConfigError(
+            f"the {info.name} engine says kv_bytes_per_token={info.kv_bytes_per_token}; budgets and"
+            " files need the bytes of a slot, at least 1"
+        )
+
+
 def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
     """Return how many slots a byte budget has; None for no limit."""
-    if kv_bytes is None or not info.kv_bytes_per_token:
+    if kv_bytes is None:
         return None
+    if info.kv == "hidden":
+        raise Unsupported(
+            f"the {info.name} engine keeps its KV to itself, so kv_budget has no effect;"
+            " leave it out"
+        )
     capacity: int = kv_bytes // info.kv_bytes_per_token
     if capacity < 1:
         raise ConfigError(

@@ -212,8 +212,13 @@ def _assemble(
             f" {n_vocab} tokens; use the tokenizer made for this model"
         )
     free = engine.info.extra.get("free_bytes")
-    auto = int(free * KV_SHARE) if free else DEFAULT_KV_BYTES
-    return LM(engine, text, model=model, kv_bytes=budget or auto, defaults=defaults, **limits)
+    if budget is None and engine.info.kv != "hidden":
+        budget = int(free * KV_SHARE) if free else DEFAULT_KV_BYTES
+    try:
+        return LM(engine, text, model=model, kv_bytes=budget, defaults=defaults, **limits)
+    except Exception:
+        engine.close()
+        raise
 
 
 def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:

@@ -77,13 +77,21 @@ class PathKV:
     def to_bytes(self, path: Path) -> bytes:
         """Return a path and its KV as one safetensors file, computing what is missing.
 
-        Raises: ConfigError for the empty path. Cost: two copies of the path's KV on the host.
+        Raises: ConfigError for the empty path; Unsupported where the engine's export is not what
+        `load` takes. Cost: two copies of the path's KV on the host.
         """
         place = self._place(path)
         arrays = self.export(place)
         name = name_of(place.namespace)
         mark = self._lm.fingerprint(name)
-        return pack(SavedPath(mark, self._lm.info.model, place.ids(), name, arrays))
+        info = self._lm.info
+        saved = SavedPath(mark, info.model, place.ids(), name, arrays)
+        if not saved.fits(info.n_layers, info.kv_bytes_per_token):
+            raise Unsupported(
+                f"the {info.name} engine exports KV in a form of its own, which no file holds;"
+                " Fragments.export says what a file needs"
+            )
+        return pack(saved)
 
     def save(self, path: Path, file: str | os.PathLike[str]) -> None:
         """Write `to_bytes` to a file: afterwards it is the old one or the new one, whole.
@@ -122,7 +130,9 @@ class PathKV:
                 f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
                 " that made it, or prefill the tokens again"
             )
-        saved.check_size(info.n_layers, info.kv_bytes_per_token)
+        if not saved.fits(info.n_layers, info.kv_bytes_per_token):
+            n = len(saved.token_ids)
+            raise FormatError(f"the arrays are not the KV of {n} tokens; the file is broken")
         if not all(0 <= token < info.n_vocab for token in saved.token_ids):
             raise FormatError("it holds token ids that its model does not have; save it again")
         place = self._lm.place(saved.token_ids, namespace=saved.namespace)
@@ -299,14 +309,13 @@ class SavedPath(NamedTuple):
     namespace: str | None
     arrays: Mapping[str, Any]
 
-    def check_size(self, n_layers: int, slot_bytes: int) -> None:
-        """Refuse arrays that are not the KV of these tokens in a model of this shape."""
+    def fits(self, n_layers: int, slot_bytes: int) -> bool:
+        """Whether the arrays are the KV of these tokens in a model of this shape."""
         kv = {name: a for name, a in self.arrays.items() if name.startswith(("k.", "v."))}
         wanted = {f"{kind}.{layer}" for kind in "kv" for layer in range(n_layers)}
         n = len(self.token_ids)
-        fits = kv.keys() == wanted and all(a.ndim == 3 and a.shape[1] == n for a in kv.values())
-        if not fits or sum(a.nbytes for a in kv.values()) != n * slot_bytes:
-            raise FormatError(f"the arrays are not the KV of {n} tokens; the file is broken")
+        shaped = kv.keys() == wanted and all(a.ndim == 3 and a.shape[1] == n for a in kv.values())
+        return shaped and sum(a.nbytes for a in kv.values()) == n * slot_bytes
 
 
 def pack(saved: SavedPath) -> bytes:

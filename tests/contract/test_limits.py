@@ -65,6 +65,12 @@ def test_n_seq_max_is_the_most_resident_paths(kv_kind: str, make: Make) -> None:
     assert lm.tree.room.paths <= 2
 
 
+def test_a_hidden_engine_refuses_a_budget(make: Make) -> None:
+    """Its KV is its own: the budget was taken and never looked at."""
+    with pytest.raises(Unsupported, match="kv_budget has no effect"):
+        make("hidden", kv_bytes=1 << 20)
+
+
 def test_a_hidden_engine_refuses_n_seq_max(make: Make) -> None:
     with pytest.raises(Unsupported, match="n_seq_max has no effect"):
         make("hidden", n_seq_max=4)

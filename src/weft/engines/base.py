@@ -25,9 +25,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
-from ..errors import ForwardError, Unsupported
+from ..errors import ConfigError, ForwardError, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +42,10 @@ KVKind = Literal["addressable", "sequence", "hidden"]
 class EngineInfo:
     """What an engine is and can do; fixed for its life.
 
+    model: what it was loaded from; `weft.load` puts the name there that was asked for.
+    fingerprint: two engines have the same one if and only if their logits and exported KV are
+    interchangeable. Files say by it whose they are, so it must change with the weights, and with
+    what else the numbers depend on; the device is no part of it.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden.
@@ -49,6 +53,10 @@ class EngineInfo:
     before.
     owner_thread: every call must come from the thread that made the first one.
     n_embd: numbers in a hidden state; 0 where the engine gives none.
+    extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
+    free after loading: a KV budget of "auto" is a part of it.
+
+    Raises: ConfigError for a `kv` that is none of these.
     """
 
     name: str
@@ -66,6 +74,12 @@ class EngineInfo:
     owner_thread: bool = False
     n_embd: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kv not in get_args(KVKind):
+            raise ConfigError(
+                f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
+            )
 
 
 class Fragment:
@@ -124,8 +138,8 @@ class Row:
 
     path: spans from the root, `length` slots of each, in order. Rows from one place share the same
     tuple object, so an engine may group by identity.
-    tokens: ids to run, at least one; or LateTokens (exactly one token). Hidden engines: the whole
-    path.
+    tokens: ids to run, at least one; LateTokens (exactly one token) only for engines that say
+    `overlap`. Hidden engines: the whole path.
     position: absolute position of tokens[0] (0 for hidden engines).
     dest: receives the new slots; may already hold some, which the row sees after its path. None:
     nothing is written, the slots live for this call only.
@@ -225,7 +239,11 @@ class Usage(NamedTuple):
 class Fragments(ABC):
     """The KV memory of an engine. Everything but `export` and `usage` changes it.
 
-    growth: slots that a growing fragment takes at a time; the budget counts them as its own.
+    growth: slots that a growing fragment takes at a time; the budget counts them as its own. An
+    engine that takes more than that beyond `length`, before `settle`, outgrows its budget.
+
+    A cut that is not on the fragment is a ValueError (`split`, `trim`; ConfigError is one), data of
+    another model a ModelMismatch (`load`); both have changed nothing.
     """
 
     growth: int = 1
@@ -236,7 +254,10 @@ class Fragments(ABC):
 
     @abstractmethod
     def split(self, fragment: Fragment, at: int) -> Fragment:
-        """Cut before slot `at`, inside: return the new upper part; `fragment` is the lower now."""
+        """Cut before slot `at`: return the new upper part; `fragment` is the lower now.
+
+        Raises: ValueError unless 0 < at < fragment.length.
+        """
 
     @abstractmethod
     def join(self, upper: Fragment, lower: Fragment) -> None:
@@ -251,7 +272,7 @@ class Fragments(ABC):
 
     @abstractmethod
     def trim(self, fragment: Fragment, length: int) -> None:
-        """Forget the slots from `length` on (0 <= length <= fragment.length)."""
+        """Forget the slots from `length` on. Raises: ValueError unless 0 <= length <= the held."""
 
     @abstractmethod
     def settle(self, fragment: Fragment) -> None:
@@ -265,15 +286,22 @@ class Fragments(ABC):
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         """Copy the slots to host arrays that `load` of the same model accepts.
 
-        One array a layer and kind, "k.0", "v.0", "k.1", …: [n_kv_heads, length, head_dim], keys as
-        the model's own cache has them. Cutting axis 1 cuts the fragment; arrays of other names
-        describe the whole ("dtype" is "bfloat16" where the bits come as uint16). Waits for
-        launched steps.
+        "k.{layer}" and "v.{layer}" for every one of `n_layers`: [n_kv_heads, length, head_dim],
+        keys as the model's own cache has them; together length * `kv_bytes_per_token` bytes. A
+        kind that the engine has no use for has a last axis of 0. Axis 1 is the slots: Weft cuts and
+        joins fragments there, and what it cut is loaded too. Arrays of other names are marks,
+        texts about the whole, and files keep them as text ("dtype" is "bfloat16" where the bits
+        come as uint16). Nothing done to the arrays or the fragment later changes the other. Waits
+        for launched steps.
         """
 
     @abstractmethod
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
-        """Make a fragment from exported arrays, at the position where they were exported."""
+        """Make a fragment from exported arrays, at the position where they were exported.
+
+        Raises: ModelMismatch for arrays missing, or of another shape or dtype than this model's:
+        they may come from a file that somebody else wrote.
+        """
 
     @abstractmethod
     def usage(self) -> Usage:
@@ -318,7 +346,12 @@ class Engine(ABC):
 
         Rows of one call never depend on each other, all have the same adapter, and no two share a
         `dest`. On return every `dest.length` has grown by the row's tokens; on an exception none
-        has. An overlapping engine may raise later, from `Output.wait`; the scheduler then trims.
+        has, so compute all rows before writing one. An overlapping engine may raise later, from
+        `Output.wait`; the scheduler then trims.
+
+        Raises: ForwardError, or another WeftError, for a token id outside the vocabulary, a row
+        that ends beyond `n_positions` or does not fit its slots (`check_rows`), and once closed;
+        Unsupported for an adapter that it does not have.
         """
 
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
@@ -372,7 +405,8 @@ class HostOutput(Output):
     """Logits and scores in host memory.
 
     logits: float32 [N, V], rows in the order that `Output` numbers them; owned by this object.
-    scores: one list a row, one Score a ScoreSpan.
+    scores: one list a row, one Score a ScoreSpan; `sampling.metrics.score_span` makes one from a
+    function that gives logits of the row's tokens first … last - 1, row-local as `ScoreSpan.start`.
     """
 
     __slots__ = ("_logits", "_scores")

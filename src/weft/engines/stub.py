@@ -1,6 +1,8 @@
 """An engine that computes nothing: for timing what Weft itself costs, and for tests of queues.
 
-Its logits are the same row for ever; its fragments count slots and hold no bytes.
+Its logits are the same row for ever; its fragments count slots and hold no bytes, though a slot is
+said to have one, so that budgets count. It looks at no token, place or adapter, scores nothing and
+runs on when closed: for what an engine owes its rows read `engines/numpy`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ModelMismatch
 from ..sampling.sampler import DrawBatch, DrawResult
 from .base import (
     Draws,
@@ -43,6 +46,8 @@ class StubFragments(Fragments):
         self._slots += n_slots
 
     def split(self, fragment: Fragment, at: int) -> Fragment:
+        if not 0 < at < fragment.length:
+            raise ValueError(f"cannot cut {fragment.length} slots before slot {at}")
         fragment.length -= at
         return Fragment(at)
 
@@ -50,6 +55,8 @@ class StubFragments(Fragments):
         lower.length += upper.length
 
     def trim(self, fragment: Fragment, length: int) -> None:
+        if not 0 <= length <= fragment.length:
+            raise ValueError(f"cannot trim {fragment.length} slots to {length}")
         self._slots -= fragment.length - length
         fragment.length = length
 
@@ -60,11 +67,17 @@ class StubFragments(Fragments):
         self.trim(fragment, 0)
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        return {"k.0": np.zeros((1, fragment.length, 0), np.float32)}
+        keys = np.zeros((1, fragment.length, 1), np.int8)
+        return {"k.0": keys, "v.0": keys[:, :, :0]}
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
+        keys, values = data.get("k.0"), data.get("v.0")
+        if keys is None or values is None or values.shape != keys[..., :0].shape:
+            raise ModelMismatch("the KV data lacks keys or values; drop it and recompute")
+        if keys.dtype != np.int8 or keys.ndim != 3 or keys.shape[::2] != (1, 1):
+            raise ModelMismatch("the KV data is not of the stub engine; drop it and recompute")
         fragment = Fragment()
-        self.write(fragment, data["k.0"].shape[1])
+        self.write(fragment, keys.shape[1])
         return fragment
 
     def usage(self) -> Usage:
