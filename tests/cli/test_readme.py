@@ -56,6 +56,7 @@ def test_the_program_type_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert code == 0, out
 
 
+@pytest.mark.slow  # it fetches its checker
 def test_the_program_type_checks_in_pyright(tmp_path: Path) -> None:
     pytest.importorskip("pyright", reason="pyright is not installed")
     file = tmp_path / "first.py"

@@ -126,7 +126,16 @@ def is_written(value: Any, schema: Any) -> bool:
     return is_open or set(value) <= listed
 
 
-@pytest.mark.parametrize("group", list(groups()))
+def some(cases: list[Any], n: int) -> list[Any]:
+    """Every n-th case as it is, the others as slow ones."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(*case.values, id=case.id, marks=slow) if number % n else case
+        for number, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize("group", some(list(groups()), 3))
 def test_an_official_case_is_right_or_refused_by_name(group: Any) -> None:
     """What it takes is valid; what is valid and of its form it takes."""
     schema = group["schema"]

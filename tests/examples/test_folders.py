@@ -15,6 +15,9 @@ from weft.constraints import Choice
 
 ROOT = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py").is_file())
+# These search, and take as long as the others together.
+LONG = ("game24", "reflection", "word_problem")
+RUN = [pytest.param(f, marks=pytest.mark.slow) if f in LONG else f for f in FOLDERS]
 # What the last lines must say.
 SAYS = {
     "best_of_n": "best: ",
@@ -50,7 +53,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", RUN)
 def test_it_runs_and_says_what_it_promises(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module(name).main()
     assert SAYS[name] in capsys.readouterr().out
