@@ -123,7 +123,9 @@ def test_a_dead_end_fails_its_own_branch_only(make, kind) -> None:
     only = {**digits, **{end: -np.inf for end in lm.text.stop_ids}}
     with pytest.raises(DeadEnd, match=rf"no token after 1 new ones.*\[{letter}\]"):
         loom.grow(n=1, constraint=Regex("a[0-9][0-9]"), logit_bias=only, **WARM)
-    assert loom.grow(n=1, max_tokens=4, **WARM)[0].text
+    assert loom.grow(
+        n=1, max_tokens=4, logit_bias=dict.fromkeys(lm.text.stop_ids, -np.inf), **WARM
+    )[0].text
 
 
 def test_a_wrong_grammar_is_told_before_anything_runs(make) -> None:
