@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from weft import Loom, samples
+from weft.store import wire
 from weft.store.wire import json_number
 
 FEW = ("-n", "2", "--max-tokens", "6", "--seed", "1", "--temp", "1.2")
@@ -113,3 +115,12 @@ def test_next_tokens_and_searches_are_told(told) -> None:
 def test_numbers_that_json_has_no_word_for_are_told_by_name(value: float) -> None:
     assert json_number(value) == str(value)
     assert json_number(-0.5) == -0.5
+
+
+def test_a_score_that_json_has_no_number_for_is_told_by_name() -> None:
+    loom = Loom(None, "which?")
+    node = loom.add("none of these")
+    for score, name in ((-math.inf, "-inf"), (math.inf, "inf"), (math.nan, "nan"), (0.5, 0.5)):
+        node.score = score
+        assert wire.scored_path(node) == [{"text": "none of these", "score": name}]
+        assert wire.node_object(node, {loom.id: 0, node.id: 1})["score"] == name

@@ -43,7 +43,7 @@ def node_object(node: Heddle, numbers: Numbers) -> Json:
         "mean_logprob": _mean_logprob(node),
         "finish_reason": node.finish_reason,
         "ended": node.terminal,
-        "score": None if node.score is None else json_number(node.score),
+        "score": _score(node),
         "said": node.meta.get("said"),
     }
 
@@ -155,7 +155,11 @@ def search_object(
 
 def scored_path(node: Heddle) -> list[Json]:
     """Return the nodes below the root down to this one, with their scores."""
-    return [{"text": each.text, "score": each.score} for each in node.path[1:]]
+    return [{"text": each.text, "score": _score(each)} for each in node.path[1:]]
+
+
+def _score(node: Heddle) -> float | str | None:
+    return None if node.score is None else json_number(node.score)
 
 
 def vote_objects(votes: Iterable[tuple[object, int]]) -> list[Json]:

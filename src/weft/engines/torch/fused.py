@@ -146,7 +146,7 @@ class _Siblings:
 
 
 def _whole(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights that lie together, as `surgery.lay_by_column` lays them, as one."""
+    """Return weights that lie together, as `model.lay_by_column` lays them, as one."""
     first = weights[0].data
     n = sum(len(weight) for weight in weights)
     if first.stride() != (1, n):
