@@ -83,7 +83,7 @@ def left(
 ) -> Iterator[Left]:
     """Yield what the filters of some rows leave, in one part or two.
 
-    logits: float32 [R, V], edited; peaks: `order.group_peaks` of them. arrays: of all R rows.
+    logits: float32 [R, V], edited; peaks: `metrics.group_peaks` of them. arrays: of all R rows.
     rows: int64, ascending. totals: `mass` of all R rows, looked at where top-p cuts first.
     """
     everyone = len(rows) == len(logits)
