@@ -18,6 +18,7 @@ from threadpoolctl import ThreadpoolController
 from ...cores import usable_cores
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...sampling import metrics
+from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
 from ..checkpoint import Checkpoint, open_checkpoint, read_config
 from ..source import Progress
@@ -58,6 +59,7 @@ class NumpyEngine(Engine):
             dtype="float32",
             fingerprint=checkpoint.fingerprint(),
             n_embd=weights.embed.shape[1],
+            abilities=OWN["numpy"],
         )
 
     @classmethod
