@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from ...checks import whole_number
 from ...cores import usable_cores
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ...tokens.tokenizer import Tokenizer
-from ..base import Abilities, Engine, EngineInfo, LateTokens, Row, check_rows
+from ..abilities import OWN
+from ..base import Engine, EngineInfo, LateTokens, Row, check_rows
 from ..gguf import GGUF, read_gguf
 from . import settings as made
 from .context import Context, Floats
@@ -247,15 +249,7 @@ class LlamaCppEngine(Engine):
             kv_slots=self._context.n_cells - N_BATCH,
             n_embd=int(C.llama_model_n_embd_out(self._model.pointer)),
             pooling=_POOLING.get(header.of_model("pooling_type", 0)),
-            abilities=Abilities(
-                embed=True,
-                offload=can_export,
-                save_kv=can_export,
-                quantised="every GGUF type",
-                devices="CPU, CUDA, Metal, Vulkan and others, as llama.cpp is built",
-                families="what llama.cpp runs and has attention in every layer",
-                several_gpus="layers or rows split over the GPUs of one machine",
-            ),
+            abilities=replace(OWN["llamacpp"], offload=can_export, save_kv=can_export),
             extra={
                 "kv_types": [settings.type_k, settings.type_v],
                 "weight_types": kinds,
