@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 
 from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
-from shallow import shallow
+from shallow import SLOT, shallow, shallow_gguf
 from weft.engines.base import Engine, Row
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-KINDS = ["numpy", "torch", "sequence", "hidden", "ownloop", "late"]
-WITH_KV = ["numpy", "torch", "sequence", "late"]
-ENGINES = ["numpy", "torch"]
+KINDS = ["numpy", "torch", "llamacpp", "sequence", "hidden", "ownloop", "late"]
+WITH_KV = ["numpy", "torch", "llamacpp", "sequence", "late"]
+ENGINES = ["numpy", "torch", "llamacpp"]
 
 FAKES = {
     "sequence": SequenceFake,
@@ -32,6 +32,8 @@ FAKES = {
     "ownloop": OwnLoopFake,
     "late": LateFake,
 }
+REAL = ("torch", "llamacpp")  # engines of their own, not fakes over NumPy's
+N_SLOTS = 8192  # of engines that allocate their KV at once
 GIVEN = "given"  # the engine that --engine names
 
 Make = Callable[..., LM]
@@ -68,6 +70,11 @@ def load_engine(name: str, config: pytest.Config) -> Engine:
         return engine
     if name == "numpy":
         return NumpyEngine.load(shallow())
+    if name == "llamacpp":
+        file = shallow_gguf()
+        from weft.engines.llamacpp import LlamaCppEngine
+
+        return LlamaCppEngine.load(file, dtype="float32", kv_bytes=N_SLOTS * SLOT, n_threads=1)
     pytest.importorskip("torch", reason="torch is not installed")
     from weft.engines.torch import TorchEngine
 
@@ -110,6 +117,13 @@ def numpy_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def torch_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = load_engine("torch", request.config)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def llamacpp_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = load_engine("llamacpp", request.config)
     yield engine
     engine.close()
 
@@ -161,7 +175,7 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
     ) -> LM:
         if made:
             finish(made.pop())
-        name = f"{kind}_engine" if kind in ("torch", GIVEN) else "numpy_engine"
+        name = f"{kind}_engine" if kind in (*REAL, GIVEN) else "numpy_engine"
         engine: Engine = request.getfixturevalue(name)
         fake = FAKES.get(kind)
         if fake is not None:

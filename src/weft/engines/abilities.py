@@ -31,6 +31,19 @@ OWN: dict[str, Abilities] = {
         takes="most models of the Hub",
         packages=("torch", "transformers"),
     ),
+    "llamacpp": Abilities(
+        shared_attention=True,
+        fork=_FREE,
+        embed=True,
+        offload=True,
+        save_kv=True,
+        quantised="all GGUF types",
+        devices="CPU, CUDA, Metal, Vulkan, ROCm",
+        families="llama.cpp's with attention in every layer",
+        several_gpus="of one machine",
+        takes="GGUF files",
+        packages=("llama_cpp",),
+    ),
 }
 
 # Those that need nothing but Weft itself.
