@@ -2,6 +2,7 @@
 
 SequenceFake: llama.cpp's kind, paths are tagged and there are only a few tags.
 HiddenFake: vLLM's kind, the KV is its own and every row is a whole path.
+OwnLoopFake: a server's kind, whole runs are its own, too, and are told of in any order.
 LateFake: a device's kind, results come one step late and errors with them.
 BrokenEngine: any engine, failing on demand. FlakyEngine: any engine, failing at random.
 """
@@ -9,9 +10,10 @@ BrokenEngine: any engine, failing on demand. FlakyEngine: any engine, failing at
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,9 @@ from weft.engines.base import (
     Score,
     Usage,
 )
-from weft.sampling.sampler import DrawBatch, DrawResult
+from weft.engines.native import NativeEvent, NativeRun, NativeRuns, Tell
+from weft.sampling.params import SamplingParams
+from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 
 
 class Boom(RuntimeError):
@@ -160,6 +164,137 @@ class HiddenFake(Wrapped):
             assert row.dest is None
             assert row.position == 0
         return super().forward(rows)
+
+
+# A loop of its own ------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Sibling:
+    """One sibling on its way in an OwnLoop."""
+
+    run: NativeRun
+    number: int
+    tell: Tell
+    sampler: Sampler
+    tokens: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
+class OwnLoop(NativeRuns):
+    """Generates on a thread of its own, a few tokens of some sibling at a time, in random order.
+
+    figures: whether it tells of logprobs and entropies. fail_on: the events (from 0) that are a
+    failure instead. started: the runs it was asked for. most_seen: siblings that were there at
+    once.
+    """
+
+    def __init__(
+        self, engine: HiddenFake, *, most: int = 6, figures: bool = True, fail_on: set[int] | None
+    ) -> None:
+        self.most = most
+        self.figures = figures
+        self.fail_on = fail_on or set()
+        self.started: list[NativeRun] = []
+        self.most_seen = 0
+        self.n_told = 0
+        self.engine = engine
+        self.random = random.Random(7)
+        self.going: list[Sibling] = []
+        self.news = threading.Condition()
+        self.thread: threading.Thread | None = None
+
+    def refusal(self, params: SamplingParams) -> str | None:
+        return None if params.constraint is None else "a constraint"
+
+    def start(self, run: NativeRun, tell: Tell) -> list[Sibling]:
+        self.started.append(run)
+        siblings = [
+            Sibling(run, number, tell, Sampler(run.params, stream))
+            for number, stream in enumerate(run.streams)
+        ]
+        for sibling in siblings:
+            sibling.sampler.prime(run.tokens)
+        with self.news:
+            self.going += siblings
+            self.most_seen = max(self.most_seen, len(self.going))
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._work, daemon=True)
+                self.thread.start()
+            self.news.notify()
+        return siblings
+
+    def cancel(self, handle: list[Sibling], sibling: int) -> None:
+        handle[sibling].cancelled = True
+
+    def _work(self) -> None:
+        while True:
+            with self.news:
+                if not self.going and not self.news.wait_for(lambda: self.going, 0.2):
+                    self.thread = None
+                    return
+                sibling = self.random.choice(self.going)
+            event = self._go_on(sibling)
+            if event.is_last:
+                with self.news:
+                    self.going.remove(sibling)
+                    self.news.notify_all()
+            sibling.tell(event)
+
+    def _go_on(self, sibling: Sibling) -> NativeEvent:
+        number, self.n_told = self.n_told, self.n_told + 1
+        if number in self.fail_on:
+            return NativeEvent(sibling.number, error=Boom(f"event {number}"))
+        made: list[tuple[int, float, float]] = []
+        end, ended_by = None, None
+        for _ in range(self.random.randint(1, 3)):
+            if sibling.cancelled:
+                end = "cancelled"
+                break
+            token, logprob, entropy = self._draw(sibling)
+            if token in sibling.run.stop_ids:
+                end, ended_by = "stop", token
+                break
+            sibling.sampler.accept(token)
+            sibling.tokens.append(token)
+            made.append((token, logprob, entropy))
+            if len(sibling.tokens) == sibling.run.max_tokens:
+                end = "length"
+                break
+        tokens, *figures = zip(*made, strict=True) if made else ((), (), ())
+        logprobs, entropies = figures if self.figures else (None, None)
+        return NativeEvent(sibling.number, tokens, logprobs, entropies, end, ended_by)
+
+    def _draw(self, sibling: Sibling) -> tuple[int, float, float]:
+        ids = [*sibling.run.tokens, *sibling.tokens]
+        row = Row((), ids, 0, None, (len(ids) - 1,), (), sibling.run.adapter)
+        logits = self.engine.forward([row]).logits(0)[None]
+        at = np.array([len(ids)], dtype=np.uint64)
+        drawn = Chain([sibling.sampler]).draw(logits, np.zeros(1, dtype=np.int64), at)
+        return int(drawn.ids[0]), float(drawn.logprobs[0]), float(drawn.entropies[0])
+
+
+class OwnLoopFake(HiddenFake):
+    """Hidden KV, and whole runs are its own: see OwnLoop. steps: it runs rows, too."""
+
+    def __init__(
+        self,
+        inner: Engine,
+        *,
+        most: int = 6,
+        figures: bool = True,
+        steps: bool = True,
+        fail_on: set[int] | None = None,
+    ) -> None:
+        super().__init__(inner)
+        abilities = replace(self.info.abilities, steps=steps, native_runs=True)
+        self.info = replace(self.info, name="ownloop", abilities=abilities)
+        self.running = threading.Lock()
+        self.native: OwnLoop = OwnLoop(self, most=most, figures=figures, fail_on=fail_on)
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        with self.running:
+            return super().forward(rows)
 
 
 # Late results ---------------------------------------------------------------------------------

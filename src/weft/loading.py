@@ -34,9 +34,11 @@ _ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
 def load(
-    model: Any = EMBEDDED,
+    source: Any = EMBEDDED,
+    /,
     tokenizer: Any = None,
     *,
+    model: Any = "",
     engine: str = "auto",
     device: str = "auto",
     dtype: str = "auto",
@@ -56,16 +58,20 @@ def load(
     """Load a model and return its LM.
 
     Args:
-        model: "tiny" (embedded), a Hub id `org/name` or `org/name@revision`, a folder, or an
-            already loaded Transformers model (then with `tokenizer`; the object is not touched,
-            and asking again gives the same LM).
-        tokenizer: an already loaded tokenizer; None takes the one beside the model.
-        engine: "auto" takes numpy for the embedded model and torch for others, where it is not
-            installed numpy for those that it can run; or a name.
+        source: "tiny" (embedded, the default), a Hub id `org/name` or `org/name@revision`, a
+            folder, a .gguf file, the http(s) address of an OpenAI-compatible server, or an already
+            loaded model of Transformers, MLX or vLLM (then with `tokenizer`; the object is not
+            touched, and asking again gives the same LM).
+        tokenizer: an already loaded tokenizer, or a folder that has one; None takes the one that
+            comes with the model.
+        model: of a server, its name for the model; "" is the only one it has. Without a source,
+            the source.
+        engine: a name, or "auto": numpy for the embedded model, llamacpp for GGUF files, remote for
+            servers, torch for the others, or where it is not installed numpy for those it can run.
         device: "auto", or as the engine calls it ("cpu", "cuda", …).
         dtype: "auto", or as the engine calls it ("float32", "bfloat16", …).
         revision: for the Hub: a branch, tag or commit.
-        token: for the Hub.
+        token: for the Hub; for a server, its key.
         trust_remote_code: run the model's own code.
         local_files_only: ask the Hub nothing; take what its cache has.
         n_ctx: tokens a path may have, at most the model's own (the default).
@@ -84,7 +90,7 @@ def load(
     Raises:
         ConfigError: an argument is not allowed.
         ModelLoadError: files are missing or broken.
-        EngineUnavailable: the engine's package is not installed.
+        EngineUnavailable: the engine's package is not installed, or a server does not answer.
         Unsupported: the engine cannot run this model.
     """
     n_ctx = None if n_ctx is None else whole_number("n_ctx", n_ctx)
@@ -101,53 +107,108 @@ def load(
         raise ConfigError(
             f"engine is a {type(engine).__name__}; allowed are names: {_ENGINE_OBJECTS}"
         )
-    if not isinstance(model, str | os.PathLike):
-        refuse_for_loaded(
-            engine=engine,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
-            local_files_only=local_files_only,
-        )
-        return _load_object(model, tokenizer, budget, limits, options)
+    if source is EMBEDDED and model != "":
+        source, model = model, ""
+    of_files = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "local_files_only": local_files_only,
+    }
+    if not isinstance(source, str | os.PathLike):
+        refuse_given(
+            "an already loaded model", model=model, device=device, dtype=dtype, token=token,
+            **of_files,
+        )  # fmt: skip
+        return _load_object(source, tokenizer, engine, budget, limits, options)
+    given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
+    if is_url(source):
+        refuse_given("a server", **of_files)
+        given |= {"model": model, "token": token, "tokenizer": as_tokenizer(tokenizer)}
+        name = "remote" if engine == "auto" else engine
+        return _finish(_load_engine(name, source, given), tokenizer, source, budget, limits)
+    refuse_given("files", model=model)
+    if is_gguf(source):
+        refuse_given("a GGUF file", token=token, **of_files)
+        file = gguf_file(source)
+        loaded = _load_engine(gguf_engine(source) if engine == "auto" else engine, file, given)
+        return _finish(loaded, tokenizer, source, budget, limits)
     folder = resolve(
-        model,
+        source,
         revision=revision,
         token=token,
         local_files_only=local_files_only,
         remote_code=trust_remote_code,
-        suits=lambda config: refuse_early(model, engine, config, own_code=trust_remote_code),
+        suits=lambda config: refuse_early(source, engine, config, own_code=trust_remote_code),
         progress=progress,
     )
-    name = engine if engine != "auto" else choose_engine(model, folder)
-    given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
+    name = engine if engine != "auto" else choose_engine(source, folder)
     if trust_remote_code:
         given["trust_remote_code"] = True
     config = read_config(folder)
     if tokenizer is None and isinstance(config.get("vocab_size"), int):
         check_tokenizer(folder, config["vocab_size"])
-    text = Tokenizer.from_folder(folder) if tokenizer is None else Tokenizer.wrap(tokenizer)
+    text = Tokenizer.from_folder(folder) if tokenizer is None else as_tokenizer(tokenizer)
     loaded = _load_engine(name, folder, given)
-    loaded.info = replace(loaded.info, model=display_name(model))
     defaults = SamplingParams.from_generation_config(_generation_config(folder))
-    return _assemble(loaded, text, None, budget, limits, defaults)
+    return _finish(loaded, text, source, budget, limits, defaults)
+
+
+def _finish(
+    engine: Engine,
+    tokenizer: Any,
+    source: str | os.PathLike[str],
+    budget: int | None,
+    limits: Mapping[str, Any],
+    defaults: SamplingParams | None = None,
+) -> LM:
+    """Return the LM of what was loaded by name, with the engine's own tokenizer if none is given.
+
+    Closes the engine when that fails.
+    """
+    try:
+        engine.info = replace(engine.info, model=display_name(source))
+        text = as_tokenizer(engine.tokenizer() if tokenizer is None else tokenizer)
+        if text is None:
+            raise ConfigError(f"{source} brings no tokenizer; give one: weft.load(…, tokenizer=…)")
+    except BaseException:
+        engine.close()
+        raise
+    defaults = engine.sampling_defaults() if defaults is None else defaults
+    return _assemble(engine, text, None, budget, limits, defaults or SamplingParams())
+
+
+def as_tokenizer(given: Any) -> Tokenizer | None:
+    """Return Weft's view of a tokenizer, of a folder's where its name is given; None of None."""
+    if given is None or isinstance(given, Tokenizer):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return Tokenizer.from_folder(resolve(given))
+    return Tokenizer.wrap(given)
+
+
+# Loaded objects -------------------------------------------------------------------------------
+
+_LIBRARIES = {"mlx": "mlx", "mlx_lm": "mlx", "vllm": "vllm"}  # whose models are which engine's
+
+
+def engine_of_object(model: Any) -> str:
+    """Return the engine that runs a loaded model: torch, unless another library made it."""
+    for kind in type(model).__mro__:
+        found = _LIBRARIES.get(kind.__module__.partition(".")[0])
+        if found is not None:
+            return found
+    return "torch"
 
 
 def _load_object(
     model: Any,
     tokenizer: Any,
+    engine: str,
     budget: int | None,
     limits: Mapping[str, Any],
     options: dict[str, Any],
 ) -> LM:
     kind = type(model)
-    if kind.__module__.partition(".")[0] in ("mlx", "mlx_lm"):
-        raise ConfigError(
-            f"a {kind.__name__} of {kind.__module__} is a model in MLX, which no engine here runs;"
-            " give its folder or Hub id instead, or the model loaded with Transformers"
-        )
     if isinstance(model, Engine):
         raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
     if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
@@ -157,14 +218,23 @@ def _load_object(
         raise ConfigError(
             f"model is {shown}; allowed are a name, a folder, or an already loaded model"
         )
-    lm, is_new = adopted(model, lambda: _adopt(model, tokenizer, budget, limits, options))
+    name = engine_of_object(model)
+    if engine not in ("auto", name):
+        raise ConfigError(
+            f"engine={engine!r} has no effect on an already loaded model, which the {name} engine"
+            " runs; leave it out"
+        )
+    lm, is_new = adopted(model, lambda: _adopt(name, model, tokenizer, budget, limits, options))
     asked = {**limits, "kv_budget": budget, "engine_options": options or None}
     if not is_new:
-        for name, value in asked.items():
-            if value is not None and value != lm.made_with.get(name):
-                shown = {"row_bytes": "row_cache", "offload_bytes": "offload"}.get(name, name)
+        for argument, value in asked.items():
+            if value is not None and value != lm.made_with.get(argument):
+                shown = {"row_bytes": "row_cache", "offload_bytes": "offload"}.get(
+                    argument, argument
+                )
+                was = lm.made_with.get(argument)
                 raise ConfigError(
-                    f"this model has an LM already, loaded with {shown}={lm.made_with.get(name)!r};"
+                    f"this model has an LM already, loaded with {shown}={was!r};"
                     " close that one first, or leave the argument out"
                 )
     else:
@@ -173,25 +243,31 @@ def _load_object(
 
 
 def _adopt(
+    name: str,
     model: Any,
     tokenizer: Any,
     budget: int | None,
     limits: Mapping[str, Any],
     options: dict[str, Any],
 ) -> LM:
-    if tokenizer is None:
-        raise ConfigError(
-            "an already loaded model needs its tokenizer: weft.load(model, tokenizer)"
-        )
     engine = call_with(
-        "torch", engine_class("torch"), "adopt", (model,), {**options, "n_ctx": limits["n_ctx"]}
+        name, engine_class(name), "adopt", (model,), {**options, "n_ctx": limits["n_ctx"]}
     )
-    config = getattr(model, "generation_config", None)
-    values = config.to_dict() if config is not None else {}
-    stop = values.get("eos_token_id")
-    stop_ids = [stop] if isinstance(stop, int) else list(stop or ())
-    text = Tokenizer.wrap(tokenizer, stop_ids=stop_ids)
-    defaults = SamplingParams.from_generation_config(values)
+    try:
+        tokenizer = engine.tokenizer() if tokenizer is None else tokenizer
+        if tokenizer is None:
+            raise ConfigError(
+                "an already loaded model needs its tokenizer: weft.load(model, tokenizer)"
+            )
+        config = getattr(model, "generation_config", None)
+        values = config.to_dict() if config is not None else {}
+        stop = values.get("eos_token_id")
+        stop_ids = [stop] if isinstance(stop, int) else list(stop or ())
+        text = Tokenizer.wrap(tokenizer, stop_ids=stop_ids)
+    except BaseException:
+        engine.close()
+        raise
+    defaults = engine.sampling_defaults() or SamplingParams.from_generation_config(values)
     return _assemble(engine, text, model, budget, limits, defaults)
 
 
@@ -211,6 +287,8 @@ def _assemble(
             f"wrong tokenizer: its end token {wrong[0]} is outside the model's vocabulary of"
             f" {n_vocab} tokens; use the tokenizer made for this model"
         )
+    if engine.info.temperature_first:
+        defaults = replace(defaults, temperature_first=True)
     free = engine.info.extra.get("free_bytes")
     if budget is None and engine.info.kv != "hidden":
         budget = int(free * KV_SHARE) if free else DEFAULT_KV_BYTES
@@ -221,15 +299,15 @@ def _assemble(
         raise
 
 
-def _load_engine(name: str, folder: Path, given: dict[str, Any]) -> Engine:
+def _load_engine(name: str, source: str | os.PathLike[str], given: dict[str, Any]) -> Engine:
     chosen = engine_class(name)
     try:
-        engine = call_with(name, chosen, "load", (folder,), given)
+        engine = call_with(name, chosen, "load", (source,), given)
     except WeftError:
         raise
     except Exception as error:  # of a library that stumbles over what the files say
         raise ModelLoadError(
-            f"the model in {folder} cannot be loaded: {type(error).__name__}: {error}"
+            f"the model in {source} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(getattr(engine, "info", None), EngineInfo):
         raise EngineUnavailable(f"engine {name!r} is broken: what it loaded has no EngineInfo")
@@ -291,25 +369,50 @@ def refuse_early(model: Any, engine: str, folder: Path, *, own_code: bool = Fals
 
 
 def display_name(model: str | os.PathLike[str]) -> str:
-    """Return what to call a model: as it was asked for, a folder by its own name only."""
+    """Return what to call a model: as it was asked for, folders and files by their names only."""
     name = os.fspath(model)
-    return Path(name).resolve().name if Path(name).is_dir() and name != EMBEDDED else name
+    return Path(name).resolve().name if Path(name).exists() and name != EMBEDDED else name
 
 
-def refuse_for_loaded(**given: Any) -> None:
-    """Refuse arguments that have no meaning for an object that is loaded already."""
-    neutral = {
-        "engine": ("auto", "torch"),
-        "revision": (None,),
-        "token": (None,),
-        "trust_remote_code": (False,),
-        "local_files_only": (False,),
-    }
+def refuse_given(what: str, **given: Any) -> None:
+    """Refuse arguments that have no meaning for what is loaded."""
     for name, value in given.items():
-        if value not in neutral.get(name, ("auto",)):
-            raise ConfigError(
-                f"{name}={value!r} has no effect on an already loaded model; leave it out"
-            )
+        if value not in (None, False, "", "auto"):
+            raise ConfigError(f"{name}={value!r} has no effect on {what}; leave it out")
+
+
+# Files and addresses --------------------------------------------------------------------------
+
+
+def is_url(source: Any) -> bool:
+    """Whether a source is the address of a server."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def is_gguf(source: str | os.PathLike[str]) -> bool:
+    """Whether a source names a GGUF file."""
+    return os.fspath(source).lower().endswith(".gguf")
+
+
+def gguf_file(source: str | os.PathLike[str]) -> Path:
+    """Return a GGUF file's path. Raises: ModelLoadError where there is none."""
+    file = Path(source).expanduser()
+    if not file.is_file():
+        raise ModelLoadError(f"there is no file {file}")
+    return file
+
+
+def gguf_engine(source: str | os.PathLike[str]) -> str:
+    """Return the engine for GGUF files. Raises: EngineUnavailable, with what to install."""
+    if find_spec("llama_cpp") is not None:
+        return "llamacpp"
+    hint = install_hint("llamacpp")
+    also = ""
+    if find_spec("torch") is not None and find_spec("transformers") is not None:
+        also = ", or use the torch engine, which reads it dequantised: --engine torch"
+    raise EngineUnavailable(
+        f"{source} is a GGUF file, which the llamacpp engine reads; run: {hint}{also}", hint=hint
+    )
 
 
 def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True) -> int | None:

@@ -97,8 +97,8 @@ class Delta:
     branch: index of the branch in the call, over all nodes grown.
     node: the branch's heddle; it grows as deltas are delivered and is among its parent's children
     once `finish_reason` is set.
-    token_ids, logprobs: the new tokens only. text: their text; a character that is not whole yet
-    comes with the delta that completes it.
+    token_ids, logprobs: the new tokens only; no logprobs where the engine does not tell them.
+    text: their text; a character that is not whole yet comes with the delta that completes it.
     finish_reason: None while the branch goes on. "error": it failed and is in no tree.
     """
 

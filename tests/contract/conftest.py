@@ -15,17 +15,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fakes import HiddenFake, LateFake, SequenceFake
+from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from shallow import shallow
 from weft.engines.base import Engine, Row
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-KINDS = ["numpy", "torch", "sequence", "hidden", "late"]
+KINDS = ["numpy", "torch", "sequence", "hidden", "ownloop", "late"]
 WITH_KV = ["numpy", "torch", "sequence", "late"]
 ENGINES = ["numpy", "torch"]
 
+FAKES = {
+    "sequence": SequenceFake,
+    "hidden": HiddenFake,
+    "ownloop": OwnLoopFake,
+    "late": LateFake,
+}
 GIVEN = "given"  # the engine that --engine names
 
 Make = Callable[..., LM]
@@ -157,7 +163,7 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
             finish(made.pop())
         name = f"{kind}_engine" if kind in ("torch", GIVEN) else "numpy_engine"
         engine: Engine = request.getfixturevalue(name)
-        fake = {"sequence": SequenceFake, "hidden": HiddenFake, "late": LateFake}.get(kind)
+        fake = FAKES.get(kind)
         if fake is not None:
             engine = fake(engine)
         if wrap is not None:

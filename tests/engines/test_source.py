@@ -16,7 +16,7 @@ import pytest
 from loopback_hub import Hub, Repo, point_at, serve
 from weft.engines import source
 from weft.engines.source import resolve, resolve_adapter
-from weft.errors import ConfigError, ModelLoadError, Unsupported
+from weft.errors import ConfigError, ModelLoadError
 
 TINY = Path(source.__file__).parents[1] / "data" / "tiny"
 FILES = {
@@ -87,11 +87,6 @@ def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(ModelLoadError, match="is a file; give the folder"):
         resolve(file)
-
-
-def test_gguf_names_the_engine_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"llama\.cpp engine"):
-        resolve(tmp_path / "model.GGUF")
 
 
 @pytest.mark.parametrize("name", ["", "tinny", "org/", "a b/c@"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes import HiddenFake, LateFake, SequenceFake
+from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from random_work import Work
 from rig import MemoryEngine, Rig
 from weft.engines.base import Engine
@@ -15,6 +15,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "plain": MemoryEngine,
     "sequence": lambda: SequenceFake(MemoryEngine(), 4),
     "hidden": lambda: HiddenFake(MemoryEngine()),
+    "ownloop": lambda: OwnLoopFake(MemoryEngine(), most=3),
     "late": lambda: LateFake(MemoryEngine()),
 }
 

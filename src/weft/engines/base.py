@@ -33,9 +33,40 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..sampling.params import SamplingParams
     from ..sampling.sampler import DrawBatch, DrawResult
+    from .native import NativeRuns
 
 KVKind = Literal["addressable", "sequence", "hidden"]
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What an engine can do. People read it: `docs/engines.md` and `weft doctor` are made of it.
+
+    steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
+    what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
+    the engine generates itself are served, and everything else is refused by name.
+    native_runs: it generates whole runs by itself (`Engine.native`). shared_attention: a shared
+    prefix is attended once a step, not once a branch. entropy: figures of native runs have it.
+    grammar: constraints that it honours in native runs; Weft's own need steps alone.
+    lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
+    quantised, devices, families, several_gpus: in words; empty: no.
+    """
+
+    steps: bool = True
+    native_runs: bool = False
+    shared_attention: bool = False
+    entropy: bool = True
+    grammar: str = ""
+    lora: bool = False
+    embed: bool = False
+    offload: bool = False
+    save_kv: bool = False
+    quantised: str = ""
+    devices: str = "CPU"
+    families: str = ""
+    several_gpus: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +84,8 @@ class EngineInfo:
     before.
     owner_thread: every call must come from the thread that made the first one.
     n_embd: numbers in a hidden state; 0 where the engine gives none.
+    abilities: what it can do with this model. temperature_first: its native runs divide by the
+    temperature before they filter; the LM's own defaults then say so, too.
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
@@ -73,6 +106,8 @@ class EngineInfo:
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
+    abilities: Abilities = Abilities()
+    temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -309,10 +344,15 @@ class Fragments(ABC):
 
 
 class Engine(ABC):
-    """One loaded model. `fragments` is None for hidden engines."""
+    """One loaded model.
+
+    fragments: its KV memory; None for hidden engines. native: its own generation loop, of hidden
+    engines only; None where it has none.
+    """
 
     info: EngineInfo
     fragments: Fragments | None
+    native: NativeRuns | None = None
 
     @classmethod
     def load(cls, *folder: Any, **options: Any) -> Engine:
@@ -339,6 +379,28 @@ class Engine(ABC):
 
         Asked before the weights are fetched: the folder may hold nothing else. Changes nothing.
         """
+
+    @classmethod
+    def adopt(cls, *model: Any, **options: Any) -> Engine:
+        """Run a loaded model of the engine's library, the one argument by place.
+
+        It stays its owner's. Options come by keyword: `n_ctx` and what `engine_options` holds.
+
+        Raises: ConfigError for an object that is no model of the library, Unsupported for one that
+        it cannot run; Unsupported by default.
+        """
+        raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer that came with the model; None: it lies beside it as files.
+
+        A `weft.tokens` Tokenizer, or an object that `weft.load` takes as one.
+        """
+        return None
+
+    def sampling_defaults(self) -> SamplingParams | None:
+        """Return the model's own sampling where no generation_config.json says it."""
+        return None
 
     @abstractmethod
     def forward(self, rows: Sequence[Row]) -> Output:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, ModelLoadError, Unsupported
+from ..errors import ConfigError, ModelLoadError
 
 # phase ("download"), bytes done, bytes in all, a note. May be called from other threads.
 Progress = Callable[[str, int, int, str], None]
@@ -98,17 +98,11 @@ def resolve(
     Raises:
         ConfigError: `model` is none of these, or names two revisions.
         ModelLoadError: there is no such folder, repository, revision or cached copy.
-        Unsupported: a GGUF file.
     """
     name = os.fspath(model)
     if name == EMBEDDED:
         return _embedded(revision)
     folder = Path(name).expanduser()
-    if name.lower().endswith(".gguf"):
-        raise Unsupported(
-            f"{name} is a GGUF file; the llama.cpp engine that reads it is not in this version yet",
-            hint="Use a Transformers-format folder (config.json, *.safetensors) of the same model.",
-        )
     if name and folder.exists():
         return _local(folder, revision)
     is_bare = bare_ids and re.fullmatch(r"\w[\w.-]*", name)

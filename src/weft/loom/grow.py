@@ -63,7 +63,8 @@ class Branches(list["Heddle"]):
         self.failed: list[ConstraintError] = list(failed)
 
     def __repr__(self) -> str:
-        lines = [f"[{at}] {node.mean_p:.2f}  {node!r}" for at, node in enumerate(self[:_SCREEN])]
+        mean_p = [f"{node.mean_p:.2f}" if node.logprobs else "   -" for node in self[:_SCREEN]]
+        lines = [f"[{at}] {mean_p[at]}  {node!r}" for at, node in enumerate(self[:_SCREEN])]
         lines += [f"… {len(self) - _SCREEN} more"] * (len(self) > _SCREEN)
         lines += [f"{len(self.skipped)} terminal nodes left alone"] * bool(self.skipped)
         lines += [f"failed: {error}" for error in self.failed]
@@ -80,12 +81,15 @@ _extend: Callable[[list[Any], Iterable[Any]], None] = list.extend
 
 
 class Event(NamedTuple):
-    """One new token of a branch; without a token: the branch is over."""
+    """One new token of a branch; without a token: the branch is over.
+
+    logprob, entropy: None where the engine does not tell them.
+    """
 
     branch: int
     token: int | None
-    logprob: float = 0.0
-    entropy: float = 0.0
+    logprob: float | None = None
+    entropy: float | None = None
 
 
 class Watch:
@@ -104,7 +108,9 @@ class Watch:
     def __call__(self, state: RunState) -> FinishReason | None:
         token = state.tokens[-1]
         if self._channel is not None:
-            event = Event(self.branch, token, state.logprobs[-1], state.entropies[-1])
+            logprob = state.logprobs[-1] if state.logprobs else None
+            entropy = state.entropies[-1] if state.entropies else None
+            event = Event(self.branch, token, logprob, entropy)
             self._channel.put(event)
         if self._stops is None:
             return None
@@ -188,7 +194,9 @@ class Shoot:
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
         self._attach(result.end)
 
-    def told(self, events: list[Event]) -> tuple[list[tuple[str, float]], FinishReason | None]:
+    def told(
+        self, events: list[Event]
+    ) -> tuple[list[tuple[str, float | None]], FinishReason | None]:
         """Return the new tokens' texts and logprobs, and why the branch is over, if it is."""
         assert self.text is not None
         assert self.ticket is not None
@@ -267,6 +275,7 @@ class Growth:
         if sampler.matcher is not None:
             for token in constrained_so_far(shoot.parent, params.constraint):
                 sampler.matcher.accept(token)
+                sampler.resumed = True
         return Run(
             shoot.origin,
             sampler,
@@ -449,8 +458,8 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     assert shoot.ticket is not None
     new = [event for event in events if event.token is not None]
     tokens = tuple(event.token for event in new if event.token is not None)
-    logprobs = tuple(event.logprob for event in new)
-    entropies = tuple(event.entropy for event in new)
+    logprobs = tuple(event.logprob for event in new if event.logprob is not None)
+    entropies = tuple(event.entropy for event in new if event.entropy is not None)
     is_over = any(event.token is None for event in events)
     piece = "".join(text.push(token) for token in tokens)
     if is_over:
@@ -589,7 +598,7 @@ class Watcher(Protocol):
         ...
 
     def push(
-        self, branch: int, pieces: list[tuple[str, float]], ended: FinishReason | None
+        self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
         """Take the new tokens of a branch: their texts and logprobs."""
         ...

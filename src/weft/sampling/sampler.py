@@ -71,16 +71,18 @@ class Sampler:
     where it stands in its constraint.
 
     needs_host: the next draw depends on tokens that must have reached the host.
-    matcher: of the constraint, this sampler's own; None without one.
+    matcher: of the constraint, this sampler's own; None without one. resumed: that has accepted
+    tokens of an earlier run.
     """
 
-    __slots__ = ("_history", "greedy", "matcher", "needs_host", "params", "stream")
+    __slots__ = ("_history", "greedy", "matcher", "needs_host", "params", "resumed", "stream")
 
     def __init__(self, params: SamplingParams, stream: int, matcher: Matcher | None = None) -> None:
         self.params = params
         self.stream = stream
         self.matcher = matcher
         self.greedy = params.temperature == 0
+        self.resumed = False
         penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )

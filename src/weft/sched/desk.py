@@ -209,11 +209,7 @@ class Desk:
         if other is run or other.done or other.n_drawn:
             self._greedy[key] = run
             return False
-        other.members += run.members
-        for member in run.members:
-            member.ticket.job = other
-        run.members = []
-        self.end(run)
+        other.carry(run, self)
         return True
 
     def _draw_first(self, runs: list[RunJob]) -> None:

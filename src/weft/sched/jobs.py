@@ -293,13 +293,17 @@ class RunJob(Job):
         elif matcher is None or token == BROKEN or not matcher.must_end:
             desk.fail(self, self._cannot_go_on(token))
             return
+        self._end_if_must(desk)
+
+    def _end_if_must(self, desk: Desk) -> None:
+        """End where only an end token may follow: it need not be drawn."""
+        matcher = self.sampler.matcher
         if matcher is not None and not self.done and matcher.must_end:
-            # Only an end token may follow: it need not be drawn.
             for member in self.members:
                 member.state.ended_by = min(self.stops, default=None)
             self.end_all("stop", desk)
 
-    def _take(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
+    def _take(self, token: int, logprob: float | None, entropy: float | None, desk: Desk) -> None:
         desk.counters.decoded += 1
         if token in self.stops:  # the same for all members
             for member in self.members:
@@ -314,8 +318,10 @@ class RunJob(Job):
         for member in self.members:
             item, state = member.item, member.state
             state.tokens.append(token)
-            state.logprobs.append(logprob)
-            state.entropies.append(entropy)
+            if logprob is not None:
+                state.logprobs.append(logprob)
+            if entropy is not None:
+                state.entropies.append(entropy)
             if len(state.tokens) >= item.max_tokens:
                 state.finish_reason = "length"
             if item.sink is not None:
@@ -402,6 +408,14 @@ class RunJob(Job):
     def stop(self, desk: Desk) -> None:
         desk.live.pop(self, None)
         self.line.drop(desk.tree)
+
+    def carry(self, other: RunJob, desk: Desk) -> None:
+        """Let the tickets of an equal run be this one's, too; that run is over."""
+        self.members += other.members
+        for member in other.members:
+            member.ticket.job = self
+        other.members = []
+        desk.end(other)
 
     def merge_key(self) -> MergeKey:
         """Return what greedy runs that are one run have in common; None for other runs."""

@@ -15,11 +15,13 @@ from ..kv.tree import TokenTree
 from .admit import Admission
 from .desk import Desk
 from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
+from .native import Abroad, NativeJob, refuse, why_not_native
 from .rows import RowStore
 from .step import Part, Step, as_forward_error
-from .work import Counters, Extend, Item, Ticket
+from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
+LISTEN_S = 0.02  # how long a step that has nothing to run waits for runs that are abroad
 Share = tuple[CommitJob, int, int]  # what a step runs of a commit: lines first … last - 1
 
 
@@ -46,6 +48,7 @@ class Scheduler:
         self.desk = Desk(tree, info, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
         self.admission = Admission(self.desk)
+        self.abroad = None if engine.native is None else Abroad(engine.native)
         self.flight: Step | None = None
         self.retired: dict[str, str] = {}  # namespaces that are gone, and what to say of them
         self._weights = engine.weights_mark()
@@ -69,14 +72,25 @@ class Scheduler:
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         self._refuse_retired(items)
+        refuse(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
-        return tickets, [new_job(next(self._ages), group) for group in groups if group]
+        return tickets, [self._job_of(group) for group in groups if group]
+
+    def _job_of(self, group: list[Ticket]) -> Job:
+        """Return the job of tickets that are answered together."""
+        (item, *_), age = [ticket.item for ticket in group], next(self._ages)
+        if self.abroad is not None and isinstance(item, Run):
+            if why_not_native(item.sampler, self.engine.native) is None:
+                return NativeJob(age, group, self.abroad)
+        return new_job(age, group)
 
     def enter(self, jobs: list[Job]) -> None:
         """Let jobs in; no step sees some of them without the others. Takes no lock."""
         if jobs:
             self._inbox.append(jobs)
+            if self.abroad is not None:
+                self.abroad.wake()
 
     @property
     def is_idle(self) -> bool:
@@ -103,6 +117,7 @@ class Scheduler:
             self.see_weights()
             before_moves = self.desk.n_moves
             moved = self.take_in() + self.admission.admit(may_evict=self.flight is None)
+            moved += self._abroad_moves()
             step = self._plan()
         planned = time.perf_counter()
         before, self.flight = self.flight, None
@@ -119,8 +134,18 @@ class Scheduler:
         self.counters.forward_s += forward
         self.counters.deliver_s += time.perf_counter() - planned - forward
         moved += self.desk.n_moves - before_moves
-        if not (step or landing or moved or self.desk.live or self.is_idle):
+        if step or landing or moved or self.desk.live or self.is_idle:
+            return
+        if self.abroad is None or self.abroad.is_idle:
             self._give_up()
+        else:
+            self.abroad.wait(LISTEN_S)
+
+    def _abroad_moves(self) -> int:
+        """Hear of the runs that the engine generates, and hand over more; return the moves."""
+        if self.abroad is None:
+            return 0
+        return self.abroad.hear(self.desk) + self.abroad.send(self.desk)
 
     # Take in ----------------------------------------------------------------------------------
 

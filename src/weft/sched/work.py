@@ -103,6 +103,7 @@ Item = Extend | Run | Commit
 class RunState:
     """The tokens of a run so far; lists grow in step. Sinks read it, nobody else writes it.
 
+    logprobs, entropies: one a token; empty where the engine does not tell them.
     ended_by: the stop id that ended the run, if one did; it is in none of the lists.
     """
 
@@ -120,7 +121,8 @@ class RunState:
 class RunResult:
     """What a run made. `end` is the place after its last token, held for the caller.
 
-    logprobs, entropies: raw, full vocabulary, nats; one a token.
+    logprobs, entropies: raw, full vocabulary, nats; one a token, or empty where the engine does
+    not tell them.
     A cancelled run is a result too (finish_reason "cancelled"), with what it had made.
     """
 

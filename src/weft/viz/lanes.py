@@ -41,7 +41,7 @@ class Lane:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.pieces: list[tuple[str, float]] = []
+        self.pieces: list[tuple[str, float | None]] = []
         self.ended: str | None = None
 
     @property
@@ -49,7 +49,7 @@ class Lane:
         """The text so far."""
         return "".join(text for text, _ in self.pieces)
 
-    def push(self, pieces: Sequence[tuple[str, float]], ended: str | None) -> None:
+    def push(self, pieces: Sequence[tuple[str, float | None]], ended: str | None) -> None:
         """Take what is new of this branch."""
         self.pieces += pieces
         self.ended = ended

@@ -62,7 +62,7 @@ class LiveLanes:
         self._try(self._display)
 
     def push(
-        self, branch: int, pieces: list[tuple[str, float]], ended: FinishReason | None
+        self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
         """Take what is new of a branch; draw, but not too often."""
         lane = self.lanes[branch]
@@ -132,7 +132,7 @@ class LiveLines:
         """Write nothing yet."""
 
     def push(
-        self, branch: int, pieces: list[tuple[str, float]], ended: FinishReason | None
+        self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
         """Take what is new of a branch."""
         lane = self.lanes[branch]
@@ -175,26 +175,26 @@ def _state(lane: Lane) -> str:
     return said if lane.ended is None else f"{said} · {lane.ended}"
 
 
-def _tail(lane: Lane) -> Iterable[tuple[str, float]]:
+def _tail(lane: Lane) -> Iterable[tuple[str, float | None]]:
     """Return the last pieces, as many as a lane has room for."""
     room = _TAIL
     for at in range(len(lane.pieces) - 1, -1, -1):
         room -= len(lane.pieces[at][0])
         if room < 0:
-            return [("…", 0.0), *lane.pieces[at + 1 :]]
+            return [("…", None), *lane.pieces[at + 1 :]]
     return lane.pieces
 
 
-def _head(lane: Lane) -> Iterable[tuple[str, float]]:
+def _head(lane: Lane) -> Iterable[tuple[str, float | None]]:
     room = LONGEST
     for at, (text, _) in enumerate(lane.pieces):
         room -= len(text)
         if room < 0:
-            return [*lane.pieces[:at], ("…", 0.0)]
+            return [*lane.pieces[:at], ("…", None)]
     return lane.pieces
 
 
-def _piece(piece: tuple[str, float]) -> str:
+def _piece(piece: tuple[str, float | None]) -> str:
     text, logprob = piece
-    style = PROBABILITY.inline(p_of(logprob))
+    style = "" if logprob is None else PROBABILITY.inline(p_of(logprob))
     return f'<span style="{style}">{as_html(text)}</span>' if style else as_html(text)

@@ -116,7 +116,7 @@ def tinted(out: Out, text: Tokenizer, node: Heddle, ramp: TerminalRamp) -> Text:
     tokens, logprobs, entropies = node.tokens, node.logprobs, node.entropies
     for at, token in enumerate(tokens):
         piece = stream.push(token) + (stream.flush() if at == len(tokens) - 1 else "")
-        if not logprobs:
+        if not (logprobs if ramp.key == "p" else entropies):
             made.append(out.shown(piece))
             continue
         value = math.exp(logprobs[at]) if ramp.key == "p" else entropies[at]
