@@ -22,9 +22,9 @@ from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-KINDS = ["numpy", "torch", "sequence", "hidden", "ownloop", "late"]
-WITH_KV = ["numpy", "torch", "sequence", "late"]
-ENGINES = ["numpy", "torch"]
+KINDS = ["numpy", "torch", "mlx", "sequence", "hidden", "ownloop", "late"]
+WITH_KV = ["numpy", "torch", "mlx", "sequence", "late"]
+ENGINES = ["numpy", "torch", "mlx"]
 
 FAKES = {
     "sequence": SequenceFake,
@@ -68,6 +68,11 @@ def load_engine(name: str, config: pytest.Config) -> Engine:
         return engine
     if name == "numpy":
         return NumpyEngine.load(shallow())
+    if name == "mlx":
+        pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+        from weft.engines.mlx import MlxEngine
+
+        return MlxEngine.load(shallow(), dtype="float32")
     pytest.importorskip("torch", reason="torch is not installed")
     from weft.engines.torch import TorchEngine
 
@@ -110,6 +115,13 @@ def numpy_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def torch_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = load_engine("torch", request.config)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def mlx_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = load_engine("mlx", request.config)
     yield engine
     engine.close()
 
@@ -161,7 +173,7 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
     ) -> LM:
         if made:
             finish(made.pop())
-        name = f"{kind}_engine" if kind in ("torch", GIVEN) else "numpy_engine"
+        name = f"{kind}_engine" if kind in ("torch", "mlx", GIVEN) else "numpy_engine"
         engine: Engine = request.getfixturevalue(name)
         fake = FAKES.get(kind)
         if fake is not None:
