@@ -27,9 +27,7 @@ def check_paths(n_vocab: int) -> NDArray[np.int64]:
     return paths
 
 
-def check_tree(
-    engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.float32]
-) -> None:
+def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.float32]) -> None:
     """Run the check tree and compare with `own`, the model's plain logits: float32 [3, 16, V].
 
     Raises:

@@ -27,7 +27,7 @@ from .check import check_paths, check_tree
 from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
 from .kv import MlxMemory, SlotShape, dtype_name
 from .model import (
-    Head,
+    ModelHead,
     arrays_in,
     config_of,
     context_of,
@@ -186,7 +186,7 @@ class MlxEngine(Engine):
             mx.eval(arrays_in(model))
             own = model(mx.array(paths), cache=self._make_cache()).astype(mx.float32)
             known = np.array(own)
-            self._head = Head(model, self._make_cache)
+            self._head = ModelHead(model, self._make_cache)
         except EngineError:
             raise
         except Exception as error:
@@ -278,14 +278,21 @@ class MlxEngine(Engine):
         tokens = [self._tokens_of(row) for row in rows]
         try:
             with mx.stream(self._device):
+                head = self._head_of(rows)
                 step = self._step(rows)
-                answers = answer(step, step.run(self._head, tokens))
+                answers = answer(step, step.run(head, tokens))
                 step.commit()
         except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
         return answers
+
+    def _head_of(self, rows: Sequence[Row]) -> ModelHead:
+        adapter = rows[0].adapter if rows else None
+        if adapter is not None:
+            raise Unsupported(f"the mlx engine has no adapter {adapter!r}")
+        return self._head
 
     def _step(self, rows: Sequence[Row]) -> PackedStep:
         if self._call is None:

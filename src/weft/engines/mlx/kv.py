@@ -58,9 +58,7 @@ class SlotShape(tuple[KVShape, ...]):
 
     def zeros(self, room: int, *rows: int) -> Arrays:
         """Return arrays [*rows, K, room, D]."""
-        return [
-            mx.zeros((*rows, each.n_heads, room, each.size), dtype=each.dtype) for each in self
-        ]
+        return [mx.zeros((*rows, each.n_heads, room, each.size), dtype=each.dtype) for each in self]
 
     def hold(self, parts: Iterable[mx.array], room: int) -> Arrays:
         """Return arrays [K, room, D] of their own that begin with `parts` [K, n, D]."""
@@ -82,7 +80,7 @@ class ArrayBlock:
         self.users: list[MlxFragment] = []
 
 
-class TailBank:
+class RowBank:
     """Tails of one width class, one row each, in arrays [R, K, room, D].
 
     [0, len) of a row   tokens of its fragment
@@ -136,7 +134,7 @@ class MlxFragment(Fragment):
 
     def __init__(self) -> None:
         super().__init__(0)
-        self.home: ArrayBlock | TailBank | None = None
+        self.home: ArrayBlock | RowBank | None = None
         self.start = 0
 
 
@@ -151,7 +149,7 @@ class MlxMemory(Fragments):
     def __init__(self, slot: SlotShape) -> None:
         self.slot = slot
         self.plan: StepPlan | None = None
-        self._banks: dict[int, TailBank] = {}
+        self._banks: dict[int, RowBank] = {}
         self._slots = 0
         self._block_bytes = 0
 
@@ -165,7 +163,7 @@ class MlxMemory(Fragments):
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
         self.plan = None
-        if isinstance(lower.home, TailBank):
+        if isinstance(lower.home, RowBank):
             self._move(lower, lower.length)
         block = lower.home
         assert isinstance(block, ArrayBlock)
@@ -205,7 +203,7 @@ class MlxMemory(Fragments):
 
     def settle(self, fragment: Fragment) -> None:
         kv = own(fragment)
-        if isinstance(kv.home, TailBank):
+        if isinstance(kv.home, RowBank):
             self._move(kv, kv.length)
         elif isinstance(kv.home, ArrayBlock):
             self._compact(kv.home)
@@ -254,7 +252,7 @@ class MlxMemory(Fragments):
     def views(self, kv: MlxFragment, length: int) -> Arrays:
         """Return the first `length` slots, [K, length, D] each; nothing is copied."""
         home = kv.home
-        if isinstance(home, TailBank):
+        if isinstance(home, RowBank):
             return [array[kv.start, :, :length] for array in home.arrays]
         assert home is not None
         if not kv.start and length == home.capacity:
@@ -272,7 +270,7 @@ class MlxMemory(Fragments):
 
     def is_banked(self, kv: MlxFragment, n_long: int) -> bool:
         """Should one more slot of `kv` go to a bank? `n_long` fragments of the step are long."""
-        if isinstance(kv.home, TailBank) or kv.length < LONG:
+        if isinstance(kv.home, RowBank) or kv.length < LONG:
             return True
         return n_long > 3  # a few keep a product of their own; many are worth one copy
 
@@ -281,13 +279,13 @@ class MlxMemory(Fragments):
         n = n_more + sum(bank.n_members for bank in self._banks.values())
         return n * GROW_BY * self.slot.n_bytes > CROWD_BYTES
 
-    def bank_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[TailBank, int]:
+    def bank_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[RowBank, int]:
         """Return the bank of a width class with `tails` side by side, and the row of the first.
 
         There is room for one slot more.
         """
         longest = max(tail.length for tail in tails) + 1
-        bank = self._banks.get(width) or TailBank(width)
+        bank = self._banks.get(width) or RowBank(width)
         first = bank.find(tails)
         if first is None or longest > bank.room or bank.is_sparse:
             first = self._seat(bank, tails, longest)
@@ -334,7 +332,7 @@ class MlxMemory(Fragments):
 
     # Moving slots
 
-    def _seat(self, bank: TailBank, tails: Sequence[MlxFragment], length: int) -> int:
+    def _seat(self, bank: RowBank, tails: Sequence[MlxFragment], length: int) -> int:
         """Make `tails` the last rows of the bank, with room for `length`; return the first.
 
         Where they do not fit, the bank gets new arrays, without holes.
@@ -408,7 +406,7 @@ class MlxMemory(Fragments):
             home.users.remove(kv)
             if not home.users:
                 self._block_bytes -= home.capacity * self.slot.n_bytes
-        elif isinstance(home, TailBank):
+        elif isinstance(home, RowBank):
             home.members[kv.start] = None
             home.n_members -= 1
             if not home.n_members:
@@ -451,7 +449,7 @@ def _fill(arrays: Arrays, tails: Sequence[MlxFragment], first: int) -> None:
     room = int(arrays[0].shape[2])
     by_bank: dict[int, list[int]] = {}
     for number, tail in enumerate(tails):
-        if isinstance(tail.home, TailBank) and tail.length:
+        if isinstance(tail.home, RowBank) and tail.length:
             by_bank.setdefault(id(tail.home), []).append(number)
         elif isinstance(tail.home, ArrayBlock) and tail.length:
             start, stop = tail.start, tail.start + tail.length
@@ -459,7 +457,7 @@ def _fill(arrays: Arrays, tails: Sequence[MlxFragment], first: int) -> None:
                 array[first + number, :, : tail.length] = source[:, start:stop]
     for group in by_bank.values():
         home = tails[group[0]].home
-        assert isinstance(home, TailBank)
+        assert isinstance(home, RowBank)
         span = min(room, home.room)
         into = mx.array([first + number for number in group])
         of = mx.array([tails[number].start for number in group])

@@ -207,7 +207,7 @@ class Trunk:
         return getattr(self.inner, name)
 
 
-class Head:
+class ModelHead:
     """A model cut before its head, so that logits are made where they are wanted only.
 
     The owner's object stays as it is: ours is another shell around the same parts. Where no cut is
@@ -275,7 +275,8 @@ def _cut(model: nn.Module, path: tuple[str, ...]) -> tuple[nn.Module, Trunk] | N
 
 def shell_of(module: nn.Module) -> nn.Module:
     """Return another object of the same parts."""
-    shell = type(module).__new__(type(module))
+    kind: Any = type(module)
+    shell: nn.Module = kind.__new__(kind)
     dict.update(shell, module)
     shell.__dict__.update(module.__dict__)
     return shell

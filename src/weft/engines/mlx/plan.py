@@ -23,7 +23,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..base import Row, Span
-from .kv import Arrays, MlxFragment, MlxMemory, TailBank, own, width_for
+from .kv import Arrays, MlxFragment, MlxMemory, RowBank, own, width_for
 from .products import HIDDEN, Attending, Partial, bias_of, join, meet, meet_span
 
 # A row of so many new tokens meets its path in one piece, by MLX's own attention.
@@ -37,7 +37,7 @@ SEVERAL = 3
 class BankRows(NamedTuple):
     """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
 
-    bank: TailBank
+    bank: RowBank
     first: int
     tails: list[MlxFragment]
     start: int
@@ -85,7 +85,7 @@ class StepPlan:
     banks: list[BankRows] = field(default_factory=list)
     chunks: list[ChunkRows] = field(default_factory=list)
     longs: list[LongRow] = field(default_factory=list)
-    levels: list[Level] = field(default_factory=list)
+    levels: list[SpanLevel] = field(default_factory=list)
     n_lanes: int = 0
 
     def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
@@ -162,7 +162,7 @@ def _lanes(
     pairs = list(zip(rows, dests, strict=True))
     single = [dest for row, dest in pairs if row.n_tokens == 1 and dest is not None]
     n_long = sum(not memory.is_banked(dest, 0) for dest in single)
-    crowd = memory.is_crowd(sum(not isinstance(dest.home, TailBank) for dest in single))
+    crowd = memory.is_crowd(sum(not isinstance(dest.home, RowBank) for dest in single))
     lanes: dict[tuple[str, int], list[int]] = {}
     for i, (row, dest) in enumerate(pairs):
         n = row.n_tokens
@@ -306,7 +306,7 @@ class PieceMask(NamedTuple):
     bias: mx.array | None = None
 
 
-class Level:
+class SpanLevel:
     """Spans that have no query in common.
 
     index: where the result of each packed query is among the pieces' results, one after the other;
@@ -352,7 +352,7 @@ class Level:
         return found
 
 
-def arrange(reaches: Sequence[Reach], memory: MlxMemory, n_queries: int) -> list[Level]:
+def arrange(reaches: Sequence[Reach], memory: MlxMemory, n_queries: int) -> list[SpanLevel]:
     """Put spans on levels, below each other where they share a query; bundle what is short."""
     levels: list[list[Reach]] = []
     depth = [0] * n_queries
@@ -365,11 +365,11 @@ def arrange(reaches: Sequence[Reach], memory: MlxMemory, n_queries: int) -> list
     return [_level(members, memory, n_queries) for members in levels]
 
 
-def _level(members: list[Reach], memory: MlxMemory, n_queries: int) -> Level:
+def _level(members: list[Reach], memory: MlxMemory, n_queries: int) -> SpanLevel:
     kinds: dict[bool, list[Reach]] = {True: [], False: []}
     for m in members:
         kinds[m.length <= SHORT and m.stop - m.start <= FEW].append(m)
     if len(kinds[True]) < SEVERAL:
         kinds = {True: [], False: members}
     lone: list[LoneSpan | SpanBundle] = [LoneSpan(m, memory) for m in kinds[False]]
-    return Level([*lone, SpanBundle(kinds[True], memory)] if kinds[True] else lone, n_queries)
+    return SpanLevel([*lone, SpanBundle(kinds[True], memory)] if kinds[True] else lone, n_queries)

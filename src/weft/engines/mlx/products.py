@@ -68,9 +68,9 @@ def meet_span(
     n, heads, group, _ = q.shape
     most = max(1, SCORE_BYTES // (4 * heads * group * max(1, k.shape[1])))
     if n > most:
+        cuts = [slice(at, at + most) for at in range(0, n, most)]
         parts = [
-            meet_span(q[at : at + most], k, v, is_latent, None if bias is None else bias[at:][:most])
-            for at in range(0, n, most)
+            meet_span(q[cut], k, v, is_latent, None if bias is None else bias[cut]) for cut in cuts
         ]
         return join([part.out for part in parts], [part.lse for part in parts])
     folded = q.transpose(1, 0, 2, 3).reshape(heads, n * group, -1)

@@ -24,7 +24,7 @@ from .products import (
 )
 
 if TYPE_CHECKING:
-    from .model import Head, MakeCache
+    from .model import MakeCache, ModelHead
 
 
 class PackedStep(ABC):
@@ -43,7 +43,7 @@ class PackedStep(ABC):
         self.n_written = 0
 
     @abstractmethod
-    def run(self, head: Head, tokens: Sequence[Sequence[int]]) -> mx.array:
+    def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         """Return the hidden states [T, 1, E] of the rows' tokens, packed; nothing is evaluated."""
 
     def state(self) -> list[mx.array]:
@@ -93,7 +93,7 @@ class TreeStep(PackedStep):
         self._bank_masks: dict[tuple[int, int | None], tuple[int, mx.array | None]] = {}
         self._squares: dict[tuple[int, int | None], mx.array | None] = {}
 
-    def run(self, head: Head, tokens: Sequence[Sequence[int]]) -> mx.array:
+    def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         packed = [token for i in self.plan.order for token in tokens[i]]
         self.call.step = self
         try:
@@ -142,9 +142,7 @@ class TreeStep(PackedStep):
 
     # Tokens among themselves, and with their live tails
 
-    def _lanes(
-        self, layer: int, q: mx.array, k: mx.array, v: mx.array, how: Attending
-    ) -> Partial:
+    def _lanes(self, layer: int, q: mx.array, k: mx.array, v: mx.array, how: Attending) -> Partial:
         plan = self.plan
         results = [
             self._bank(number, lane, layer, q, how) for number, lane in enumerate(plan.banks)
@@ -276,11 +274,12 @@ class PathStep(PackedStep):
         self.make_cache = make_cache
         self.starts = [0, *accumulate(row.n_tokens for row in rows)][: len(rows)]
 
-    def run(self, head: Head, tokens: Sequence[Sequence[int]]) -> mx.array:
+    def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         hidden: list[mx.array] = []
         fresh: list[list[tuple[mx.array, mx.array]]] = []
         for row, ids in zip(self.rows, tokens, strict=True):
-            spans = [*row.path] if row.dest is None else [*row.path, Span(row.dest, row.dest.length)]
+            tail = [] if row.dest is None else [Span(row.dest, row.dest.length)]
+            spans = [*row.path, *tail]
             caches = [Recorder(cache) for cache in self.memory.cache(spans, self.make_cache)]
             hidden.append(head.hidden(mx.array([ids]), caches)[0][:, None])
             fresh.append([cache.taken() for cache in caches])
