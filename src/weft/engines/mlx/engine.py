@@ -25,7 +25,7 @@ from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score, Span,
 from ..checkpoint import read_config
 from .check import check_paths, check_tree
 from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
-from .kv import MlxMemory, SlotShape, dtype_name
+from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
 from .model import (
     ModelHead,
     arrays_in,
@@ -38,6 +38,7 @@ from .model import (
     refuse_config,
     resolve_device,
 )
+from .owner import owner
 from .step import PackedStep, PathStep, TreeStep
 
 if TYPE_CHECKING:
@@ -57,18 +58,18 @@ class MlxEngine(Engine):
     """
 
     info: EngineInfo
-    fragments: MlxMemory
+    fragments: MlxFragments
     model: nn.Module
 
     def __init__(
         self, model: nn.Module, *, n_ctx: int | None, fingerprint: str, device: mx.Device
     ) -> None:
-        """See `load` and `adopt`. Called in the thread that made the model."""
+        """See `load` and `adopt`; all arrays of the model are there, none is to be computed yet."""
         self.model = model
         self._device = device
         self._closed = False
-        with mx.stream(device):
-            self._start(n_ctx, fingerprint)
+        self._owner = owner()
+        self._on_owner(lambda: self._start(n_ctx, fingerprint))
 
     @classmethod
     def refuse(cls, folder: Path) -> None:
@@ -99,10 +100,14 @@ class MlxEngine(Engine):
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
-        with mx.stream(place):
-            model, fingerprint = load_model(
-                Path(folder), dtype, trust_remote_code=trust_remote_code, progress=progress
-            )
+
+        def loaded() -> tuple[nn.Module, str]:
+            with mx.stream(place):
+                return load_model(
+                    Path(folder), dtype, trust_remote_code=trust_remote_code, progress=progress
+                )
+
+        model, fingerprint = owner().call(loaded)
         return cls(model, n_ctx=n_ctx, fingerprint=fingerprint, device=place)
 
     @classmethod
@@ -120,9 +125,8 @@ class MlxEngine(Engine):
                 f"a {type(model).__name__} is not a model of MLX; hand over what mlx_lm.load gives"
             )
         mx.eval(arrays_in(model))
-        return cls(
-            model, n_ctx=n_ctx, fingerprint=fingerprint_of(model), device=mx.default_device()
-        )
+        mark = fingerprint_of(model)
+        return cls(model, n_ctx=n_ctx, fingerprint=mark, device=mx.default_device())
 
     # The protocol
 
@@ -152,7 +156,7 @@ class MlxEngine(Engine):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.fragments.clear()
+            self._memory.clear()
             del self._head, self._call, self.model
 
     def prefix_cache(self, spans: Sequence[Span]) -> list[Any]:
@@ -161,12 +165,24 @@ class MlxEngine(Engine):
         Args:
             spans: the path from the root, as in `Row.path`.
         """
-        with mx.stream(self._device):
-            caches = self.fragments.cache(spans, self._make_cache)
+
+        def copied() -> list[Any]:
+            caches = self._memory.cache(spans, self._make_cache)
             mx.eval([array for cache in caches for array in (cache.keys, cache.values)])
-        return caches
+            return caches
+
+        return self._on_owner(copied)
 
     # Loading
+
+    def _on_owner(self, work: Callable[[], Answer]) -> Answer:
+        """Call `work` on the thread that runs MLX, with its arrays on the engine's device."""
+
+        def on_device() -> Answer:
+            with mx.stream(self._device):
+                return work()
+
+        return self._owner.call(on_device)
 
     def _make_cache(self) -> list[Any]:
         return make_cache(self.model)
@@ -228,7 +244,8 @@ class MlxEngine(Engine):
         self, slot: SlotShape, name: str, n_positions: int, fingerprint: str, attention: str
     ) -> None:
         """Begin with an empty memory for slots of this shape."""
-        self.fragments = MlxMemory(slot)
+        self._memory = MlxMemory(slot)
+        self.fragments = MlxFragments(self._memory, self._on_owner)
         logits = self._head.logits(self._head.hidden(mx.array([_FEW]), self._make_cache()))
         extra: dict[str, Any] = {"attention": attention}
         free = free_bytes(self._device)
@@ -244,7 +261,6 @@ class MlxEngine(Engine):
             dtype=dtype_name(logits.dtype),
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
-            owner_thread=True,
             n_embd=self._head.n_embd,
             extra=extra,
         )
@@ -276,17 +292,20 @@ class MlxEngine(Engine):
             raise ForwardError("the engine is closed; load the model again")
         check_rows(rows)
         tokens = [self._tokens_of(row) for row in rows]
+
+        def work() -> Answer:
+            head = self._head_of(rows)
+            step = self._step(rows)
+            answers = answer(step, step.run(head, tokens))
+            step.commit()
+            return answers
+
         try:
-            with mx.stream(self._device):
-                head = self._head_of(rows)
-                step = self._step(rows)
-                answers = answer(step, step.run(head, tokens))
-                step.commit()
+            return self._on_owner(work)
         except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        return answers
 
     def _head_of(self, rows: Sequence[Row]) -> ModelHead:
         adapter = rows[0].adapter if rows else None
@@ -296,8 +315,8 @@ class MlxEngine(Engine):
 
     def _step(self, rows: Sequence[Row]) -> PackedStep:
         if self._call is None:
-            return PathStep(rows, self.fragments, self._make_cache)
-        return TreeStep(rows, self.fragments, self._call)
+            return PathStep(rows, self._memory, self._make_cache)
+        return TreeStep(rows, self._memory, self._call)
 
     def _logits(self, hidden: mx.array, at: list[int]) -> NDArray[np.float32]:
         """Return the logits at packed positions on the host: [N, V]."""

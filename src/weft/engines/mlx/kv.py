@@ -138,13 +138,13 @@ class MlxFragment(Fragment):
         self.start = 0
 
 
-class MlxMemory(Fragments):
-    """Fragments on one device. Splits share a block; growth, joins and settling copy.
+class MlxMemory:
+    """Fragments on one device, for the thread that runs MLX; others use `MlxFragments`.
+
+    Splits share a block; growth, joins and settling copy.
 
     plan: how the last step was laid out; it holds views, and every change here drops it first.
     """
-
-    growth = GROW_BY
 
     def __init__(self, slot: SlotShape) -> None:
         self.slot = slot
@@ -154,9 +154,6 @@ class MlxMemory(Fragments):
         self._block_bytes = 0
 
     # The protocol
-
-    def new(self, parent: Fragment | None) -> MlxFragment:
-        return MlxFragment()
 
     def split(self, fragment: Fragment, at: int) -> MlxFragment:
         lower = own(fragment)
@@ -227,7 +224,7 @@ class MlxMemory(Fragments):
         data["dtype"] = np.array(dtype_name(self.slot[0].dtype))
         return data
 
-    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> MlxFragment:
+    def load(self, data: dict[str, NDArray[Any]]) -> MlxFragment:
         parts = [
             _from_host(data, f"{'kv'[number % 2]}.{number // 2}", shape)
             for number, shape in enumerate(self.slot)
@@ -427,6 +424,50 @@ class MlxMemory(Fragments):
         if block.capacity - live > live // SPARE:
             for kv in list(block.users):
                 self._move(kv, kv.length)
+
+
+class MlxFragments(Fragments):
+    """The memory as the scheduler sees it, from any thread: what touches arrays goes to theirs."""
+
+    growth = GROW_BY
+
+    def __init__(self, memory: MlxMemory, on_owner: Callable[[Callable[[], Any]], Any]) -> None:
+        self._memory = memory
+        self._on_owner = on_owner
+
+    def new(self, parent: Fragment | None) -> MlxFragment:
+        return MlxFragment()
+
+    def split(self, fragment: Fragment, at: int) -> MlxFragment:
+        found: MlxFragment = self._on_owner(lambda: self._memory.split(fragment, at))
+        return found
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        self._on_owner(lambda: self._memory.join(upper, lower))
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        self._memory.trim(fragment, length)
+
+    def settle(self, fragment: Fragment) -> None:
+        self._on_owner(lambda: self._memory.settle(fragment))
+
+    def free(self, fragment: Fragment) -> None:
+        home = own(fragment).home
+        if isinstance(home, ArrayBlock) and len(home.users) > 1:  # the others may move together
+            self._on_owner(lambda: self._memory.free(fragment))
+        else:
+            self._memory.free(fragment)
+
+    def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        data: dict[str, NDArray[Any]] = self._on_owner(lambda: self._memory.export(fragment))
+        return data
+
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> MlxFragment:
+        found: MlxFragment = self._on_owner(lambda: self._memory.load(data))
+        return found
+
+    def usage(self) -> Usage:
+        return self._memory.usage()
 
 
 def width_for(length: int, *, crowd: bool = False) -> int:
