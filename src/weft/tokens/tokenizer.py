@@ -94,6 +94,7 @@ class Tokenizer:
                 "a fast tokenizer (AutoTokenizer with use_fast=True) or a tokenizers.Tokenizer"
             )
         tokens = dict(getattr(given, "special_tokens_map", {}))
+        stop_ids = [*stop_ids, *(getattr(given, "eos_token_ids", None) or ())]  # mlx-lm's own
         return cls(
             copy_of(backend),
             special_tokens={name: str(text) for name, text in tokens.items()},
