@@ -22,7 +22,7 @@ from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-KINDS = ["numpy", "torch", "sequence", "hidden", "ownloop", "late"]
+KINDS = ["numpy", "torch", "whole", "sequence", "hidden", "ownloop", "late"]
 WITH_KV = ["numpy", "torch", "sequence", "late"]
 ENGINES = ["numpy", "torch"]
 
@@ -108,6 +108,20 @@ def numpy_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def whole_engine() -> Iterator[Engine]:
+    """The torch engine for models without KV of single tokens, over one that would have it."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from transformers import AutoModelForCausalLM
+
+    from weft.engines.torch.whole import WholePathEngine
+
+    model = AutoModelForCausalLM.from_pretrained(shallow())
+    engine = WholePathEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
 def torch_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = load_engine("torch", request.config)
     yield engine
@@ -161,7 +175,7 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
     ) -> LM:
         if made:
             finish(made.pop())
-        name = f"{kind}_engine" if kind in ("torch", GIVEN) else "numpy_engine"
+        name = f"{kind}_engine" if kind in ("torch", "whole", GIVEN) else "numpy_engine"
         engine: Engine = request.getfixturevalue(name)
         fake = FAKES.get(kind)
         if fake is not None:
