@@ -171,6 +171,7 @@ def _engines(out: Out) -> None:
     if screen.has_torch():
         found = f"torch {torch}, transformers {transformers}: most models of the Hub"
         row(out, "", ("✓ ", "green"), found)
+        row(out, "", "  ALiBi and recurrent models (BLOOM, Mamba, …) without prefix caching")
     else:
         row(out, "", ("- ", "yellow"), "no torch with transformers: most models of the Hub need it")
         row(out, "", f'  pip install "{DISTRIBUTION}[torch]"; in the repository: ".[torch]"')

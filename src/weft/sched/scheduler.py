@@ -216,6 +216,9 @@ class Scheduler:
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
         parts = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
+        if self.engine.info.recomputes:
+            again = [part.n_tokens() - part.n_logits() for part in parts]
+            self.counters.recomputed += sum(again)
         if desk.waiting:
             n_left = self.n_batch - sum([part.n_tokens() for part in parts])
             if self.engine.info.recomputes:  # a long path may have been more than its share
