@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import shutil
@@ -18,7 +19,7 @@ from families import N_VOCAB, build, plain_logits  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
-from weft.errors import ConfigError, ModelLoadError, Unsupported  # noqa: E402
+from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -65,6 +66,35 @@ def test_linear_weights_lie_by_column_and_say_what_they_said(folder: Path) -> No
     assert len(linear) == 3 * 7 + 1  # of each layer, and the output
     for name, weight in plain.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight), name
+
+
+def test_a_loaded_model_and_its_copies_can_be_saved(folder: Path, tmp_path: Path) -> None:
+    """Its weights lie by column, those of one input in one piece."""
+    model = TorchEngine.load(folder).model
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.model.layers[0].self_attn.k_proj.weight.mul_(2)
+    for saved in (model, copied):
+        saved.save_pretrained(tmp_path / "again")
+        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+        for name, weight in saved.state_dict().items():
+            assert torch.equal(found.state_dict()[name], weight), name
+    assert TorchEngine.load(tmp_path / "again").info.dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_a_model_that_its_owner_converts_says_so_until_it_is_turned_back(name: str) -> None:
+    model = build(name)
+    engine = TorchEngine.adopt(model)
+    mark = engine.weights_mark()
+    model.half()
+    with pytest.raises(ForwardError, match=r"torch\.float32 on cpu .* torch\.float16 on cpu now"):
+        engine.forward([Row((), [3, 4], 0, None, (1,))])
+    model.float()
+    assert engine.weights_mark() != mark  # of numbers with fewer digits
+    got = engine.forward([Row((), [3, 4], 0, None, (1,))]).logits(0)
+    want = plain_logits(model, [3, 4])[-1]
+    assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system tells no mappings")

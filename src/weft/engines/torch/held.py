@@ -42,17 +42,20 @@ class ModelEngine(Engine):
         self._counted = [each for each in model.parameters() if not each.is_inference()]
         # Whoever converts or moves the model it handed over changes these very objects.
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
+        self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
         self._known_as = self._kind()
         self._extra: dict[str, Any] = {"rope": rope} if rope else {}
         if self._device.type == "cuda":
             self._extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
 
-    def weights_mark(self) -> int:
-        """Count the changes that PyTorch has seen of the parameters: 0.05 µs each.
+    def weights_mark(self) -> tuple[int, int]:
+        """Count the changes that PyTorch has seen of the parameters: 0.05 µs each. With it, where
+        the first one lies: a model that was converted and turned back has lost digits.
 
         What is written through `.data`, or was made in inference mode, it does not count.
         """
-        return sum([parameter._version for parameter in self._counted])
+        place = 0 if self._watched is None else self._watched.data_ptr()
+        return sum([parameter._version for parameter in self._counted]), place
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
@@ -64,7 +67,7 @@ class ModelEngine(Engine):
 
     def _let_go(self) -> None:
         """Give the model's memory back."""
-        self._counted, self._watched = [], None
+        self._counted, self._watched, self._as_was = [], None, None
         del self.model, self._lora
 
     # What every forward checks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,6 +229,29 @@ def lay_by_column(model: PreTrainedModel) -> None:
     for tensor in [*model.parameters(), *model.buffers()] if laid else ():
         if id(tensor) not in laid:
             tensor.data = tensor.data.clone()
+    if laid:
+        model.save_pretrained = SavingByRow(model)
+
+
+class SavingByRow:
+    """`save_pretrained` of a model whose weights lie by column: Transformers writes no such ones.
+
+    It gives copies of them, so the weights are in memory twice while it saves.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, save_directory: str | Path, *args: Any, **options: Any) -> Any:
+        """Save as `PreTrainedModel.save_pretrained` does."""
+        model = self._model()
+        assert model is not None
+        if not args and "state_dict" not in options:
+            options["state_dict"] = {n: w.contiguous() for n, w in model.state_dict().items()}
+        return type(model).save_pretrained(model, save_directory, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavingByRow:
+        return SavingByRow(memo.get(id(self._model()), self._model()))
 
 
 def _lay_together(weights: Sequence[Tensor]) -> bool:
