@@ -534,17 +534,17 @@ def test_tiny_by_name_gives_tensors_and_takes_a_batch_size() -> None:
 
 @pytest.mark.torch
 def test_on_cuda_torch_is_taken_until_there_is_a_vllm_engine(monkeypatch, caplog) -> None:
-    from weft.aio import asynclm
+    from weft.aio import by_name
 
-    monkeypatch.setattr(asynclm, "_has_cuda", lambda: True)
-    monkeypatch.setattr(asynclm, "find_spec", lambda name: object())
+    monkeypatch.setattr(by_name, "_has_cuda", lambda: True)
+    monkeypatch.setattr(by_name, "find_spec", lambda name: object())
     folder = str(files("weft") / "data" / "tiny")
     options = {"engine_opts": {"gpu_memory_utilization": 0.3}}
     model = load_model_by_name(folder, llm_opts=options)
     assert model.lm.info.name == "torch"
     assert "engine_opts are for vLLM" in caplog.text
     assert options["engine_opts"]  # the caller's stay as they were
-    monkeypatch.setattr(asynclm, "_has_cuda", lambda: False)
+    monkeypatch.setattr(by_name, "_has_cuda", lambda: False)
     with pytest.raises(TypeError, match="engine_opts"):
         load_model_by_name(folder, llm_opts=options)
 
