@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import read, read_json, read_text, shown, shown_path
-from .chat import check_messages, render_chat
+from .chat import check_messages, check_roles, needs_form, render_chat
 from .form import ChatForm, chat_form
-from .history import as_wanted, check_roles, needs_form
+from .history import as_wanted
 from .text import TextStream
 from .vocab import byte_vocab, first_space_is_dummy
 
