@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
 # machine that is doing something else as well. Read when the libraries are first loaded.
@@ -48,6 +49,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_sessionfinish() -> None:
+    if (forks := sys.modules.get("forks")) is not None:
+        forks.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import typer.main
 
+import forks
 from weft import samples
 from weft.cli.app import app
 
@@ -149,14 +148,8 @@ def offered(command_environment) -> Callable[[list[str]], list[set[str]]]:
     """`offered(["weft tr", …])`: the words that the shell is offered for each."""
 
     def ask(typed: list[str]) -> list[set[str]]:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK, json.dumps(typed)],
-            capture_output=True,
-            text=True,
-            env=command_environment(),
-            check=True,
-        )
-        assert done.stderr == ""
+        done = forks.run(ASK, json.dumps(typed), env=command_environment())
+        assert (done.returncode, done.stderr) == (0, "")
         return [set(part.split()) for part in done.stdout.split("=====")[:-1]]
 
     return ask

@@ -8,8 +8,6 @@ import inspect
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import isclass
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import forks
 import weft
 from searches import DEEP, FEW, SMALL, alike, call, given, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
@@ -188,8 +187,8 @@ def value(nodes):
 weft.search.tot(weft.load("tiny"), {samples.game24!r}, seed=1, breadth=2, n_continue=3,
                 n_suggest=0, value=value, resume={str(file)!r})
 """
-    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    ended = forks.run(program)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert Loom.open(file, lm).meta["search"]["round"] == 2
 
     def value(nodes: list[Heddle]) -> list[float]:
