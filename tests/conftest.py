@@ -66,6 +66,12 @@ def _young() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def type_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where mypy keeps what it knows of Weft, for all tests that ask it."""
+    return str(tmp_path_factory.mktemp("mypy"))
+
+
 def _why_not(marker: str) -> str:
     for package in PACKAGES[marker]:
         if importlib.util.find_spec(package) is None:

@@ -40,12 +40,14 @@ def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path
     assert (tmp_path / "24.loom.json").stat().st_size > 0
 
 
-def test_the_program_type_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_type_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_cache: str
+) -> None:
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)
     file = tmp_path / "first.py"
     file.write_text(program(), encoding="utf-8")
-    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", type_cache]
     out, _, code = api.run([*settings, "--follow-imports=silent", str(file)])
     assert code == 0, out
 

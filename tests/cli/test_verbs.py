@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import weft as weft_package
-from searches import DEEP, puzzle
 from weft import samples
 from weft.search import STRATEGIES
 
@@ -151,12 +150,12 @@ def test_solve_json_has_the_path_with_scores(weft) -> None:
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -> None:
     chosen = ("--strategy", strategy, "--seed", "1", "--json")
-    chosen += ("--budget-tokens", "400")
+    chosen += ("--budget-tokens", "150")
     made = json.loads(weft("solve", samples.game24, *chosen).stdout)
     row = STRATEGIES[strategy]
     search = getattr(weft_package.search, row.call)
     with weft_package.load("tiny") as lm:
-        expected = search(lm, samples.game24, seed=1, budget_tokens=400, **row.fixed)
+        expected = search(lm, samples.game24, seed=1, budget_tokens=150, **row.fixed)
     assert made["text"] == expected.text
     assert made["cost"]["tokens"] == expected.cost.tokens
     assert made["cost"]["candidates"] == expected.cost.candidates
@@ -183,17 +182,6 @@ def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
     assert "95" in made.stdout
 
 
-@pytest.mark.parametrize(
-    "strategy", [name for name, row in STRATEGIES.items() if row.n is not None]
-)
-def test_solve_offers_every_search(weft, strategy: str) -> None:
-    chosen = ("--strategy", strategy, "-n", "4", "--seed", "1", "--budget-tokens", "300")
-    made = json.loads(weft("solve", puzzle(strategy), *chosen, "--json").stdout)
-    assert made["strategy"] == strategy
-    assert made["cost"]["tokens"] <= 300
-    assert made["nodes"] > (3 if strategy in DEEP else 1)
-
-
 def test_solve_keeps_to_its_budget(weft) -> None:
     result = weft("solve", samples.game24, "--budget-tokens", "300", "--seed", "1", "--json")
     cost = json.loads(result.stdout)["cost"]
@@ -208,11 +196,12 @@ def test_solve_goes_on_from_a_file_with_every_strategy(weft, strategy: str, tmp_
     asked = (samples.game24, "--strategy", strategy, "--seed", "1", "--resume", file)
     few = () if strategy == "greedy" else ("-n", "3")
     first = json.loads(weft("solve", *asked, *few, "--budget-tokens", "120", "--json").stdout)
-    rest = ("--resume", file, "--budget-tokens", "3000", "--json")
+    rest = ("--resume", file, "--budget-tokens", "600", "--json")
     second = json.loads(weft("solve", *rest).stdout)
     assert second["strategy"] == strategy
     assert second["prompt"] == samples.game24
     assert first["cost"]["tokens"] <= 120
+    assert second["nodes"] > 1
     third = json.loads(weft("solve", *rest).stdout)
     assert third["text"] == second["text"]
     if second["cost"]["stopped"] is None:

@@ -668,12 +668,12 @@ def test_an_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) 
     assert "ConfigError: genlm.control is imported already" in done.stderr
 
 
-def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch) -> None:
+def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch, type_cache) -> None:
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)
     file = tmp_path / "program.py"
     file.write_text(PROGRAM, encoding="utf-8")
-    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", type_cache]
     out, _, _ = api.run([*settings, "--follow-imports=silent", str(file)])
     errors = [line.split("program.py:")[1] for line in out.splitlines() if "error:" in line]
     assert [error.split(":")[0] for error in errors] == ["14", "15"], out

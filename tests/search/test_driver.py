@@ -35,13 +35,20 @@ class Stop(Exception):
 
 
 @pytest.fixture(scope="module")
-def found(lm: weft.LM) -> Callable[[str], SearchResult]:
+def told() -> dict[str, list[Level]]:
+    """What each search of `found` has told of its rounds."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def found(lm: weft.LM, told: dict[str, list[Level]]) -> Callable[[str], SearchResult]:
     """Each search of the sample puzzle, run once."""
     made: dict[str, SearchResult] = {}
 
     def get(name: str) -> SearchResult:
         if name not in made:
-            made[name] = small(name, lm, puzzle(name))
+            told[name] = []
+            made[name] = small(name, lm, puzzle(name), progress=told[name].append)
         return made[name]
 
     return get
@@ -159,9 +166,11 @@ def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_progress_tells_each_round_in_order(name: str, lm: weft.LM) -> None:
-    levels: list[Level] = []
-    result = small(name, lm, puzzle(name), budget_tokens=200, progress=levels.append)
+def test_progress_tells_each_round_in_order(
+    name: str, found: Any, told: dict[str, list[Level]]
+) -> None:
+    result, levels = found(name), told[name]
+    assert levels
     assert [level.depth for level in levels] == list(range(1, len(levels) + 1))
     tokens = [level.cost.tokens for level in levels]
     assert tokens == sorted(tokens)
