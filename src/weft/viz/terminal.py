@@ -13,7 +13,7 @@ from rich.text import Text
 from .out import Out, Part
 from .outline import NOTHING, by_number, facts, headline
 from .text import ASCII, MIN_LABEL, UNICODE, colour_of, folded, railed
-from .tint import TerminalRamp
+from .tint import Ramp
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -108,7 +108,7 @@ def _style(node: Heddle) -> str:
     return colour_of(node.mean_p) if node.logprobs else ""
 
 
-def tinted(out: Out, text: Tokenizer, node: Heddle, ramp: TerminalRamp) -> Text:
+def tinted(out: Out, text: Tokenizer, node: Heddle, ramp: Ramp) -> Text:
     """Return a node's text with its tokens coloured; without colours, figures in braces."""
     made = Text()
     stream = text.stream()
@@ -120,20 +120,18 @@ def tinted(out: Out, text: Tokenizer, node: Heddle, ramp: TerminalRamp) -> Text:
             made.append(out.shown(piece))
             continue
         value = math.exp(logprobs[at]) if ramp.key == "p" else entropies[at]
-        made.append(out.shown(piece), ramp.style(value) if colours else "")
+        made.append(out.shown(piece), ramp.styles[ramp.level(value)] if colours else "")
         if not colours and piece:
             made.append(ramp.figure(value))
     return made
 
 
-def legend(out: Out, ramp: TerminalRamp) -> Text:
+def legend(out: Out, ramp: Ramp) -> Text:
     """Return what the colours mean."""
     if not out.has_colours:
         return out.text((f"in braces: {ramp.in_braces}", "dim"))
-    first, *others = ramp.labels
-    labels = [first.replace("≥", ">=") if out.is_ascii else first, *others]
-    parts: list[Part] = [(f"{ramp.title}  ", "dim")]
-    for label, style in zip(labels, ramp.styles, strict=True):
+    parts: list[Part] = [(f"{ramp.name}  ", "dim")]
+    for label, style in zip(ramp.labels, ramp.styles, strict=True):
         parts += [(f" {label} ", style), " "]
     return out.text(*parts)
 
