@@ -128,12 +128,39 @@ def test_piped_text_is_appended_to_the_prompt(weft) -> None:
 
 
 def test_solve_by_tree_of_thoughts_shows_path_answer_and_cost(weft) -> None:
-    result = weft("solve", samples.game24, "--seed", "1")
+    result = weft("solve", samples.game24, "--seed", "1", "--tree")
     assert result.exit_code == 0
     assert "= 24  ✓ checked: right" in result.stdout
     assert "tree of thoughts · " in result.stdout
     assert "└── " in result.stdout
     assert "next: weft solve" in result.stderr
+
+
+def test_solve_into_a_pipe_writes_the_text_and_nothing_else(weft) -> None:
+    few = ("-b", "2", "-n", "3", "--seed", "1")
+    expected = json.loads(weft("solve", samples.game24, *few, "--json").stdout)
+    for asked in ((), ("--text",)):
+        result = weft("solve", samples.game24, *few, *asked)
+        assert result.stdout == expected["text"] + "\n"
+        assert "tree of thoughts · " in result.stderr
+        assert "kept as use-4-9-10-13" in result.stderr
+    assert "└── " in weft("solve", samples.game24, *few, "--tree").stdout
+    both = weft("solve", samples.game24, "--text", "--json")
+    assert both.exit_code == 2
+    assert "--text and --json exclude each other" in both.stderr
+
+
+def test_solve_says_where_it_knows_no_task(weft) -> None:
+    few = ("--strategy", "greedy", "--budget-tokens", "2")
+    told = "no task is known in this prompt, so nothing checks the answer"
+    for numbers in ("4 9 10 13", "4, 9, 10, 13"):
+        bare = weft("solve", numbers, *few).stderr
+        assert told in bare
+        assert 'is asked like this: weft solve "Use 4 9 10 13 to make 24."' in bare
+    assert told in (other := weft("solve", samples.sum, *few).stderr)
+    assert "Game of 24" not in other
+    assert told not in weft("solve", samples.game24, *few).stderr
+    assert weft("solve", samples.sum, *few, "--json").stderr == ""
 
 
 def test_solve_json_has_the_path_with_scores(weft) -> None:
@@ -223,7 +250,7 @@ def test_solve_names_what_is_wrong_with_a_file_to_go_on_from(weft, tmp_path) -> 
 
 
 def test_solve_out_of_time_says_that_there_is_no_answer(weft) -> None:
-    result = weft("solve", samples.game24, "--budget-s", "0.000001")
+    result = weft("solve", samples.game24, "--budget-s", "0.000001", "--tree")
     assert result.exit_code == 0
     assert "\nno answer yet\n" in result.stdout
     assert "checked" not in result.stdout
@@ -299,7 +326,9 @@ def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> No
     few = ("-m", folder, "-n", "1")
     raw = weft("run", "Once", "--raw", "--max-tokens", "2", "--no-keep", *few)
     assert raw.stderr.splitlines()[1].endswith(f" -m {folder} --raw")
-    told = weft("solve", samples.game24, "--budget-tokens", "50", *few).stderr.splitlines()
+    told = weft(
+        "solve", samples.game24, "--budget-tokens", "50", "--tree", *few
+    ).stderr.splitlines()
     assert told[0].endswith(f" -m {folder}")
 
 
@@ -312,7 +341,7 @@ def test_what_cannot_be_copied_is_not_said_to_do_next(weft, prompt: str) -> None
 
 
 def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:
-    result = weft("solve", samples.sum, "--seed", "1")
+    result = weft("solve", samples.sum, "--seed", "1", "--tree")
     assert "\nThe answer is 95.\n" in result.stdout
     assert "checked" not in result.stdout
     assert "37 + 58 = 95.  0.00\n" in result.stdout
