@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from weft.viz.out import Out
-from weft.viz.terminal import legend
+from weft.viz.text import legend
 from weft.viz.tint import ENTROPY, PROBABILITY, Ramp
 
 RAMPS = (PROBABILITY, ENTROPY)

@@ -10,7 +10,7 @@ import typer
 from ..errors import ConfigError
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.terminal import Picture, called, legend, show_distribution, tinted
+from ..viz.text import Picture, called, legend, show_distribution, tinted
 from ..viz.tint import Ramp
 from . import advice, options
 from .draw import below_root

@@ -16,9 +16,8 @@ import typer
 from .. import files
 from ..errors import ConfigError, GrammarError, WeftError
 from ..sampling.params import NAMES, PARAMETERS, TEMPERATURE
-from ..viz.escape import visible
-from ..viz.out import Out
-from ..viz.terminal import called
+from ..viz.out import Out, visible
+from ..viz.text import called
 from ..viz.tint import ENTROPY, PROBABILITY, Ramp
 from .advice import quoted
 

@@ -18,7 +18,7 @@ from ..errors import ConfigError, FormatError
 from ..search.strategies import DEFAULT, STRATEGIES, Strategy, defaults, meanings
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.terminal import Picture, show_votes
+from ..viz.text import Picture, show_votes
 from . import advice, options
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
