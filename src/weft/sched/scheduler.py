@@ -73,7 +73,8 @@ class Scheduler:
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         self._refuse_retired(items)
-        refuse(items, self.engine)
+        if not self.engine.info.abilities.steps:
+            refuse(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         return tickets, [self._job_of(group) for group in groups if group]
