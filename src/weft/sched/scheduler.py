@@ -153,7 +153,8 @@ class Scheduler:
 
     def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
-        self.lines.drain()
+        if self.lines.gone:
+            self.lines.drain()
         self.tree.drain_released()
         n_taken = len(self._inbox)
         while self._inbox:
@@ -167,7 +168,7 @@ class Scheduler:
         return n_taken
 
     def _add(self, jobs: list[Job]) -> None:
-        if any(job.by_content for job in jobs):
+        if self.lines.opened and any(job.by_content for job in jobs):
             self.lines.relieve()
         for job in jobs:
             self.desk.add(job)
