@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
+from ..abilities import OWN
 from ..base import EngineInfo, Row, Span, check_rows
 from .check import (
     NoTree,
@@ -216,6 +217,7 @@ class TorchEngine(ModelEngine):
             fingerprint=fingerprint,
             device=str(self._device),
             n_embd=n_embd,
+            abilities=OWN["torch"],
             extra=self._extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
