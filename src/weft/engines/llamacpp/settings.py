@@ -102,11 +102,11 @@ def context_length(header: GGUF, n_ctx: int | None) -> int:
 
 def slot_bytes(header: GGUF, *types: str) -> int:
     """Return the bytes of one slot by the header alone, of plain attention."""
-    n_layers = header.of_model("block_count")
-    n_embd, heads = header.of_model("embedding_length"), header.of_model("attention.head_count")
+    n_layers, n_embd = header.of_model("block_count"), header.of_model("embedding_length")
+    heads = header.of_model("attention.head_count", 1)
     kv_heads = header.of_model("attention.head_count_kv", heads)
     each = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
-    most = max(heads) if isinstance(heads, list) else heads
+    most = max(1, *heads) if isinstance(heads, list) else max(1, heads)
     sizes = {name: block / count for name, count, block in TYPES.values()}
     of_key = header.of_model("attention.key_length", n_embd // most)
     of_value = header.of_model("attention.value_length", n_embd // most)
