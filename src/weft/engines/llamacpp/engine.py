@@ -24,6 +24,7 @@ from .leases import Leases
 from .library import Handle, chosen_devices, new_context
 from .settings import N_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
+from .threads import ThreadCount
 from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
@@ -51,6 +52,7 @@ class LlamaCppEngine(Engine):
             n_embd=int(C.llama_model_n_embd_out(pointer)),
             n_batch=N_BATCH,
             width=width,
+            threads=ThreadCount(settings.n_threads) if settings.may_use_fewer else None,
         )
         self.fragments: SequenceFragments = SequenceFragments(
             context,
@@ -97,7 +99,8 @@ class LlamaCppEngine(Engine):
             kv_bytes: KV is allocated at once, so much; None for 4 GiB or 65,536 tokens at most.
             n_gpu_layers: layers on the GPU; None for all.
             main_gpu, tensor_split: as llama.cpp has them, for several GPUs.
-            n_threads: of a model call; None for the cores that may be used.
+            n_threads: of a model call; None for the cores that may be used, fewer while others use
+                them.
             type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
             flash_attention: None lets llama.cpp choose.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
@@ -113,14 +116,16 @@ class LlamaCppEngine(Engine):
         header = read_gguf(Path(file))
         length = made.context_length(header, n_ctx)
         of_keys, of_values, flash = made.kv_types(dtype, type_k, type_v, flash_attention)
+        gpus = tuple(chosen_devices(device)) if n_gpu_layers != 0 else ()
         settings = ContextSettings(
             n_ctx=length,
             n_slots=made.n_slots(header, kv_bytes, length, of_keys, of_values),
             type_k=of_keys,
             type_v=of_values,
             flash=flash,
-            n_threads=usable_cores() if n_threads is None else whole_number("n_threads", n_threads),
-            gpus=tuple(chosen_devices(device)) if n_gpu_layers != 0 else (),
+            n_threads=whole_number("n_threads", n_threads or usable_cores(), 1),
+            may_use_fewer=n_threads is None and not gpus,
+            gpus=gpus,
         )
         model = made.load_weights(
             header,

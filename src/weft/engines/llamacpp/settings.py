@@ -30,7 +30,10 @@ _MOST_SLOTS = 1 << 15  # that are allocated where no budget asks for more
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto."""
+    """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto.
+
+    may_use_fewer: threads than `n_threads`, where cores are busy with something else.
+    """
 
     n_ctx: int
     n_slots: int
@@ -38,6 +41,7 @@ class ContextSettings:
     type_v: str
     flash: bool | None
     n_threads: int
+    may_use_fewer: bool
     gpus: tuple[Device, ...]
 
     def context_values(self, n_sequences: int) -> dict[str, Any]:
