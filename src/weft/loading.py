@@ -212,14 +212,15 @@ def _load_object(
     kind = type(model)
     if isinstance(model, Engine):
         raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
-    if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
+    name = engine_of_object(model)
+    is_plain = model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict)
+    if is_plain and name == "torch":  # a model of MLX is a dict, too
         shown = (
             reprlib.repr(model) if kind in (int, float, type(None)) else f"of type {kind.__name__}"
         )
         raise ConfigError(
             f"model is {shown}; allowed are a name, a folder, or an already loaded model"
         )
-    name = engine_of_object(model)
     if engine not in ("auto", name):
         raise ConfigError(
             f"engine={engine!r} has no effect on an already loaded model, which the {name} engine"

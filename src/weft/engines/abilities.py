@@ -31,6 +31,18 @@ OWN: dict[str, Abilities] = {
         takes="most models of the Hub",
         packages=("torch", "transformers"),
     ),
+    "mlx": Abilities(
+        shared_attention=True,
+        fork=_FREE,
+        embed=True,
+        offload=True,
+        save_kv=True,
+        quantised="mlx-lm's",
+        devices="Apple GPU, CPU",
+        families="mlx-lm's with plain or rotating caches",
+        takes="models of mlx-lm",
+        packages=("mlx", "mlx_lm"),
+    ),
     "llamacpp": Abilities(
         shared_attention=True,
         fork=_FREE,
