@@ -406,6 +406,14 @@ class Engine(ABC):
         """
         raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
 
+    @classmethod
+    def backends(cls) -> str:
+        """Return in words what the installed library can run on; "": nothing to add.
+
+        For `weft doctor`; where it has builds for several kinds of devices.
+        """
+        return ""
+
     def tokenizer(self) -> Any:
         """Return the tokenizer that came with the model; None: it lies beside it as files.
 

@@ -21,7 +21,7 @@ from . import settings as made
 from .context import Context, Floats
 from .kv import SequenceFragments
 from .leases import Leases
-from .library import Handle, chosen_devices, new_context
+from .library import Handle, chosen_devices, devices, new_context
 from .settings import N_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
 from .threads import ThreadCount
@@ -144,6 +144,11 @@ class LlamaCppEngine(Engine):
         except BaseException:
             model.close()
             raise
+
+    @classmethod
+    def backends(cls) -> str:
+        """Return the devices that the installed llama.cpp runs on, GPUs first."""
+        return ", ".join(f"{each.name} ({each.description})" for each in devices())
 
     def tokenizer(self) -> Tokenizer:
         """Return the file's own tokenizer, as llama.cpp reads it. Raises: ModelLoadError."""
