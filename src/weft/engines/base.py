@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .native import NativeRuns
 
 KVKind = Literal["addressable", "sequence", "hidden"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class EngineInfo:
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
-    pooling: str | None = None
+    pooling: Pooling | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)

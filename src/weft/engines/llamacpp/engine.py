@@ -15,7 +15,7 @@ from ...cores import usable_cores
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Engine, EngineInfo, LateTokens, Row, check_rows
+from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf
 from . import settings as made
 from .context import Context, Floats
@@ -29,7 +29,7 @@ from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
-_POOLING = {1: "mean", 2: "cls", 3: "last"}
+_POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 class LlamaCppEngine(Engine):
