@@ -291,7 +291,9 @@ def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngi
         ({"type_k": "q3_k"}, "type_k is 'q3_k'"),
         ({"type_v": "q8_0"}, "needs flash attention"),
         ({"n_ctx": 4096}, "n_ctx is 4096"),
-        ({"n_threads": -1}, "n_threads is -1"),
+        ({"kv_bytes": 1 << 60}, "kv_budget is 1152921504606846976 bytes"),
+        ({"n_threads": 0}, "n_threads is 0"),
+        ({"n_gpu_layers": -3}, "n_gpu_layers is -3"),
         ({"device": "cuda:7"}, "device is 'cuda:7'"),
         ({"load_mode": "fast"}, "load_mode is 'fast'"),
         ({"tensor_split": [1.0, 2.0]}, "tensor_split is"),
@@ -302,6 +304,19 @@ def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngi
 def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         LlamaCppEngine.load(shallow_gguf(), **{"dtype": "float32", **options})
+
+
+def test_what_progress_raises_stops_the_loading() -> None:
+    heard: list[int] = []
+
+    def progress(phase: str, done: int, total: int, note: str) -> None:
+        heard.append(done)
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20, progress=progress)
+    assert heard
 
 
 def test_an_unknown_option_is_refused_by_name() -> None:

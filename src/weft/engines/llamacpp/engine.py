@@ -96,7 +96,7 @@ class LlamaCppEngine(Engine):
             dtype: of the KV: "auto" (float16), "float16", "bfloat16", or "float32", which also
                 turns flash attention off; weights stay as the file has them.
             n_ctx: a context shorter than the model's own.
-            kv_bytes: KV is allocated at once, so much; None for 4 GiB or 65,536 tokens at most.
+            kv_bytes: KV is allocated at once, so much; None for 32,768 tokens, 4 GiB at most.
             n_gpu_layers: layers on the GPU; None for all.
             main_gpu, tensor_split: as llama.cpp has them, for several GPUs.
             n_threads: of a model call; None for the cores that may be used, fewer while others use
@@ -117,19 +117,12 @@ class LlamaCppEngine(Engine):
         length = made.context_length(header, n_ctx)
         of_keys, of_values, flash = made.kv_types(dtype, type_k, type_v, flash_attention)
         gpus = tuple(chosen_devices(device)) if n_gpu_layers != 0 else ()
-        settings = ContextSettings(
-            n_ctx=length,
-            n_slots=made.n_slots(header, kv_bytes, length, of_keys, of_values),
-            type_k=of_keys,
-            type_v=of_values,
-            flash=flash,
-            n_threads=whole_number("n_threads", n_threads or usable_cores(), 1),
-            may_use_fewer=n_threads is None and not gpus,
-            gpus=gpus,
+        most_threads = (
+            usable_cores() if n_threads is None else whole_number("n_threads", n_threads, 1)
         )
         model = made.load_weights(
             header,
-            settings.gpus,
+            gpus,
             n_gpu_layers=n_gpu_layers,
             main_gpu=main_gpu,
             tensor_split=tensor_split,
@@ -140,6 +133,17 @@ class LlamaCppEngine(Engine):
         )
         try:
             made.refuse(header, model)
+            left = tuple(chosen_devices(device)) if gpus else ()  # free once the weights are there
+            settings = ContextSettings(
+                n_ctx=length,
+                n_slots=made.n_slots(header, kv_bytes, length, (of_keys, of_values), left),
+                type_k=of_keys,
+                type_v=of_values,
+                flash=flash,
+                n_threads=most_threads,
+                may_use_fewer=n_threads is None and not gpus,
+                gpus=left,
+            )
             return cls(header, model, settings)
         except BaseException:
             model.close()
