@@ -18,7 +18,7 @@ from llama_cpp import llama_cpp as C
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 
 # What is newest of what is used: an older library would take our words for something else.
-if not {"load_mode", "use_extra_bufts"} <= {name for name, _ in C.llama_model_params._fields_}:
+if not all(hasattr(C.llama_model_params, name) for name in ("load_mode", "use_extra_bufts")):
     raise EngineUnavailable(
         "the installed llama-cpp-python is too old, 0.3.36 is needed; run:"
         ' pip install --upgrade "llama-cpp-python>=0.3.36"'
