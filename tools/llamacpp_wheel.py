@@ -1,7 +1,7 @@
 """Install llama-cpp-python from a wheel that was compiled once.
 
-python -m tools.llamacpp_wheel            install the kept wheel; says so and fails where there is none
-python -m tools.llamacpp_wheel --build    compile and keep it first, if it is not there: 5 to 15 minutes
+python -m tools.llamacpp_wheel            install the kept wheel; fails where there is none
+python -m tools.llamacpp_wheel --build    compile and keep it first, if need be: 5 to 15 minutes
 
 Wheels are kept in $WEFT_WHEELS, by default ~/.cache/weft/wheels. The build runs on every x86-64 CPU
 with AVX2, those with AMX too, on which the default one may crash (docs/llamacpp.md).
