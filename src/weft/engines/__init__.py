@@ -18,6 +18,7 @@ _BUILT_IN = {
     "numpy": "weft.engines.numpy:NumpyEngine",
     "torch": "weft.engines.torch:TorchEngine",
     "mlx": "weft.engines.mlx:MlxEngine",
+    "llamacpp": "weft.engines.llamacpp:LlamaCppEngine",
 }
 
 

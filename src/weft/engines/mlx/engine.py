@@ -21,6 +21,7 @@ from ...errors import (
     WeftError,
 )
 from ...sampling import metrics
+from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score, Span, check_rows
 from ..checkpoint import read_config
 from .check import check_paths, check_tree
@@ -262,6 +263,7 @@ class MlxEngine(Engine):
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
             n_embd=self._head.n_embd,
+            abilities=OWN["mlx"],
             extra=extra,
         )
 
