@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -263,7 +264,11 @@ class MlxEngine(Engine):
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
             n_embd=self._head.n_embd,
-            abilities=OWN["mlx"],
+            abilities=replace(
+                OWN["mlx"],
+                embed=bool(self._head.n_embd),
+                shared_attention=attention == "tree",
+            ),
             extra=extra,
         )
 
