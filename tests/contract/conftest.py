@@ -23,7 +23,7 @@ from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
 ENGINES = ["numpy", "torch", "mlx", "llamacpp"]
-KINDS = [*ENGINES, "sequence", "hidden", "ownloop", "late"]
+KINDS = [*ENGINES, "whole", "sequence", "hidden", "ownloop", "late"]
 WITH_KV = [*ENGINES, "sequence", "late"]
 
 FAKES = {
@@ -78,6 +78,17 @@ def _load_torch() -> Engine:
     return TorchEngine.load(shallow(), dtype="float32")
 
 
+def _load_whole() -> Engine:
+    """The torch engine for models without KV of single tokens, over one that would have it."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from transformers import AutoModelForCausalLM
+
+    from weft.engines.torch.whole import WholePathEngine
+
+    model = AutoModelForCausalLM.from_pretrained(shallow())
+    return WholePathEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")
+
+
 def _load_mlx() -> Engine:
     pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
     from weft.engines.mlx import MlxEngine
@@ -95,6 +106,7 @@ def _load_llamacpp() -> Engine:
 LOADERS: dict[str, NewEngine] = {
     "numpy": lambda: NumpyEngine.load(shallow()),
     "torch": _load_torch,
+    "whole": _load_whole,
     "mlx": _load_mlx,
     "llamacpp": _load_llamacpp,
 }

@@ -86,6 +86,8 @@ class EngineInfo:
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
+    recomputes: hidden only: nothing is kept between forwards, so a row costs its whole path and is
+    counted so in a step's budget. A row of another hidden engine counts as its new tokens.
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
@@ -96,7 +98,7 @@ class EngineInfo:
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these.
+    Raises: ConfigError for a `kv` that is none of these, and for `recomputes` with another.
     """
 
     name: str
@@ -111,6 +113,7 @@ class EngineInfo:
     kv: KVKind = "addressable"
     max_paths: int | None = None
     kv_slots: int | None = None
+    recomputes: bool = False
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
@@ -124,6 +127,8 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
+        if self.recomputes and self.kv != "hidden":
+            raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
 
 
 class Fragment:

@@ -94,7 +94,8 @@ class Tokenizer:
                 "a fast tokenizer (AutoTokenizer with use_fast=True) or a tokenizers.Tokenizer"
             )
         tokens = dict(getattr(given, "special_tokens_map", {}))
-        stop_ids = [*stop_ids, *(getattr(given, "eos_token_ids", None) or ())]  # mlx-lm's own
+        more = getattr(given, "eos_token_ids", None)  # mlx-lm's are all that end a text
+        stop_ids = [*stop_ids, *(more if isinstance(more, list | tuple | set) else ())]
         return cls(
             copy_of(backend),
             special_tokens={name: str(text) for name, text in tokens.items()},
