@@ -177,6 +177,16 @@ class MlxEngine(Engine):
 
     # Loading
 
+    def library_array(self, array: NDArray[Any]) -> mx.array:
+        """Return a host array of KV as an array of MLX, in the dtype of the keys."""
+
+        def made() -> mx.array:
+            found = mx.array(array).astype(self._memory.slot[0].dtype)
+            mx.eval(found)
+            return found
+
+        return self._on_owner(made)
+
     def _on_owner(self, work: Callable[[], Answer]) -> Answer:
         """Call `work` on the thread that runs MLX, with its arrays on the engine's device."""
 
