@@ -28,7 +28,7 @@ from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 
 import weft  # noqa: E402
 from mlx_families import N_VOCAB, build, plain_logits  # noqa: E402
-from shallow import TINY, shallow  # noqa: E402
+from shallow import shallow  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
 from weft.engines.mlx.hook import ATTENTION  # noqa: E402
@@ -259,6 +259,7 @@ def test_a_process_may_end_in_any_state_and_its_limits_stay() -> None:
     assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_told() -> None:
     done = program(
         f"""
@@ -355,7 +356,7 @@ def test_a_collected_lm_gives_its_memory_back() -> None:
 
 def test_live_branches_hold_the_prompt_once() -> None:
     """MLX's own figure; weights and the logits of the prompt aside."""
-    with weft.load(str(TINY), engine="mlx", dtype="float32") as lm:
+    with weft.load(str(shallow()), engine="mlx", dtype="float32") as lm:
         ids = [(i * 7) % 900 + 20 for i in range(300)]
         loom = weft.Loom(lm, ids)
         loom.grow(n=2, max_tokens=2)
