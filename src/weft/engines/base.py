@@ -447,6 +447,13 @@ class Engine(ABC):
         """
         raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
 
+    def library_array(self, array: NDArray[Any]) -> Any:
+        """Return a host array of KV as callers who use the engine's library expect it.
+
+        array: float, bfloat16 widened to float32. NumPy's own unless the engine says otherwise.
+        """
+        return array
+
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter for rows that name it; return a fingerprint of what it computes.
 
