@@ -102,6 +102,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         except Mistake as error:
             self.reply(400, {"error": {"message": str(error)}})
+        except weft_errors() as error:
+            self.reply(500, {"error": {"message": str(error)}})
         finally:
             self.server.n_open -= 1
 
@@ -145,6 +147,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
 
+def weft_errors() -> type[Exception]:
+    from weft.errors import WeftError
+
+    return WeftError
+
+
 class Mistake(Exception):
     """The request is not one that this server takes."""
 
@@ -162,6 +170,7 @@ class Answer:
         self.fault = fault
         self.is_chat = is_chat
         self.n_sent = 0
+        self.texts: dict[int, Any] = {}
         self.prompt = self.prompt_ids()
         self.names_ids = bool(body.get("return_token_ids")) and self.server.has("ids")
         self.n_top = body.get("logprobs") if self.server.has("logprobs") else None
@@ -309,12 +318,16 @@ class Answer:
         return given
 
     def said(self, loom: Any, delta: Any) -> Iterator[dict[str, Any]]:
-        ids, text, logprobs = list(delta.token_ids), delta.text, list(delta.logprobs)
+        ids, logprobs = list(delta.token_ids), list(delta.logprobs)
         finish = delta.finish_reason
         is_end = finish == "stop" and delta.node.terminal
         # The text that each token completes; an unfinished character waits, as servers do.
-        parts = [text] if len(ids) <= 1 else [""] * (len(ids) - 1) + [text]
-        tokens = list(zip(ids, parts, logprobs, strict=False))
+        speaking = self.texts.setdefault(delta.branch, self.lm.text.stream())
+        parts = [speaking.push(token) for token in ids]
+        text = speaking.flush() if finish is not None else ""
+        if ids and not is_end:
+            parts[-1] += text
+        tokens = list(zip(ids, parts, logprobs, strict=True))
         for at, (token, part, logprob) in enumerate(tokens):
             is_last = finish is not None and at == len(tokens) - 1 and not is_end
             yield self.choice(delta.branch, [token], part, [logprob], finish if is_last else None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from .dialect import DIALECTS, PLAIN, Dialect, Manners, dialect_of
 from .said import Garbled, Said, likeliest, read_said
-from .wire import Fault, Wire
+from .wire import Fault, Silence, Wire
 
 _TEXT = "The quick brown fox jumps over the lazy dog and"
 _SURE = 1e-3  # logprobs of one token in two answers are level to that where they are of one kind
@@ -109,7 +109,7 @@ async def _patient(wire: Wire, ask: Any) -> Any:
 def _unavailable(wire: Wire, fault: Fault) -> EngineUnavailable:
     hint = "is the server up, and is the address right, /v1 included?"
     if fault.status in (401, 403):
-        hint = "give its key by token=… or WEFT_API_KEY (OPENAI_API_KEY goes to https only)"
+        hint = "give its key by token=… or WEFT_API_KEY; OPENAI_API_KEY is for https"
     return EngineUnavailable(f"{wire.address.base}: {fault}", hint=hint)
 
 
@@ -147,7 +147,8 @@ class _Questions:
             except Fault as fault:
                 if fault.status in (404, 405) and not _names_model(fault, self.found.model):
                     return None
-                if fault.status in (None, 401, 403) or _names_model(fault, self.found.model):
+                is_final = isinstance(fault, Silence) or fault.status in (401, 403)
+                if is_final or _names_model(fault, self.found.model):
                     raise _unavailable(self.wire, fault) from None
                 refused = fault
                 continue
@@ -183,12 +184,16 @@ class _Questions:
         """Return what the first answer shows."""
         n_scored = len(told.logprobs or ())
         echoes = "echo" in wants and n_scored > len(self.ids) > 0 and "ids" in wants
-        new = told.ids or []
-        if echoes and new[: len(self.ids)] == self.ids:
-            new = new[len(self.ids) :]
         gives_ids = told.ids is not None and self.text is not None
-        if gives_ids and self.text is not None:
-            self._check(new, told.text.removeprefix(_TEXT))
+        said = told.text
+        if echoes and self.text is not None:
+            asked = self.text.decode(self.ids).strip()
+            if not said.strip().startswith(asked):
+                self._wrong(self.ids, said, asked)
+            said = said.strip()[len(asked) :]
+        if gives_ids:
+            new = told.ids or []
+            self._check(new[len(self.ids) :] if new[: len(self.ids)] == self.ids else new, said)
         return Manners(
             takes_ids="ids" in wants,
             gives_ids=gives_ids,
@@ -203,10 +208,13 @@ class _Questions:
         if "\ufffd" in said or "\ufffd" in ours or not said.strip():
             return
         if said.strip() not in ours.strip() and ours.strip() not in said.strip():
-            raise ConfigError(
-                f"wrong tokenizer: the server's {said!r} are tokens {new}, which it reads as"
-                f" {ours!r}; give the one made for {self.found.model}"
-            )
+            self._wrong(new, said, ours)
+
+    def _wrong(self, ids: list[int], said: str, ours: str) -> NoReturn:
+        raise ConfigError(
+            f"wrong tokenizer: tokens {ids} are {ours!r} by it, and {said!r:.200} for the server;"
+            f" give the one made for {self.found.model}"
+        )
 
     async def _second(self, manners: Manners, first: Said) -> Manners:
         """Ask for two hot choices: is n honoured, and are logprobs of raw logits?"""
@@ -236,6 +244,7 @@ class _Questions:
             "model": self.found.model,
             "messages": [{"role": "user", "content": "Say yes."}],
             "max_tokens": 1,
+            "temperature": 1.0,
         }
         wants: list[dict[str, Any]]
         wants = [{"logprobs": True, "n": 2}, {"logprobs": True}, {"n": 2}, {}]

@@ -206,9 +206,7 @@ class Errand:
                     if not 0 <= told.index < len(voices):
                         raise Garbled(f"choice {told.index} of {len(voices)} came")
                     self._hear(journey, voices[told.index], told)
-                del journey
-                if not self._open():
-                    return
+                del journey  # what comes after the last text is read, so that the connection stays
         finally:
             await messages.aclose()  # type: ignore[attr-defined]
 

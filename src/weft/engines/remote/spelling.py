@@ -44,8 +44,9 @@ class Spelling:
         names = told.names
         if names is None:
             return None
-        if told.finish is not None and names and not self._fits(names, told):
-            names = names[:-1]  # the end token, which has a name and no text
+        is_end = told.finish is not None and bool(names)
+        if is_end and (not names[-1] or not self._fits(names, told)):
+            names = names[:-1]  # the end token, which may have a name and has no text
         if not self._fits(names, told):
             return None
         if self.is_pieces:

@@ -69,6 +69,10 @@ class Fault(Exception):
         self.asked_s = asked_s
 
 
+class Silence(Fault):
+    """Nothing came for as long as somebody was to wait."""
+
+
 class Wire:
     """Requests to one server. Coroutines run on its thread; `run` and `spawn` bring them there.
 
@@ -182,7 +186,7 @@ class Wire:
         except Garbled as error:
             raise Fault(str(error)) from None
         except TimeoutError:
-            raise Fault("it does not go on: nothing came for too long") from None
+            raise Silence("it does not go on: nothing came for too long") from None
         except httpx2.ConnectError as error:
             raise Fault(f"it does not answer: {error}") from None
         except httpx2.ConnectTimeout:
