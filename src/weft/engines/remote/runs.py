@@ -75,6 +75,7 @@ class RemoteRuns(NativeRuns):
         return self.wording.refusal(params)
 
     def start(self, run: NativeRun, tell: Tell) -> Journey:
+        self.wording.prompt(run.tokens)  # or it cannot be asked for at all
         journey = Journey(run, tell)
         # Who stops by a string that the server cuts off is stopped from here, each at its own time.
         is_cut = run.params.stop and not self.wording.dialect.keep_stop

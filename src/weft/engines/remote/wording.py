@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...constraints import GBNF, Choice, JsonSchema, Regex, json_schema_to_grammar
-from ...errors import GrammarError
+from ...errors import GrammarError, Unsupported
 from ...sampling.params import PARAMETERS, SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..native import NativeRun
@@ -131,13 +131,18 @@ class Wording:
         return self.manners.raw or (params.temperature in (0, 1) and not changed)
 
     def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of a path."""
+        """Return the fields of a path. Raises: Unsupported for a chat's unfinished answer."""
         text = self.text
         if self.manners.api == "chat":
             assert isinstance(text, PieceTokenizer)
             messages = text.messages(tokens)
             if messages and messages[-1]["role"] == "assistant":
                 if messages[-1]["content"]:
+                    if not self.dialect.may_continue:
+                        raise Unsupported(
+                            f"chats of the kind {self.dialect.name!r} cannot go on from the middle"
+                            " of an answer; grow it in one piece, or answer it"
+                        )
                     going_on = {"continue_final_message": True, "add_generation_prompt": False}
                     return {"messages": messages, **going_on}
                 messages.pop()
