@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import weft
 from shallow import TINY
 from stand_in_server import KEY, Started, standing_in
 from weft import Loom
+from weft.constraints import Regex
 from weft.errors import EngineUnavailable, ForwardError, StoreError
 from weft.lm import LM
 
@@ -331,3 +333,31 @@ def test_what_is_no_model_server_is_no_crash(server: Started) -> None:
         weft.load(server.base.removesuffix("/v1") + "/nothing", TINY)
     with pytest.raises((StoreError, EngineUnavailable)):
         weft.load("https://127.0.0.1:1/v1", TINY)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"constraint": Regex("[0-9]{12}"), "seed": 3},
+        {"presence_penalty": 0.9, "frequency_penalty": 0.9, "temperature": 0},
+    ],
+)
+def test_what_counts_from_the_beginning_is_asked_for_from_there(
+    server: Started, lm: LM, params: dict[str, Any]
+) -> None:
+    (want,) = Loom(lm, PROMPT).grow(n=1, max_tokens=20, **params)
+    n_before = len(server.bodies())
+    server.fault(broken("break", 5), broken("break", 3))
+    (node,) = Loom(lm, PROMPT).grow(n=1, max_tokens=20, **params)
+    assert (node.tokens, node.terminal) == (want.tokens, want.terminal)
+    assert len({json.dumps(body) for body in server.bodies()[n_before:]}) == 1
+
+
+def test_another_text_on_that_second_try_is_an_error(server: Started, lm: LM) -> None:
+    """A server that does not honour seeds: what a constraint has read cannot be gone on from."""
+    native: Any = lm.engine.native
+    say, seeds = native.wording.body, itertools.count()
+    native.wording.body = lambda *given, **more: {**say(*given, **more), "seed": next(seeds)}
+    server.fault(broken("break", 20))
+    with pytest.raises(ForwardError, match="another text when it was asked again"):
+        Loom(lm, PROMPT).grow(n=1, max_tokens=60, constraint=Regex("[0-9]{40}"), temperature=5.0)

@@ -22,7 +22,8 @@ class Dialect:
     keep_stop: fields that leave a stop string in the text. seeded: equal seeds give equal texts.
     constraints: the form in which it takes them. may_continue: its chat goes on from the middle of
     an answer. top: how many likeliest tokens are asked for so that it tells logprobs at all.
-    most: requests it works on at once, if it breaks others off.
+    most: requests it works on at once, if it breaks others off. drops_letters: with logprobs, those
+    that are several tokens are missing from its streams.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Dialect:
     may_continue: bool = False
     top: int = 1
     most: int | None = None
+    drops_letters: bool = False
 
 
 _STANDARD = {
@@ -110,6 +112,7 @@ LLAMA_CPP_PYTHON = Dialect(
     seeded=True,
     constraints="gbnf",
     most=1,
+    drops_letters=True,
 )
 DIALECTS = {each.name: each for each in (PLAIN, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON)}
 

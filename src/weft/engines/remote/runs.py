@@ -23,11 +23,15 @@ _GOLDEN = 0x9E3779B97F4A7C15  # another seed for what is asked for again
 
 @dataclass(eq=False, slots=True)
 class Voice:
-    """One sibling on its way: what was told of it, and the request that brings it now."""
+    """One sibling on its way: what was told of it, and the request that brings it now.
+
+    known: what that request will bring once more.
+    """
 
     number: int
     stream: int
     tokens: list[int] = field(default_factory=list)
+    known: list[int] = field(default_factory=list)
     is_over: bool = False
     errand: Errand | None = None
 
@@ -91,6 +95,10 @@ class RemoteRuns(NativeRuns):
             self.wire.call(lambda: handle.cancel(sibling))
 
 
+class LettersLost(Exception):
+    """A token came without text, and its text will not come; see `Dialect.drops_letters`."""
+
+
 class Errand:
     """One request after the other, until some siblings of a run are over.
 
@@ -105,6 +113,7 @@ class Errand:
         self.journey = journey
         self.voices = voices
         self.tries = 0
+        self._figures = True  # logprobs are asked for
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -137,6 +146,8 @@ class Errand:
                     if left:
                         raise Fault("its answer ended before the text did")
                     return
+                except LettersLost:
+                    self._figures = False
                 except (Fault, Garbled) as fault:
                     if sum(len(voice.tokens) for voice in voices) > n_before:
                         self.tries = 0
@@ -214,16 +225,27 @@ class Errand:
     def _body(self, voices: list[Voice]) -> dict[str, Any]:
         journey = self.journey()
         assert journey is not None  # its end cancels this
-        run = journey.run
-        n_told = len(voices[0].tokens)
-        streams = [voice.stream ^ (n_told * _GOLDEN) for voice in voices]
-        tokens = [*run.tokens, *voices[0].tokens]
-        return self.runs.wording.body(run, tokens, streams, run.max_tokens - n_told)
+        run, told = journey.run, voices[0].tokens
+        for voice in voices:
+            voice.known = []
+        if self.runs.wording.must_replay(run.params):
+            for voice in voices:
+                voice.known = list(voice.tokens)
+            told = []
+        streams = [voice.stream ^ (len(told) * _GOLDEN) for voice in voices]
+        left = run.max_tokens - len(told)
+        tokens = [*run.tokens, *told]
+        return self.runs.wording.body(run, tokens, streams, left, figures=self._figures)
 
     def _hear(self, journey: Journey, voice: Voice, told: Said) -> None:
+        if self._figures and self.runs.wording.dialect.drops_letters:
+            if told.finish is None and told.names == [b""]:
+                raise LettersLost
         tokens, logprobs = self.runs.spelling.tokens(told)
         if not self.runs.wording.shows_logprobs(journey.run.params):
             logprobs = None
+        if voice.known:
+            tokens, logprobs = _beyond(voice, tokens, logprobs)
         event = NativeEvent(voice.number, tokens, logprobs)
         if told.finish is not None:
             event = self._last(journey.run, voice, told, tokens, logprobs)
@@ -255,6 +277,18 @@ class Errand:
         """Return the end token of an end that was told without its name."""
         usual = self.runs.spelling.text.eos_token_id
         return usual if usual in run.stop_ids else min(run.stop_ids, default=None)
+
+
+def _beyond(voice: Voice, tokens: list[int], logprobs: Figures) -> tuple[list[int], Figures]:
+    """Return what is new of tokens that begin with known ones. Raises: ForwardError for others."""
+    n = min(len(voice.known), len(tokens))
+    if tokens[:n] != voice.known[:n]:
+        raise ForwardError(
+            "the stream broke, and the server wrote another text when it was asked again; what a"
+            " constraint or a penalty has counted cannot be gone on from the middle"
+        )
+    del voice.known[:n]
+    return tokens[n:], None if logprobs is None else logprobs[n:]
 
 
 def _begin(errands: Sequence[Errand]) -> None:

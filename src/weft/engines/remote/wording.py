@@ -120,6 +120,14 @@ class Wording:
         """Whether an answer that has begun can be asked to go on."""
         return self.manners.api == "completions" or self.dialect.may_continue
 
+    def must_replay(self, params: SamplingParams) -> bool:
+        """Whether a text that broke off is asked for from its beginning.
+
+        What a constraint and these penalties count begins with the request.
+        """
+        counts = params.presence_penalty or params.frequency_penalty
+        return bool(counts) or params.constraint is not None
+
     def shows_logprobs(self, params: SamplingParams) -> bool:
         """Whether what the server tells are logprobs of the raw distribution."""
         if not self.manners.logprobs:
@@ -154,9 +162,18 @@ class Wording:
         return {"prompt": text.decode(tokens[begins:], first=True)}
 
     def body(
-        self, run: NativeRun, tokens: Sequence[int], streams: Sequence[int], n_left: int
+        self,
+        run: NativeRun,
+        tokens: Sequence[int],
+        streams: Sequence[int],
+        n_left: int,
+        *,
+        figures: bool = True,
     ) -> dict[str, Any]:
-        """Return the request for siblings that go on after these tokens; all are told at once."""
+        """Return the request for siblings that go on after these tokens.
+
+        figures: ask for logprobs, where the server tells them.
+        """
         params, dialect, manners = run.params, self.dialect, self.manners
         body: dict[str, Any] = {
             "model": self.model,
@@ -171,7 +188,7 @@ class Wording:
         if params.temperature:
             body["seed"] = streams[0] & _SEED
         body |= self._drawing(params)
-        if manners.logprobs:
+        if manners.logprobs and figures:
             body["logprobs"] = True if manners.api == "chat" else dialect.top
         if manners.gives_ids and dialect.ask_ids:
             body[dialect.ask_ids] = True
