@@ -311,10 +311,10 @@ class Answer:
             given["seed"] = body["seed"]
         if body.get("stop") and self.server.has("keep_stop"):
             given["stop"] = body["stop"]
-        if forms := body.get("structured_outputs"):
-            name = {"json": "json_schema"}
-            kinds = {name.get(k, k): v for k, v in forms.items() if not k.startswith("disable")}
-            given["constraint"] = from_dict(kinds)
+        forms = body.get("structured_outputs") or body
+        for name, kind in (("grammar", "gbnf"), ("regex", "regex")):
+            if name in forms:
+                given["constraint"] = from_dict({kind: forms[name]})
         return given
 
     def said(self, loom: Any, delta: Any) -> Iterator[dict[str, Any]]:

@@ -208,7 +208,7 @@ def _score(logprobs: Sequence[float | None], first: int, n: int) -> Score:
 def _abilities(found: ServerInfo) -> Abilities:
     manners = found.manners
     grammar = {
-        "structured_outputs": "JSON schema, regex, choice",
+        "structured_outputs": "JSON schema, GBNF, choice, regex",
         "gbnf": "JSON schema, GBNF, choice",
     }
     return Abilities(

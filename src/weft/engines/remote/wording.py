@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _NEUTRAL = SamplingParams()
 _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
+_SPACE = re.compile(r'^space ::= " "\?$', re.MULTILINE)
 _SEED = 2**31 - 1  # the widest that all of them take
 
 
@@ -94,25 +96,18 @@ class Wording:
 
     def _constrained(self, constraint: Any) -> dict[str, Any] | None:
         """Return the fields of a constraint; None for one that the server does not take."""
-        if self.dialect.constraints == "structured_outputs":
-            form: dict[str, Any] | None = None
-            if isinstance(constraint, JsonSchema):
-                schema = json.loads(constraint.schema)
-                form = {"json": schema, "disable_any_whitespace": True}
-            elif isinstance(constraint, Regex):
-                form = {"regex": constraint.pattern}
-            elif isinstance(constraint, Choice):
-                form = {"choice": list(constraint.texts)}
-            return None if form is None else {"structured_outputs": form}
-        if self.dialect.constraints == "gbnf":
-            if isinstance(constraint, GBNF):
-                return {"grammar": constraint.text}
-            if isinstance(constraint, JsonSchema):
-                return {"grammar": json_schema_to_grammar(json.loads(constraint.schema))}
-            if isinstance(constraint, Choice):
-                texts = " | ".join(map(_quoted, constraint.texts))
-                return {"grammar": f"root ::= {texts}"}
-        return None
+        said: dict[str, Any] = {}
+        if isinstance(constraint, GBNF):
+            said["grammar"] = constraint.text
+        elif isinstance(constraint, JsonSchema):
+            said["grammar"] = json_grammar(json.loads(constraint.schema))
+        elif isinstance(constraint, Choice):
+            said["grammar"] = "root ::= " + " | ".join(map(_quoted, constraint.texts))
+        elif isinstance(constraint, Regex) and self.dialect.constraints == "structured_outputs":
+            said["regex"] = constraint.pattern
+        if not said or not self.dialect.constraints:
+            return None
+        return said if self.dialect.constraints == "gbnf" else {"structured_outputs": said}
 
     # What is said
 
@@ -225,6 +220,17 @@ class Wording:
             "echo": True,
             "logprobs": self.dialect.top,
         }
+
+
+def json_grammar(schema: Any) -> str:
+    """Return the GBNF of exactly what `JsonSchema` allows: one space after `,` and `:`, no other.
+
+    Servers' own JSON modes put spaces where they like.
+    """
+    text = json_schema_to_grammar(schema)
+    for bracket in ('"{"', '"["'):
+        text = text.replace(f"{bracket} space", bracket)
+    return _SPACE.sub('space ::= " "', text)
 
 
 def _quoted(text: str) -> str:
