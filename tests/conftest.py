@@ -60,6 +60,13 @@ def _young() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line which engines were here, and why the tests of the others did not run."""
+    missing = {marker: _why_not(marker) for marker in PACKAGES}
+    said = [f"{marker} {f'skipped: {why}' if why else 'here'}" for marker, why in missing.items()]
+    terminalreporter.write_line("engines: numpy here · " + " · ".join(said))
+
+
 def _why_not(marker: str) -> str:
     for package in PACKAGES[marker]:
         if importlib.util.find_spec(package) is None:

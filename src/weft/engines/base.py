@@ -42,26 +42,29 @@ KVKind = Literal["addressable", "sequence", "hidden"]
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What an engine can do. People read it: `docs/engines.md` and `weft doctor` are made of it.
+    """What an engine can do, with the model that it has loaded.
 
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
     scoring: without steps, it scores given tokens all the same (`measure`): `forward` takes rows
     that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
-    native_runs: it generates whole runs by itself (`Engine.native`). shared_attention: a shared
-    prefix is attended once a step, not once a branch. entropy: figures of native runs have it.
-    grammar: constraints that it honours in native runs; Weft's own need steps alone.
+    native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
+    entropy, in runs of both kinds.
+    shared_attention: a shared prefix is attended once a step, not once a branch.
+    fork: what a fork anywhere costs. grammar: who enforces constraints.
     lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
-    quantised, devices, families, several_gpus: in words; empty: no.
+    quantised, devices, families, several_gpus: in words; empty: none.
+    takes: what it is for. packages: what must be installed, by the names they are imported by.
     """
 
     steps: bool = True
     native_runs: bool = False
     scoring: bool = False
-    shared_attention: bool = False
     entropy: bool = True
-    grammar: str = ""
+    shared_attention: bool = False
+    fork: str = ""
+    grammar: str = "Weft"
     lora: bool = False
     embed: bool = False
     offload: bool = False
@@ -70,6 +73,8 @@ class Abilities:
     devices: str = "CPU"
     families: str = ""
     several_gpus: str = ""
+    takes: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +87,21 @@ class EngineInfo:
     what else the numbers depend on; the device is no part of it.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
-    kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden.
+    kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
+    allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
+    recomputes: hidden only: nothing is kept between forwards, so a row costs its whole path and is
+    counted so in a step's budget. A row of another hidden engine counts as its new tokens.
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
-    n_embd: numbers in a hidden state; 0 where the engine gives none.
+    n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
+    files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
     abilities: what it can do with this model. temperature_first: its native runs divide by the
     temperature before they filter; the LM's own defaults then say so, too.
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these.
+    Raises: ConfigError for a `kv` that is none of these, and for `recomputes` with another.
     """
 
     name: str
@@ -106,9 +115,12 @@ class EngineInfo:
     device: str = "cpu"
     kv: KVKind = "addressable"
     max_paths: int | None = None
+    kv_slots: int | None = None
+    recomputes: bool = False
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
+    pooling: str | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +130,8 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
+        if self.recomputes and self.kv != "hidden":
+            raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
 
 
 class Fragment:
@@ -364,8 +378,9 @@ class Engine(ABC):
 
         It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
         keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
-        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note)
-        and what `engine_options` holds. Take those that mean something, or `**options`. What
+        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note),
+        `kv_bytes` (the KV budget, None for "auto": for engines that allocate it at once) and what
+        `engine_options` holds. Take those that mean something, or `**options`. What
         somebody asked for and the signature lacks is refused before this is called.
 
         Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ...checks import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...tokens.tokenizer import Tokenizer
+from ..abilities import OWN
 from ..base import Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row, Score
 from ..source import resolve
 from .address import Address
@@ -207,20 +209,10 @@ def _score(logprobs: Sequence[float | None], first: int, n: int) -> Score:
 
 def _abilities(found: ServerInfo) -> Abilities:
     manners = found.manners
-    grammar = {
-        "structured_outputs": "JSON schema, GBNF, choice, regex",
-        "gbnf": "JSON schema, GBNF, choice",
-    }
-    return Abilities(
-        steps=False,
-        native_runs=True,
+    return replace(
+        OWN["remote"],
         scoring=manners.echo and manners.takes_ids,
-        entropy=False,
-        grammar=grammar.get(found.dialect.constraints, ""),
-        quantised="the server's",
-        devices="the server's",
-        families="any",
-        several_gpus="the server's",
+        grammar=OWN["remote"].grammar if found.dialect.constraints else "",
     )
 
 

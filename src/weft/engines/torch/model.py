@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +102,8 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
 def context_of(config: PretrainedConfig, n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
     text: Any = config.get_text_config()
-    known = next((int(v) for n in _CONTEXT_NAMES if (v := getattr(text, n, None))), _NO_LIMIT)
+    given = [int(getattr(text, name, None) or 0) for name in _CONTEXT_NAMES]
+    known = next((n for n in given if n > 0), _NO_LIMIT)
     if n_ctx is None:
         return known
     if not 1 <= n_ctx <= known:
@@ -139,7 +141,7 @@ def _from_pretrained(
     folder: Path, config: PretrainedConfig, dtype: str, *, trust_remote_code: bool
 ) -> PreTrainedModel:
     try:
-        with _quiet():
+        with quiet():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -166,7 +168,7 @@ def _from_pretrained(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Transformers' progress bars and loading report off the terminal."""
     bars, level = (
         transformers_logging.is_progress_bar_enabled(),
@@ -186,10 +188,16 @@ _log = logging.getLogger("weft.engines.torch")
 
 # Buffers up to this size are copied: rotary tables are small, and models rewrite them at run time.
 _COPIED_BUFFER_BYTES = 1 << 20
+_REWRITERS = ("rwkv",)  # it divides weights of later layers before its first forward in eval mode
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy modules and config; parameters and large buffers stay shared with the owner."""
+    """Copy modules and config; parameters and large buffers stay shared with the owner.
+
+    Not those of a model that rewrites its own weights as it runs: it would do so twice.
+    """
+    if model.config.model_type in _REWRITERS:
+        return copy.deepcopy(model).eval()
     shared: list[Tensor] = list(model.parameters())
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
     memo: dict[int, Any] = {id(t): t for t in shared}
@@ -221,6 +229,29 @@ def lay_by_column(model: PreTrainedModel) -> None:
     for tensor in [*model.parameters(), *model.buffers()] if laid else ():
         if id(tensor) not in laid:
             tensor.data = tensor.data.clone()
+    if laid:
+        model.save_pretrained = SavingByRow(model)
+
+
+class SavingByRow:
+    """`save_pretrained` of a model whose weights lie by column: Transformers writes no such ones.
+
+    It gives copies of them, so the weights are in memory twice while it saves.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, save_directory: str | Path, *args: Any, **options: Any) -> Any:
+        """Save as `PreTrainedModel.save_pretrained` does."""
+        model = self._model()
+        assert model is not None
+        if not args and "state_dict" not in options:
+            options["state_dict"] = {n: w.contiguous() for n, w in model.state_dict().items()}
+        return type(model).save_pretrained(model, save_directory, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavingByRow:
+        return SavingByRow(memo.get(id(self._model()), self._model()))
 
 
 def _lay_together(weights: Sequence[Tensor]) -> bool:
@@ -257,11 +288,13 @@ class Head(nn.Module):
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the base model over packed tokens, both [1, T]; return hidden states [T, E]."""
-        output = self.base(
-            input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True
-        )
+        return self.states(token_ids, position_ids=positions)[0]
+
+    def states(self, token_ids: Tensor, **more: Any) -> Tensor:
+        """Run the base model over token ids [B, T]; return hidden states [B, T, E]."""
+        output = self.base(input_ids=token_ids, use_cache=False, return_dict=True, **more)
         self._replay.kind = type(output)
-        hidden: Tensor = output.last_hidden_state[0]
+        hidden: Tensor = output.last_hidden_state
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -273,6 +306,22 @@ class Head(nn.Module):
         finally:
             self._replay.hidden = None
         return logits
+
+
+class BareHead:
+    """Stands in for `Head` where a model cannot be parted so: its logits are its states."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def states(self, token_ids: Tensor) -> Tensor:
+        """Run the model over token ids [B, T]; return logits [B, T, V]."""
+        logits: Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits
+        return logits
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return what is logits already."""
+        return states
 
 
 class _Replay(nn.Module):
