@@ -33,7 +33,7 @@ class Voice:
     tokens: list[int] = field(default_factory=list)
     known: list[int] = field(default_factory=list)
     is_over: bool = False
-    errand: Errand | None = None
+    courier: Courier | None = None
 
 
 class Journey:
@@ -59,8 +59,8 @@ class Journey:
         """End a sibling; the request goes with the last one that it is for."""
         voice = self.voices[number]
         self.tell(voice, NativeEvent(number, end="cancelled"))
-        if voice.errand is not None:
-            voice.errand.stop_if_idle()
+        if voice.courier is not None:
+            voice.courier.stop_if_idle()
 
 
 class RemoteRuns(NativeRuns):
@@ -86,8 +86,8 @@ class RemoteRuns(NativeRuns):
         together = self.together and not is_cut
         groups = [journey.voices] if together else [[voice] for voice in journey.voices]
         ref = weakref.ref(journey)
-        errands = [Errand(self, ref, group) for group in groups]
-        self.wire.call(lambda: _begin(errands))
+        couriers = [Courier(self, ref, group) for group in groups]
+        self.wire.call(lambda: _begin(couriers))
         return journey
 
     def cancel(self, handle: Journey, sibling: int) -> None:
@@ -99,7 +99,7 @@ class LettersLost(Exception):
     """A token came without text, and its text will not come; see `Dialect.drops_letters`."""
 
 
-class Errand:
+class Courier:
     """One request after the other, until some siblings of a run are over.
 
     A stream that breaks is asked for again from where it broke, siblings apart: what was told stays
@@ -122,7 +122,7 @@ class Errand:
         if journey is None:
             return
         for voice in self.voices:
-            voice.errand = self
+            voice.courier = self
         loop = asyncio.get_running_loop()
         self._task = task = loop.create_task(self._run())
         weakref.finalize(journey, _cancel_soon, loop, task).atexit = False
@@ -169,9 +169,9 @@ class Errand:
     def _part(self) -> None:
         """Let each sibling go on by itself, from where it is."""
         for voice in self._open():
-            errand = Errand(self.runs, self.journey, [voice])
-            errand.tries = self.tries
-            errand.begin()
+            courier = Courier(self.runs, self.journey, [voice])
+            courier.tries = self.tries
+            courier.begin()
 
     async def _may_retry(self, fault: Fault | Garbled) -> bool:
         """Wait before the next try; or fail what is open, and say so."""
@@ -291,9 +291,9 @@ def _beyond(voice: Voice, tokens: list[int], logprobs: Figures) -> tuple[list[in
     return tokens[n:], None if logprobs is None else logprobs[n:]
 
 
-def _begin(errands: Sequence[Errand]) -> None:
-    for errand in errands:
-        errand.begin()
+def _begin(couriers: Sequence[Courier]) -> None:
+    for courier in couriers:
+        courier.begin()
 
 
 def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
