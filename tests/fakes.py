@@ -51,6 +51,9 @@ class Wrapped(Engine):
         self.calls.append(list(rows))
         return self.inner.forward(rows)
 
+    def forget(self) -> None:
+        self.inner.forget()
+
     def close(self) -> None:
         """The inner engine is the test's."""
 

@@ -86,8 +86,9 @@ class EngineInfo:
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
-    recomputes: hidden only: nothing is kept between forwards, so a row costs its whole path and is
-    counted so in a step's budget. A row of another hidden engine counts as its new tokens.
+    recomputes: hidden only: no prefixes are kept between forwards, so a row costs its whole path
+    and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
+    keeps_ends: it recomputes, but a row that goes on from a recent one counts as its new tokens.
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
@@ -114,6 +115,7 @@ class EngineInfo:
     max_paths: int | None = None
     kv_slots: int | None = None
     recomputes: bool = False
+    keeps_ends: bool = False
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
@@ -129,6 +131,8 @@ class EngineInfo:
             )
         if self.recomputes and self.kv != "hidden":
             raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
+        if self.keeps_ends and not self.recomputes:
+            raise ConfigError("keeps_ends is True without recomputes; it says what is spared then")
 
 
 class Fragment:
@@ -452,6 +456,9 @@ class Engine(ABC):
     def remove_adapter(self, name: str) -> None:
         """Give an adapter's memory back; no row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
+
+    def forget(self) -> None:  # noqa: B027  (fragments are freed one by one)
+        """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
 
     def weights_mark(self) -> object:
         """Return what is another value once somebody has changed the weights in place.

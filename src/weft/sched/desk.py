@@ -57,7 +57,8 @@ class Desk:
         self.counters = counters
         self.n_ctx = n_ctx
         # Hidden engines are given whole paths, of which most may be known to them.
-        self.counts_rows_whole = info.recomputes or tree.fragments is not None
+        self.runs_whole_paths = info.recomputes and not info.keeps_ends
+        self.counts_rows_whole = self.runs_whole_paths or tree.fragments is not None
         self.rows = rows
         self.reader = Reader(tree, rows, recomputes=info.recomputes)
         self.to_join: list[Place] = []
