@@ -131,6 +131,19 @@ def test_paths_that_go_on_count_their_new_tokens_where_ends_are_kept(make: MakeR
         replace(engine.info, recomputes=False)
 
 
+def test_a_path_counts_as_much_as_the_engine_says_it_would_run(make: MakeRig) -> None:
+    class Knowing(HiddenFake):
+        def n_to_run(self, tokens, first: int, adapter: str | None) -> int:
+            assert (first, adapter) == (len(tokens) - 1, None)
+            return 2 if tokens[0] % 2 else len(tokens)
+
+    engine = Knowing(MemoryEngine())
+    rig = make(engine, n_batch=10)
+    paths = [[1 + 2 * (i < 6), *PATH[:4], i] for i in range(6)] + [[2, *PATH, i] for i in range(2)]
+    rig.drive(*(Extend(rig.place(path), (), (Logits(len(path)),)) for path in paths))
+    assert shapes(engine) == [(5, 30), (2, 6 + 11), (1, 11)]
+
+
 def test_only_hidden_engines_may_say_that_they_recompute() -> None:
     given = {"name": "x", "model": "x", "n_layers": 1, "n_vocab": 4, "n_positions": 8}
     more = {"kv_bytes_per_token": 1, "dtype": "float32", "fingerprint": "x"}

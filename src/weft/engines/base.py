@@ -92,7 +92,8 @@ class EngineInfo:
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
     recomputes: hidden only: no prefixes are kept between forwards, so a row costs its whole path
     and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
-    keeps_ends: it recomputes, but a row that goes on from a recent one counts as its new tokens.
+    keeps_ends: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
+    other paths the engine says how much it would run (`n_to_run`).
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
@@ -476,6 +477,14 @@ class Engine(ABC):
     def remove_adapter(self, name: str) -> None:
         """Give an adapter's memory back; no row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
+
+    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        """Return how many tokens of a whole path a forward would run: what it counts in a step.
+
+        first: index of the first token whose logits or scores are asked for. Asked of engines that
+        recompute, before each step that might run the path; all of it by default.
+        """
+        return len(tokens)
 
     def forget(self) -> None:  # noqa: B027  (fragments are freed one by one)
         """Forget what is kept of paths beside fragments: somebody knows that it is stale."""

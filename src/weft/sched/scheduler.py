@@ -46,7 +46,7 @@ class Scheduler:
         info = engine.info
         lasting = not (info.owner_thread or info.overlap)
         self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock, lasting=lasting)
-        self.desk = Desk(tree, info, self.counters, self.rows, n_ctx)
+        self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
         self.admission = Admission(self.desk)
         self.abroad = None if engine.native is None else Abroad(engine.native)

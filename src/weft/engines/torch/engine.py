@@ -101,7 +101,6 @@ class TorchEngine(ModelEngine):
                 the length are chosen for it, once.
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
-
             state_bytes: see `WholePathEngine`; for models of that kind alone.
 
         Raises:
@@ -110,8 +109,15 @@ class TorchEngine(ModelEngine):
         """
         place = resolve_device(device)
         if Path(source).suffix.lower() == ".gguf":
+            if quantization_config is not None:
+                raise ConfigError(
+                    "quantization_config has no effect on a GGUF file, whose weights are"
+                    " dequantised; leave it out"
+                )
             found = load_gguf(Path(source), place, dtype)
-            engine = open_model(found.model, n_ctx=n_ctx, fingerprint=found.fingerprint)
+            engine = open_model(
+                found.model, n_ctx=n_ctx, fingerprint=found.fingerprint, state_bytes=state_bytes
+            )
             engine.brought = found.tokenizer
             return engine
         model, fingerprint = load_model(

@@ -116,6 +116,12 @@ class WholePathEngine(ModelEngine):
         needed = [0] * len(rows)
         return self._run(rows, needed, pick, lambda: [found[n] for n in range(len(rows))])
 
+    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        """Return how many tokens follow those whose state is kept; see Engine.n_to_run."""
+        ends = self._runner.ends
+        end = None if ends is None else ends.find(adapter, tuple(tokens), first)
+        return len(tokens) - (0 if end is None else end.length)
+
     def forget(self) -> None:
         """Forget the states at the ends of paths."""
         if self._runner.ends is not None:
