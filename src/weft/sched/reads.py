@@ -461,11 +461,11 @@ class Reader:
             part = PathPart(claim.job, 0, tokens, (), self.tree.pin(cursor), None)
             self.open[part] = None
             self._reads[cursor, 0] = part
-            self.n_computed += last
-            cost = 1  # what it costs is the engine's affair, unless it says so
+            cost, n_run = 1, last  # what it costs is the engine's affair, unless it says so
             if self._n_to_run is not None:
                 first = min(a for need in needs for a, _ in need.todo)
-                cost = self._n_to_run(tokens, first, cursor.node.namespace)
+                cost = n_run = self._n_to_run(tokens, first, cursor.node.namespace)
+            self.n_computed += n_run
         self._take(claim, part, part.end)
         return cost
 
