@@ -14,6 +14,8 @@ from weft.engines.source import resolve
 
 ROOT = Path(__file__).parents[2]
 TORCH = "# needs torch"
+TORCHAO = "# needs torchao"
+HAS_TORCHAO = all(map(find_spec, ("torchao", "accelerate")))
 STRICT = """
 import warnings
 warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
@@ -22,7 +24,8 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 
 def blocks(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for block in found if HAS_TORCHAO or not block.startswith(TORCHAO)]
 
 
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page)]

@@ -90,8 +90,10 @@ class EngineInfo:
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
-    recomputes: hidden only: nothing is kept between forwards, so a row costs its whole path and is
-    counted so in a step's budget. A row of another hidden engine counts as its new tokens.
+    recomputes: hidden only: no prefixes are kept between forwards, so a row costs its whole path
+    and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
+    keeps_ends: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
+    other paths the engine says how much it would run (`n_to_run`).
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
@@ -118,6 +120,7 @@ class EngineInfo:
     max_paths: int | None = None
     kv_slots: int | None = None
     recomputes: bool = False
+    keeps_ends: bool = False
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
@@ -133,6 +136,8 @@ class EngineInfo:
             )
         if self.recomputes and self.kv != "hidden":
             raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
+        if self.keeps_ends and not self.recomputes:
+            raise ConfigError("keeps_ends is True without recomputes; it says what is spared then")
 
 
 class Fragment:
@@ -472,6 +477,17 @@ class Engine(ABC):
     def remove_adapter(self, name: str) -> None:
         """Give an adapter's memory back; no row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
+
+    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        """Return how many tokens of a whole path a forward would run: what it counts in a step.
+
+        first: index of the first token whose logits or scores are asked for. Asked of engines that
+        recompute, before each step that might run the path; all of it by default.
+        """
+        return len(tokens)
+
+    def forget(self) -> None:  # noqa: B027  (fragments are freed one by one)
+        """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
 
     def weights_mark(self) -> object:
         """Return what is another value once somebody has changed the weights in place.
