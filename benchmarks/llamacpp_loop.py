@@ -26,7 +26,7 @@ def ours(path: Path, ids: list[int], n: int, n_threads: int, clock: Any) -> floa
     import weft
 
     options: dict[str, Any] = {"temperature": TEMPERATURE, "seed": 1}
-    with weft.load(path, engine_options={"n_threads": n_threads}) as lm:
+    with weft.load(path, n_seq_max=n, engine_options={"n_threads": n_threads}) as lm:
         options["logit_bias"] = {lm.eog_token: float("-inf")}
 
         def job(n_new: int) -> int:
