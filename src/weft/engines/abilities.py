@@ -27,7 +27,7 @@ OWN: dict[str, Abilities] = {
         save_kv=True,
         quantised="torchao, bitsandbytes",
         devices="CPU, CUDA",
-        families="decoders of Transformers",
+        families="decoders of Transformers; ALiBi, recurrent, hybrid: no prefix caching",
         takes="most models of the Hub",
         packages=("torch", "transformers"),
     ),
@@ -56,10 +56,24 @@ OWN: dict[str, Abilities] = {
         takes="GGUF files",
         packages=("llama_cpp",),
     ),
+    "remote": Abilities(
+        steps=False,
+        native_runs=True,
+        scoring=True,
+        entropy=False,
+        fork="as the server caches",
+        grammar="the server",
+        quantised="the server's",
+        devices="the server's",
+        families="the server's",
+        several_gpus="the server's",
+        takes="addresses of OpenAI-compatible servers",
+        packages=("httpx2",),
+    ),
 }
 
 # Those that need nothing but Weft itself.
-BASE = frozenset({"numpy"})
+BASE = frozenset({"numpy", "remote"})
 
 # The rows of the table: what each is called, and the field.
 ROWS: tuple[tuple[str, str], ...] = (
