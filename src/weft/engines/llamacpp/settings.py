@@ -34,7 +34,8 @@ _MOST_SLOTS = 1 << 15  # that are allocated where no budget asks for more
 class ContextSettings:
     """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto.
 
-    n_paths: branches that are resident at once. may_use_fewer: threads than `n_threads`, where cores are busy with something else.
+    n_paths: branches that are resident at once. may_use_fewer: threads than `n_threads`, where
+    cores are busy with something else.
     """
 
     n_ctx: int
