@@ -125,6 +125,16 @@ def test_constraints_and_embeddings_are_those_of_the_numpy_engine(
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
+def test_embeddings_are_pooled_as_the_file_says(folder: Path, lm: weft.LM) -> None:
+    texts = ["a fox", "an owl and a bear"]
+    assert lm.info.pooling is None
+    np.testing.assert_array_equal(lm.embed(texts), lm.embed(texts, pooling="mean"))
+    with load(folder / "windowed.gguf") as other:
+        assert other.info.pooling == "last"
+        np.testing.assert_array_equal(other.embed(texts), other.embed(texts, pooling="last"))
+        assert np.abs(other.embed(texts) - other.embed(texts, pooling="mean")).max() > 0.01
+
+
 def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
     with load(folder / "q8_0.gguf", dtype="auto", type_k="q8_0", type_v="q8_0") as lm:
         assert lm.info.dtype == "q8_0"
