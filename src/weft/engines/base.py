@@ -385,9 +385,10 @@ class Engine(ABC):
         It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
         keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
         `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note),
-        `kv_bytes` (the KV budget, None for "auto": for engines that allocate it at once) and what
-        `engine_options` holds. Take those that mean something, or `**options`. What
-        somebody asked for and the signature lacks is refused before this is called.
+        `kv_bytes` and `n_seq_max` (the KV budget and the paths asked for, None for "auto": for
+        engines that make room for them at once) and what `engine_options` holds. Take those that
+        mean something, or `**options`. What somebody asked for and the signature lacks is refused
+        before this is called.
 
         Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or
         dtype that it cannot run, ConfigError for an option out of range; Unsupported by default:
