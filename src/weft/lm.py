@@ -139,7 +139,9 @@ class LM:
                 n_ctx=self.n_ctx,
                 hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
             )
-        name = after.namespace if after is not None else self.adapters.space(namespace)
+        name = None if after is None else after.namespace
+        if namespace is not None and after is None:
+            name = self.adapters.space(namespace)
         return Place(self.tree.holds, name, after, list(ids))
 
     def _check_ids(self, ids: Sequence[int]) -> None:

@@ -18,9 +18,9 @@ from .check import (
     check_paths,
     check_tree,
     plain_logits,
+    refuse_handed_over,
     refuse_model,
     refuse_probe,
-    refuse_spread,
     why_no_tree,
 )
 from .fused import FusedDecoder
@@ -87,6 +87,7 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        quantization_config: Any = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder.
@@ -95,6 +96,8 @@ class TorchEngine(ModelEngine):
             dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
             n_ctx: longest path; None for all the model knows. Rotary frequencies that depend on
                 the length are chosen for it, once.
+            quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
+                weights are quantised as they are read. A folder that is quantised needs none.
 
         Raises:
             ModelLoadError: files are missing or broken.
@@ -102,7 +105,12 @@ class TorchEngine(ModelEngine):
         """
         place = resolve_device(device)
         model, fingerprint = load_model(
-            Path(source), place, dtype, trust_remote_code=trust_remote_code, progress=progress
+            Path(source),
+            place,
+            dtype,
+            trust_remote_code=trust_remote_code,
+            quantization_config=quantization_config,
+            progress=progress,
         )
         return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint)
 
@@ -120,7 +128,7 @@ class TorchEngine(ModelEngine):
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
         refuse_model(model)
-        refuse_spread(model)
+        refuse_handed_over(model)
         copied = structural_copy(model)
         return open_model(copied, n_ctx=n_ctx, fingerprint=fingerprint_of(model))
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...errors import ConfigError, ContextOverflow, ForwardError
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, LateTokens, Row, Score
-from .check import refuse_model
+from .check import quantised, refuse_model
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
 
@@ -44,7 +44,8 @@ class ModelEngine(Engine):
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
         self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
         self._known_as = self._kind()
-        self._extra: dict[str, Any] = {"rope": rope} if rope else {}
+        named = {"rope": rope, "quantised": quantised(model)}
+        self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
         if self._device.type == "cuda":
             self._extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
 

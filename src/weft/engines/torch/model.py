@@ -57,6 +57,7 @@ def load_model(
     dtype: str,
     *,
     trust_remote_code: bool,
+    quantization_config: Any,
     progress: Progress | None,
 ) -> tuple[PreTrainedModel, str]:
     """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
@@ -72,14 +73,24 @@ def load_model(
         )
     if progress is not None:
         progress("load", 0, 1, str(folder))
-    model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
+    given: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    is_quantised = quantization_config is not None or hasattr(config, "quantization_config")
+    if is_quantised:  # some kinds are made where they stay, and moved by nobody
+        given["device_map"] = {"": device}
+        if quantization_config is not None:
+            given["quantization_config"] = quantization_config
+    model = _from_pretrained(folder, config, dtype, **given)
+    if not is_quantised:
+        model = model.to(device)
     lay_by_column(model)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:
-        return model, stored.fingerprint()
+        if quantization_config is None:
+            return model, stored.fingerprint()
     except Unsupported:  # tensors in a quantised format
-        return model, fingerprint_of(model)
+        pass
+    return model, fingerprint_of(model)
 
 
 def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
@@ -138,7 +149,7 @@ def _sample(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _from_pretrained(
-    folder: Path, config: PretrainedConfig, dtype: str, *, trust_remote_code: bool
+    folder: Path, config: PretrainedConfig, dtype: str, **given: Any
 ) -> PreTrainedModel:
     try:
         with quiet():
@@ -146,9 +157,9 @@ def _from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES.get(dtype, "auto"),
-                trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
+                **given,
             )
     except EngineError:
         raise
@@ -188,7 +199,8 @@ _log = logging.getLogger("weft.engines.torch")
 
 # Buffers up to this size are copied: rotary tables are small, and models rewrite them at run time.
 _COPIED_BUFFER_BYTES = 1 << 20
-_REWRITERS = ("rwkv",)  # it divides weights of later layers before its first forward in eval mode
+# At its first forward RWKV divides weights of later layers, and bitsandbytes packs its own anew.
+_REWRITERS = ("rwkv", "bitsandbytes")
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -196,7 +208,8 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
 
     Not those of a model that rewrites its own weights as it runs: it would do so twice.
     """
-    if model.config.model_type in _REWRITERS:
+    named = (model.config.model_type, getattr(model, "quantization_method", None))
+    if any(name in _REWRITERS for name in named):
         return copy.deepcopy(model).eval()
     shared: list[Tensor] = list(model.parameters())
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import ForwardError, Unsupported, WeftError
-from ..base import Abilities, EngineInfo, Row, Score, check_rows
+from ..abilities import OWN
+from ..base import EngineInfo, Row, Score, check_rows
+from ..paths import calls
 from .check import check_paths, difference, plain_logits
 from .held import ModelEngine
 from .model import BareHead, Head, quiet
@@ -29,13 +32,6 @@ Answer = TypeVar("Answer")
 # Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
 # for all of them in each layer, and on a CPU more of them run no faster.
 _CALL_TOKENS = {"cpu": 512, "cuda": 8192}
-
-
-class WholePath(NamedTuple):
-    """Token ids that run, and the numbers of the rows that they answer."""
-
-    ids: tuple[int, ...]
-    rows: list[int]
 
 
 class WholePathEngine(ModelEngine):
@@ -128,11 +124,13 @@ class WholePathEngine(ModelEngine):
             kv="hidden",
             recomputes=True,
             n_embd=n_embd,
-            abilities=Abilities(
-                lora=True,
+            abilities=replace(
+                OWN["torch"],
+                shared_attention=False,
+                fork="its path runs again",
                 embed=n_embd > 0,
-                devices="CPU, CUDA",
-                families="ALiBi, recurrent, hybrid, or attention of its own",
+                offload=False,
+                save_kv=False,
             ),
             extra={**self._extra, "no_prefix_caching": why},
         )
@@ -177,31 +175,6 @@ class WholePathEngine(ModelEngine):
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-
-
-def calls(tokens: Sequence[tuple[int, ...]], most: int) -> Iterator[list[WholePath]]:
-    """Yield which paths each model call runs: rows that begin a longer one are answered by that.
-
-    most: tokens of a call, padding included; a longer path is alone. Shorter paths come first.
-    """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for number, ids in enumerate(tokens):
-        rows.setdefault(ids, []).append(number)
-    paths: list[WholePath] = []
-    for ids in sorted(rows, reverse=True):  # what begins a path follows it, or others it begins
-        if paths and paths[-1].ids[: len(ids)] == ids:
-            paths[-1].rows.extend(rows[ids])
-        else:
-            paths.append(WholePath(ids, rows[ids]))
-    paths.sort(key=lambda path: len(path.ids))
-    call: list[WholePath] = []
-    for path in paths:
-        if call and (len(call) + 1) * len(path.ids) > most:
-            yield call
-            call = []
-        call.append(path)
-    if call:
-        yield call
 
 
 def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | BareHead, int]:
