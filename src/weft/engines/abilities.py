@@ -34,6 +34,7 @@ OWN: dict[str, Abilities] = {
     "mlx": Abilities(
         shared_attention=True,
         fork=_FREE,
+        lora=True,
         embed=True,
         offload=True,
         save_kv=True,

@@ -18,6 +18,7 @@ from ...errors import (
     EngineError,
     ForwardError,
     ModelLoadError,
+    StaleHandle,
     Unsupported,
     WeftError,
 )
@@ -28,6 +29,7 @@ from ..checkpoint import read_config
 from .check import check_paths, check_tree
 from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
 from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
+from .lora import adapted
 from .model import (
     ModelHead,
     arrays_in,
@@ -70,6 +72,7 @@ class MlxEngine(Engine):
         self.model = model
         self._device = device
         self._closed = False
+        self._adapted: dict[str, ModelHead] = {}
         self._owner = owner()
         self._on_owner(lambda: self._start(n_ctx, fingerprint))
 
@@ -155,11 +158,27 @@ class MlxEngine(Engine):
 
         return self._run(rows, states)
 
+    def add_adapter(self, name: str, folder: Any) -> str:
+        """Load a LoRA adapter, in mlx-lm's or PEFT's format, for rows that name it."""
+
+        def added() -> str:
+            model, mark = adapted(self.model, Path(folder))
+            self._adapted[name] = ModelHead(model, self._make_cache)
+            return mark
+
+        if self._closed:
+            raise ForwardError("the engine is closed; load the model again")
+        return self._on_owner(added)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; rows that still name it are refused."""
+        self._adapted.pop(name, None)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._memory.clear()
-            del self._head, self._call, self.model
+            del self._head, self._adapted, self._call, self.model
 
     def prefix_cache(self, spans: Sequence[Span]) -> list[Any]:
         """Copy a path's KV into the caches that the model itself accepts, one a layer.
@@ -337,9 +356,13 @@ class MlxEngine(Engine):
 
     def _head_of(self, rows: Sequence[Row]) -> ModelHead:
         adapter = rows[0].adapter if rows else None
-        if adapter is not None:
-            raise Unsupported(f"the mlx engine has no adapter {adapter!r}")
-        return self._head
+        if adapter is None:
+            return self._head
+        if adapter not in self._adapted:
+            raise StaleHandle(
+                f"the LoRA adapter {adapter.rpartition('#')[0]!r} was removed; add it again"
+            )
+        return self._adapted[adapter]
 
     def _step(self, rows: Sequence[Row]) -> PackedStep:
         if self.fragments is None:
