@@ -306,7 +306,7 @@ class MlxMemory:
         n = int(parts[0].shape[1])
         self.plan = None
         if not self._has_room(kv, n):
-            self._move(kv, max(kv.length + n, kv.length + kv.length // 4))
+            self._move(kv, kv.length + (max(n, GROW_BY) if kv.length else n))
         assert isinstance(kv.home, ArrayBlock)
         at = kv.start + kv.length
         for array, part in zip(kv.home.arrays, parts, strict=True):
