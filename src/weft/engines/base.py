@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .native import NativeRuns
 
 KVKind = Literal["addressable", "sequence", "hidden"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Abilities:
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
+    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
+    that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
     entropy, in runs of both kinds.
     shared_attention: a shared prefix is attended once a step, not once a branch.
@@ -58,6 +61,7 @@ class Abilities:
 
     steps: bool = True
     native_runs: bool = False
+    scoring: bool = True
     entropy: bool = True
     shared_attention: bool = False
     fork: str = ""
@@ -117,7 +121,7 @@ class EngineInfo:
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
-    pooling: str | None = None
+    pooling: Pooling | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -172,12 +176,13 @@ class Score:
     """Answer to a ScoreSpan of n targets, from raw logits, full vocabulary, natural log.
 
     logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top],
-    top_logprobs float32 [n, top], likeliest first, ties by lower id.
+    top_logprobs float32 [n, top], likeliest first, ties by lower id. An engine without steps may
+    leave entropies and ranks out.
     """
 
     logprobs: NDArray[np.float32]
-    entropies: NDArray[np.float32]
-    ranks: NDArray[np.int64]
+    entropies: NDArray[np.float32] | None
+    ranks: NDArray[np.int64] | None
     top_ids: NDArray[np.int64]
     top_logprobs: NDArray[np.float32]
 
@@ -405,6 +410,14 @@ class Engine(ABC):
         it cannot run; Unsupported by default.
         """
         raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
+
+    @classmethod
+    def backends(cls) -> str:
+        """Return in words what the installed library can run on; "": nothing to add.
+
+        For `weft doctor`; where it has builds for several kinds of devices.
+        """
+        return ""
 
     def tokenizer(self) -> Any:
         """Return the tokenizer that came with the model; None: it lies beside it as files.

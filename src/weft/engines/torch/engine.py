@@ -23,6 +23,7 @@ from .check import (
     refuse_probe,
     why_no_tree,
 )
+from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
@@ -90,10 +91,11 @@ class TorchEngine(ModelEngine):
         quantization_config: Any = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
-        """Load a Transformers-format folder.
+        """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
 
         Args:
-            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own (of a GGUF
+                file float32).
             n_ctx: longest path; None for all the model knows. Rotary frequencies that depend on
                 the length are chosen for it, once.
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
@@ -104,6 +106,11 @@ class TorchEngine(ModelEngine):
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        if Path(source).suffix.lower() == ".gguf":
+            found = load_gguf(Path(source), place, dtype)
+            engine = open_model(found.model, n_ctx=n_ctx, fingerprint=found.fingerprint)
+            engine.brought = found.tokenizer
+            return engine
         model, fingerprint = load_model(
             Path(source),
             place,

@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ...tokens.tokenizer import Tokenizer
+
 
 class ModelEngine(Engine):
     """An engine over a Transformers model, its tensors perhaps an owner's.
 
     `model` is the engine's own copy of the modules; the owner keeps using the original.
+    brought: the tokenizer that came in the model's own file; None: it lies beside it.
     """
 
     info: EngineInfo
     model: PreTrainedModel
+    brought: Tokenizer | None = None
 
     def __init__(self, model: PreTrainedModel, *, n_ctx: int | None) -> None:
         refuse_model(model)
@@ -48,6 +52,9 @@ class ModelEngine(Engine):
         self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
         if self._device.type == "cuda":
             self._extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return self.brought
 
     def weights_mark(self) -> tuple[int, int]:
         """Count the changes that PyTorch has seen of the parameters: 0.05 µs each. With it, where

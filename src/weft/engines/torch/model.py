@@ -51,6 +51,12 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise ConfigError for a dtype that no model is loaded in."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+
+
 def load_model(
     folder: Path,
     device: torch.device,
@@ -61,8 +67,7 @@ def load_model(
     progress: Progress | None,
 ) -> tuple[PreTrainedModel, str]:
     """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    check_dtype(dtype)
     config = config_of(folder, trust_remote_code=trust_remote_code)
     stored = checkpoint.open_checkpoint(folder)
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
