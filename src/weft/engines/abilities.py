@@ -40,7 +40,7 @@ OWN: dict[str, Abilities] = {
         save_kv=True,
         quantised="mlx-lm's",
         devices="Apple GPU, CPU",
-        families="mlx-lm's with plain or rotating caches",
+        families="mlx-lm's; recurrent, hybrid: no prefix caching",
         takes="models of mlx-lm",
         packages=("mlx", "mlx_lm"),
     ),

@@ -105,7 +105,7 @@ def _halves(file: Path) -> Iterator[tuple[str, str, mx.array]]:
         )
     try:
         with safe_open(str(file), "numpy"):  # MLX would not miss the end of a truncated file
-            arrays = mx.load(str(file))
+            arrays: Any = mx.load(str(file))
     except Exception as error:  # the libraries raise kinds of their own
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
     for key, array in arrays.items():

@@ -290,7 +290,7 @@ class PathStep(PackedStep):
             hidden.append(head.hidden(mx.array([ids]), caches)[0][:, None])
             fresh.append([cache.taken() for cache in caches])
         for layer, found in enumerate(zip(*fresh, strict=True)):
-            keys, values = (mx.concatenate(each, axis=0) for each in zip(*found, strict=True))
+            keys, values = (mx.concatenate(list(each)) for each in zip(*found, strict=True))
             self.fresh[layer] = keys, values
         return mx.concatenate(hidden, axis=0)
 
