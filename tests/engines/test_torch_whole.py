@@ -22,8 +22,8 @@ from families import N_VOCAB, WHOLE_FAMILIES, build, plain_logits  # noqa: E402
 from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
+from weft.engines.paths import calls  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.paths import calls  # noqa: E402
 from weft.engines.torch.whole import WholePathEngine  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,

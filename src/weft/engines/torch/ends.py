@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-Ids = tuple[int, ...]
+from ..paths import Ids
+
 Key = tuple[str | None, Ids]  # an adapter, and a path
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .ends import EndBatch, Ends, Ids, KnownEnd
+from ..paths import Ids, Rows, WholePath, calls, rows_of
+from .ends import EndBatch, Ends, KnownEnd
 from .model import BareHead, Head
 
 # Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
@@ -20,14 +21,6 @@ CALL_TOKENS = {"cpu": 512, "cuda": 8192}
 CALL_COST = {"cpu": 8, "cuda": 512}
 
 Pick = Callable[[int, Tensor, int], None]
-Rows = dict[Ids, list[int]]  # paths, each with the numbers of those who ask for it
-
-
-class WholePath(NamedTuple):
-    """Token ids that run, and the numbers of the rows that they answer."""
-
-    ids: Ids
-    rows: list[int]
 
 
 class PathRunner:
@@ -56,9 +49,7 @@ class PathRunner:
         `pick` is told each one's number, its states [n, E], and the position of the first of them:
         that which is `needed` of it, or an earlier one.
         """
-        rows: Rows = {}
-        for number, ids in enumerate(tokens):
-            rows.setdefault(ids, []).append(number)
+        rows = rows_of(tokens)
         groups = self._known(rows, needed, adapter)
         n_groups = Counter(batch for batch, _ in groups)
         for (batch, n_new), ends in groups.items():
@@ -139,32 +130,3 @@ class PathRunner:
     ) -> None:
         assert self.ends is not None
         self.ends.keep(cache, [(adapter, path.ids) for path in paths], **how)
-
-
-def calls(
-    rows: Mapping[Ids, list[int]], most: int, least: int | None = None
-) -> Iterator[list[WholePath]]:
-    """Yield which whole paths each model call runs; what begins a longer one is answered by that.
-
-    most: tokens of a call, padding included; a longer path is alone. least: paths of one length
-    are apart from others where they have so many tokens together; None: never. Shorter ones first.
-    """
-    paths: list[WholePath] = []
-    for ids in sorted(rows, reverse=True):  # what begins a path follows it, or others it begins
-        if paths and paths[-1].ids[: len(ids)] == ids:
-            paths[-1].rows.extend(rows[ids])
-        else:
-            paths.append(WholePath(ids, list(rows[ids])))
-    paths.sort(key=lambda path: len(path.ids))
-    n_of = Counter(len(path.ids) for path in paths)
-    apart = {n for n, count in n_of.items() if least is not None and n * count >= least}
-    rest = [path for path in paths if len(path.ids) not in apart]
-    for group in [*([p for p in paths if len(p.ids) == n] for n in sorted(apart)), rest]:
-        call: list[WholePath] = []
-        for path in group:
-            if call and (len(call) + 1) * len(path.ids) > most:
-                yield call
-                call = []
-            call.append(path)
-        if call:
-            yield call
