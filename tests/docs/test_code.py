@@ -15,6 +15,7 @@ from weft.engines.source import resolve
 
 ROOT = Path(__file__).parents[2]
 TORCH = "# needs torch"
+SERVER = "# needs a server"  # tests/engines/test_remote.py runs these
 
 
 def blocks(page: Path) -> list[str]:
@@ -41,7 +42,7 @@ def test_the_guides_have_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
-    run([block for block in blocks(page) if not block.startswith(TORCH)], place)
+    run([block for block in blocks(page) if not block.startswith((TORCH, SERVER))], place)
 
 
 @pytest.mark.torch

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,17 +194,6 @@ def test_two_hundred_runs_at_once(lm: LM, plain: LM) -> None:
     assert [node.tokens for node in found] == [node.tokens for node in want]
 
 
-def test_no_more_are_on_their_way_than_was_asked(server: Started) -> None:
-    with weft.load(server.base, TINY, engine_options={"most": 2}) as lm:
-        server.fault(*[{"kind": "slow", "seconds": 0.02}] * 6)
-        n_before, n_ended = len(server.bodies()), 0
-        for delta in Loom(lm, PROMPTS[0]).stream(n=6, seed=1, max_tokens=8):
-            n_asked = len(server.bodies()) - n_before
-            n_ended += delta.finish_reason is not None
-            assert n_asked <= n_ended + 2
-        assert n_asked == n_ended == 6
-
-
 # What cannot be had ----------------------------------------------------------------------------
 
 
@@ -321,6 +313,20 @@ def test_a_tokenizer_of_another_model_is_found_out(server: Started) -> None:
     other.pre_tokenizer = Whitespace()
     with pytest.raises(ConfigError, match="wrong tokenizer"):
         weft.load(server.base, other)
+
+
+def test_the_code_of_the_guide_runs(
+    server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "remote.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# needs a server.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    shutil.copytree(TINY, tmp_path / "folder")
+    monkeypatch.chdir(tmp_path)
+    code = code.replace("http://host:8000/v1", server.base).replace('"model"', '"tiny"')
+    made: dict[str, Any] = {}
+    exec(code, made)
+    assert len(made["loom"].children) == 8
+    made["lm"].close()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Journey:
 
     def __init__(self, run: NativeRun, tell: Tell) -> None:
         self.run = run
+        self.shows_logprobs = False  # what the server tells is what a logprob is here
         self.voices = [Voice(number, stream) for number, stream in enumerate(run.streams)]
         self._tell = tell
 
@@ -81,6 +82,7 @@ class RemoteRuns(NativeRuns):
     def start(self, run: NativeRun, tell: Tell) -> Journey:
         self.wording.prompt(run.tokens)  # or it cannot be asked for at all
         journey = Journey(run, tell)
+        journey.shows_logprobs = self.wording.shows_logprobs(run.params)
         # Who stops by a string that the server cuts off is stopped from here, each at its own time.
         is_cut = run.params.stop and not self.wording.dialect.keep_stop
         together = self.together and not is_cut
@@ -210,17 +212,18 @@ class Courier:
         body = self._body(voices)
         messages = self.runs.wire.messages(self.runs.wording.path, body)
         try:
-            async for message in messages:
+            async for some in messages:
                 journey = self.journey()
                 if journey is None:
                     return
-                for told in read_said(message):
-                    if not 0 <= told.index < len(voices):
-                        raise Garbled(f"choice {told.index} of {len(voices)} came")
-                    self._hear(journey, voices[told.index], told)
+                for message in some:
+                    for told in read_said(message):
+                        if not 0 <= told.index < len(voices):
+                            raise Garbled(f"choice {told.index} of {len(voices)} came")
+                        self._hear(journey, voices[told.index], told)
                 del journey  # what comes after the last text is read, so that the connection stays
         finally:
-            await messages.aclose()  # type: ignore[attr-defined]
+            await messages.aclose()
 
     def _body(self, voices: list[Voice]) -> dict[str, Any]:
         journey = self.journey()
@@ -242,7 +245,7 @@ class Courier:
             if told.finish is None and told.names == [b""]:
                 raise LettersLost
         tokens, logprobs = self.runs.spelling.tokens(told)
-        if not self.runs.wording.shows_logprobs(journey.run.params):
+        if not journey.shows_logprobs:
             logprobs = None
         if voice.known:
             tokens, logprobs = _beyond(voice, tokens, logprobs)

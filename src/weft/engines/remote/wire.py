@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ import httpx2
 
 from ...errors import StaleHandle
 from .address import Address
-from .said import Garbled, error_text, events, parsed
+from .said import Events, Garbled, error_text, parsed
 
 Value = TypeVar("Value")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -145,26 +145,29 @@ class Wire:
             async with asyncio.timeout(self.patience.first_s):
                 return parsed(await response.aread())
 
-    async def messages(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
-        """Yield the messages that answer a request as they come. Raises: Fault.
+    async def messages(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[Any], None]:
+        """Yield the messages that answer a request, as many at once as come. Raises: Fault.
 
         Close it to break the answer off; the server hears of that.
         """
         loop, patience = asyncio.get_running_loop(), self.patience
         async with self._open("POST", self.address.base + path, body) as response:
             if response.headers.get("content-type", "").startswith("application/json"):
-                yield parsed(await response.aread())  # it does not stream: all of it at once
+                yield [parsed(await response.aread())]  # it does not stream: all of it at once
                 return
-            limit_s = patience.first_s
-            told = events(response.aiter_raw())
-            while True:
-                try:
-                    async with asyncio.timeout_at(loop.time() + limit_s):
-                        message = await anext(told)
-                except StopAsyncIteration:
-                    return
-                yield message
-                limit_s = patience.between_s
+            events = Events()
+            # A timer is set anew now and then, not for every message; so it waits a tenth longer.
+            pause_s = patience.between_s / 10
+            again = 0.0
+            async with asyncio.timeout(patience.first_s) as limit:
+                async for chunk in response.aiter_raw():
+                    found = events.take(chunk)
+                    if found:
+                        yield found
+                        now = loop.time()
+                        if now >= again:
+                            limit.reschedule(now + patience.between_s + pause_s)
+                            again = now + pause_s
 
     @asynccontextmanager
     async def _open(
