@@ -18,7 +18,7 @@ SOURCES = $(shell find src -type f -not -name '*.pyc')
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
-	@echo "make test      a venv with torch for CPUs, then the default tests"
+	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make docs      the documentation as a site in site/"
@@ -39,7 +39,7 @@ $(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
-	$(PIP) --editable '.[torch,dev]'
+	$(PIP) --editable '.[torch,mlx,dev]'
 	$(PIP) --no-deps mistral-common axe-playwright-python
 	@touch $@
 

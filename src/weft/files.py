@@ -326,6 +326,11 @@ def whole(value: object, where: str, low: int, high: int | None = None) -> int:
     raise FormatError(f"{where} is {shown(value)}; a whole number from {low}{last} belongs there")
 
 
+def json_number(value: float) -> float | str:
+    """Return a number as JSON can hold it; those it has no word for by name: inf, -inf, nan."""
+    return value if math.isfinite(value) else str(value)
+
+
 def shown(value: object) -> str:
     """Return a value as a message shows it: short, however large or deep it is."""
     return _brief.repr(value)

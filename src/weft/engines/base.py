@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .native import NativeRuns
 
 KVKind = Literal["addressable", "sequence", "hidden"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class EngineInfo:
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
-    pooling: str | None = None
+    pooling: Pooling | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -410,6 +411,14 @@ class Engine(ABC):
         """
         raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
 
+    @classmethod
+    def backends(cls) -> str:
+        """Return in words what the installed library can run on; "": nothing to add.
+
+        For `weft doctor`; where it has builds for several kinds of devices.
+        """
+        return ""
+
     def tokenizer(self) -> Any:
         """Return the tokenizer that came with the model; None: it lies beside it as files.
 
@@ -441,6 +450,13 @@ class Engine(ABC):
         Raises: Unsupported, unless the engine says otherwise.
         """
         raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
+
+    def library_array(self, array: NDArray[Any]) -> Any:
+        """Return a host array of KV as callers who use the engine's library expect it.
+
+        array: float, bfloat16 widened to float32. NumPy's own unless the engine says otherwise.
+        """
+        return array
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter for rows that name it; return a fingerprint of what it computes.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..loom import Loom
 from ..stats import format_bytes
-from .escape import as_html, cut
+from .out import as_html, cut
 from .outline import NOTHING, Item, counted, facts, headline, outline
 from .text import draw
 from .tint import PROBABILITY

@@ -12,7 +12,7 @@ from ..loom import Loom
 from ..loom.node import lm_of
 from ..results import TokenProb
 from ..sched.work import Extend, Scores
-from .escape import as_html, visible
+from .out import as_html, visible
 from .outline import NOTHING, counted, facts
 from .tint import ENTROPY, PROBABILITY
 
