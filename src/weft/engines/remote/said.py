@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 _DONE = b"[DONE]"
+MOST_BYTES = 64 << 20  # of one message
 
 
 class Garbled(Exception):
@@ -110,7 +112,8 @@ def likeliest(data: Any) -> list[dict[str, float]]:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    found = math.nan if value is None else float(value)
+    return None if math.isnan(found) else found
 
 
 def error_text(data: Any) -> str:
@@ -137,6 +140,8 @@ class Events:
         """Return the messages that a piece completes. Raises: Garbled."""
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
+        if len(self._rest) > MOST_BYTES:
+            raise Garbled(f"a line of more than {MOST_BYTES >> 20} MiB")
         found: list[Any] = []
         for line in lines:
             # NOTE: one message a line is what all servers send; comments keep a connection open.
