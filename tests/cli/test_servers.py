@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,14 @@ def server() -> Iterator[Started]:
         yield started
 
 
-def test_run_grow_and_chat_find_the_server_again(weft: Weft, server: Started) -> None:
-    address = f"{server.base}#tiny?tokenizer={TINY}"
-    ran = weft("run", "Tell me a story about a fox.", "-n", "2", "--seed", "1", "-m", address)
+def test_run_and_grow_find_the_server_again_from_any_folder(
+    weft: Weft, server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, address = (f"{server.base}#tiny?tokenizer={each}" for each in ("./tiny", TINY))
+    monkeypatch.chdir(TINY.parent)
+    ran = weft("run", "Tell me a story about a fox.", "-n", "2", "--seed", "1", "-m", near)
     assert ran.exit_code == 0, ran.output
+    monkeypatch.chdir(tmp_path)
     grown = weft("grow", "1", "-n", "2", "--max-tokens", "4", "--seed", "1", "--force")
     assert grown.exit_code == 0, grown.output
     assert address in weft("ls").output

@@ -39,6 +39,8 @@ def test_an_address_is_read_and_written() -> None:
     assert found.model == "org/name:tag"
     assert found.options == {"tokenizer": "./a b", "most": "3"}
     assert Address.read(found.with_model(found.model)) == found
+    odd = Address("http://host/v1", "m", {"tokenizer": "./100% a&b=c+d#e?", "most": "3"})
+    assert Address.read(odd.with_model("m")) == odd
     assert Address.read("http://[::1]:80/v1").base == "http://[::1]:80/v1"
     assert Address.read("https://host/v1", "m").with_model("m") == "https://host/v1#m"
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class RemoteEngine(Engine):
         }  # fmt: skip
         given = _with_texts(given, address.options)
         if tokenizer is None and "tokenizer" in address.options:
-            tokenizer = Tokenizer.from_folder(resolve(address.options["tokenizer"]))
+            address, tokenizer = _with_tokenizer(address)
         if given["api"] not in ("auto", "completions", "chat"):
             raise ConfigError(f"api is {given['api']!r}; allowed are auto, completions and chat")
         patience = _patience(given)
@@ -237,6 +238,16 @@ def _patience(given: dict[str, Any]) -> Patience:
         },
         retries=whole_number("retries", given["retries"], 0),
     )
+
+
+def _with_tokenizer(address: Address) -> tuple[Address, Tokenizer]:
+    """Return the tokenizer that an address names, and the address with a folder's whole path."""
+    name = address.options["tokenizer"]
+    folder = resolve(name)
+    if Path(name).expanduser().is_dir():
+        name = str(folder.resolve())
+    found = replace(address, options={**address.options, "tokenizer": name})
+    return found, Tokenizer.from_folder(folder)
 
 
 def _yes_or_no(text: str) -> bool:

@@ -141,6 +141,8 @@ class Courier:
         wire = self.runs.wire
         try:
             while voices := self._open():
+                if self._is_full(voices):
+                    continue
                 n_before = sum(len(voice.tokens) for voice in voices)
                 try:
                     await self._once(voices)
@@ -167,6 +169,16 @@ class Courier:
         except Exception as error:  # a fault of ours: nobody must wait for ever
             _log.exception("a request to %s failed", wire.address.base)
             self._fail(error)
+
+    def _is_full(self, voices: list[Voice]) -> bool:
+        """End siblings that have all their tokens, in the count of ours; whether there were any."""
+        journey = self.journey()
+        full = []
+        if journey is not None:
+            full = [each for each in voices if len(each.tokens) >= journey.run.max_tokens]
+            for voice in full:
+                journey.tell(voice, NativeEvent(voice.number, end="length"))
+        return bool(full)
 
     def _part(self) -> None:
         """Let each sibling go on by itself, from where it is."""

@@ -108,8 +108,8 @@ class Wire:
 
     @property
     def is_closed(self) -> bool:
-        """`stop` was called."""
-        return not self.stop.alive
+        """`stop` was called, or this is a fork of the process that has the thread."""
+        return not (self.stop.alive and self._thread.is_alive())
 
     # From other threads
 
