@@ -59,7 +59,6 @@ OWN: dict[str, Abilities] = {
     "remote": Abilities(
         steps=False,
         native_runs=True,
-        scoring=True,
         entropy=False,
         fork="as the server caches",
         grammar="the server",
@@ -78,6 +77,7 @@ BASE = frozenset({"numpy", "remote"})
 # The rows of the table: what each is called, and the field.
 ROWS: tuple[tuple[str, str], ...] = (
     ("steps, full-vocabulary logprobs", "steps"),
+    ("log-probabilities of given text", "scoring"),
     ("generates runs by itself", "native_runs"),
     ("entropy of every token", "entropy"),
     ("shared prefix attended once", "shared_attention"),

@@ -48,7 +48,7 @@ class Abilities:
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
-    scoring: without steps, it scores given tokens all the same (`measure`): `forward` takes rows
+    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
     that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
     entropy, in runs of both kinds.
@@ -61,7 +61,7 @@ class Abilities:
 
     steps: bool = True
     native_runs: bool = False
-    scoring: bool = False
+    scoring: bool = True
     entropy: bool = True
     shared_attention: bool = False
     fork: str = ""
