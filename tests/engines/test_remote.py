@@ -275,6 +275,73 @@ def test_the_context_ends_a_text(server: Started) -> None:
         assert node.place.depth == 40
 
 
+# Single steps ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stepping(server: Started) -> Iterator[LM]:
+    """With whole rows of logprobs, as vLLM gives them with --max-logprobs -1."""
+    with weft.load(server.base, TINY, engine_options={"steps": True}) as lm:
+        yield lm
+
+
+def test_whole_rows_carry_every_face(stepping: LM, plain: LM) -> None:
+    lm = stepping
+    with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
+        assert [each.id for each in ours.next(5)] == [each.id for each in theirs.next(5)]
+        found, want = ours.measure(" Once upon"), theirs.measure(" Once upon")
+        assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    ids = lm.tokenize("Once upon")
+    row = asyncio.run(weft.AsyncLM(lm).next_token_logprobs(ids))
+    assert row == pytest.approx(asyncio.run(weft.AsyncLM(plain).next_token_logprobs(ids)), abs=1e-4)
+    texts = []
+    for each in (lm, plain):
+        branch = Branch.create(each, seed=1)
+        branch.prefill(ids)
+        fork = branch.fork()
+        for _ in range(4):
+            branch.commit(branch.produce().token)
+            fork.commit(fork.produce().token)
+        texts.append((branch.tokens, fork.tokens))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"constraint": Lark('start: /[a-z]{3}/ " " /[0-9]{2}/')},
+        {"typical_p": 0.9},
+        {"min_p": 0.1, "top_p": 0.9, "temperature": 0.7, "temperature_first": False},
+        {"logit_bias": {5: -float("inf")}},
+    ],
+    ids=str,
+)
+def test_what_the_server_does_not_do_is_drawn_here(
+    stepping: LM, plain: LM, params: dict[str, Any]
+) -> None:
+    made = Loom(stepping, PROMPTS[0]).grow(n=2, seed=1, max_tokens=5, **params)
+    want = Loom(plain, PROMPTS[0]).grow(n=2, seed=1, max_tokens=5, **params)
+    assert [node.tokens for node in made] == [node.tokens for node in want]
+    assert made[0].entropies == pytest.approx(want[0].entropies, abs=1e-3)
+
+
+def test_what_the_server_does_it_generates_in_whole_runs_all_the_same(
+    server: Started, stepping: LM
+) -> None:
+    n_before = len(server.seen()["bodies"])
+    (node,) = Loom(stepping, PROMPTS[0]).grow(n=1, seed=1, max_tokens=12)
+    assert len(server.seen()["bodies"]) == n_before + 1
+    assert node.entropies == []
+
+
+def test_rows_that_are_not_whole_are_refused(serve: Serve) -> None:
+    for options, tokenizer in ((("--without", "rows"), TINY), ((), None)):
+        with pytest.raises(Unsupported, match="--max-logprobs -1"):
+            weft.load(serve(*options).base, tokenizer, engine_options={"steps": True})
+    with pytest.raises(Unsupported, match="--max-logprobs -1"):
+        weft.load(serve("--owner", "me").base, TINY, engine_options={"steps": True})
+
+
 # Loading ---------------------------------------------------------------------------------------
 
 
