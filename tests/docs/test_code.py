@@ -15,6 +15,7 @@ from weft.engines.source import resolve
 ROOT = Path(__file__).parents[2]
 TORCH, MLX = "# needs torch", "# needs mlx"
 TORCHAO = "# needs torchao"
+SERVER = "# needs a server"  # tests/engines/test_remote.py runs these
 HAS_TORCHAO = all(map(find_spec, ("torchao", "accelerate")))
 STRICT = """
 import warnings
@@ -53,7 +54,8 @@ def test_the_guides_have_code() -> None:
     ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
-    run([block for block in blocks(page) if not block.startswith((TORCH, MLX))], place)
+    apart = (TORCH, MLX, SERVER)
+    run([block for block in blocks(page) if not block.startswith(apart)], place)
 
 
 @pytest.mark.torch
