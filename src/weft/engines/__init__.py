@@ -17,6 +17,7 @@ ENTRY_POINT_GROUP = "weft.engines"
 _BUILT_IN = {
     "numpy": "weft.engines.numpy:NumpyEngine",
     "torch": "weft.engines.torch:TorchEngine",
+    "vllm": "weft.engines.vllm:VllmEngine",
 }
 
 

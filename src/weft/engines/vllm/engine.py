@@ -1,0 +1,492 @@
+"""The vLLM engine: the engine protocol over vLLM's AsyncLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from ...checks import whole_number
+from ...errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    ForwardError,
+    ModelLoadError,
+    StaleHandle,
+    Unsupported,
+    WeftError,
+)
+from ...files import FAULTS
+from ...sampling import metrics
+from ...sampling.params import SamplingParams
+from ...tokens.tokenizer import Tokenizer
+from ..base import Abilities, Engine, EngineInfo, HostOutput, Row, Score
+from ..checkpoint import open_checkpoint
+from .board import KEY, Board
+from .loop import EngineLoop
+from .native import VllmRuns, as_failure
+from .options import TAP, as_load_error, check_names, engine_args
+from .quiet import no_main
+from .rows import Path as RowPath
+from .rows import RowReader
+
+_SLOTS = 64
+_PROBE = (0,)  # a path that every model has
+
+
+class VllmEngine(Engine):
+    """A model that vLLM runs, with KV of its own; made by `load` or `adopt`."""
+
+    fragments = None
+
+    def __init__(
+        self, running: Running, *, fingerprint: str, reader: RowReader | None
+    ) -> None:
+        """reader: None where the engine was started so that full logits cannot be had."""
+        self._running = running
+        self._reader = reader
+        self._lora_ids = itertools.count(1)
+        self._loras: dict[str | None, Any] = {None: None}
+        config = running.engine.vllm_config
+        model, parallel = config.model_config, config.parallel_config
+        by_guidance = config.structured_outputs_config.backend == "guidance"
+        n_gpus = parallel.world_size_across_dp
+        self.native = VllmRuns(
+            running.engine,
+            running.loop,
+            self._loras,
+            by_guidance=by_guidance and has_one_end(running.engine),
+        )
+        self.info = EngineInfo(
+            name="vllm",
+            model=str(model.model),
+            n_layers=model.hf_text_config.num_hidden_layers,
+            n_vocab=model.get_vocab_size(),
+            # One place of vLLM's context is for the token that it draws after a path.
+            n_positions=model.max_model_len - 1,
+            kv_bytes_per_token=0,
+            dtype=str(model.dtype).removeprefix("torch."),
+            fingerprint=fingerprint,
+            device=config.device_config.device_type,
+            kv="hidden",
+            abilities=abilities(steps=reader is not None, lora=config.lora_config is not None),
+            temperature_first=True,
+            extra={"devices": n_gpus},
+        )
+        self._finish = weakref.finalize(self, running.close)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        n_ctx: int | None = None,
+        trust_remote_code: bool = False,
+        progress: Any = None,
+        sessions: int | str = "auto",
+        rows: str = "auto",
+        **engine_options: Any,
+    ) -> VllmEngine:
+        """Start vLLM with a Transformers-format folder.
+
+        Args:
+            device: "auto", or what this build of vLLM runs on.
+            n_ctx: longest path; None for all the model knows, less one.
+            sessions: requests that stay open for their next token; 0: every row is a request of
+                its own. "auto" is a quarter of max_num_seqs.
+            rows: "board", logits come through memory that the workers share with this process;
+                "logprobs", through vLLM's own answers, which is slow; "auto" takes what works.
+            engine_options: any of vLLM's AsyncEngineArgs: tensor_parallel_size,
+                gpu_memory_utilization, quantization, …
+
+        Raises:
+            ModelLoadError: files are missing or broken, or vLLM did not start.
+            Unsupported: vLLM cannot run this model so.
+            ConfigError: an option is unknown or out of range.
+        """
+        check_rows_option(rows)
+        check_names(engine_options)
+        checkpoint = open_checkpoint(Path(folder))
+        board = None if rows == "logprobs" else make_board(int(checkpoint.config["vocab_size"]))
+        try:
+            args = engine_args(
+                Path(folder),
+                engine_options,
+                device=device,
+                dtype=dtype,
+                n_ctx=n_ctx,
+                trust_remote_code=trust_remote_code,
+                board=board,
+            )
+            if progress is not None:
+                progress("load", 0, 1, "starting vLLM")
+            running = Running.start(args, board, engine_options)
+        except EngineError:
+            raise
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise as_load_error(error, folder) from error
+        finally:
+            if board is not None:
+                board.vanish()
+        with running.closing_on_error():
+            if progress is not None:
+                progress("load", 1, 1, "")
+            mark = checkpoint.fingerprint() + mark_of(running.engine)
+            reader = running.reader(sessions, rows)
+            return cls(running, fingerprint=mark, reader=reader)
+
+    @classmethod
+    def adopt(
+        cls, engine: Any, *, n_ctx: int | None = None, sessions: int | str = "auto"
+    ) -> VllmEngine:
+        """Use an AsyncLLM that runs already; it stays its owner's, who shuts it down.
+
+        Full logits rows need `max_logprobs=-1` among its arguments; without it, it generates runs,
+        and everything else is refused.
+
+        Raises: ConfigError for an object that is no AsyncLLM, or one that is dead.
+        """
+        if not isinstance(engine, AsyncLLM):
+            raise ConfigError(
+                f"a {type(engine).__name__} cannot be used from several threads; hand over an"
+                " AsyncLLM (AsyncLLM.from_engine_args(AsyncEngineArgs(…))), or give the model's"
+                ' name: weft.load(name, engine="vllm")'
+            )
+        if engine.errored:
+            raise ConfigError("this AsyncLLM is dead or shut down; make another one")
+        running = Running(engine, EngineLoop(loop_of(engine)), None)
+        model = engine.vllm_config.model_config
+        has_all = model.max_logprobs == -1 or model.max_logprobs >= model.get_vocab_size()
+        reader = running.reader(sessions, "logprobs") if has_all else None
+        return cls(running, fingerprint=adopted_mark(engine), reader=reader)
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer that vLLM has, with the ends of its generation config."""
+        given = self._running.engine.get_tokenizer()
+        return Tokenizer.wrap(given, stop_ids=ends_of(self._running.engine))
+
+    def sampling_defaults(self) -> SamplingParams | None:
+        """Return what the model's generation config asks for."""
+        config = self._running.engine.model_config.try_get_generation_config()
+        return SamplingParams.from_generation_config(config)
+
+    # The protocol
+
+    def forward(self, rows: Sequence[Row]) -> HostOutput:
+        """Ask for the logits after every wanted place; see Engine.forward.
+
+        Cost: a request, or a token of one that is open, for each wanted place.
+        """
+        self._check_open()
+        reader = self._reader
+        if reader is None:
+            raise Unsupported(NO_ROWS)
+        for row in rows:
+            self._check_row(row)
+        wanted = [(row.adapter, tuple(row.tokens[: at + 1])) for row in rows for at in row.logits_at]
+        logits = self._rows(reader, wanted)
+        scores = [self._scores(reader, row) for row in rows]
+        return HostOutput(logits, scores)
+
+    def add_adapter(self, name: str, folder: Any) -> str:
+        """Load a LoRA adapter; vLLM must have been started with enable_lora=True."""
+        self._check_open()
+        if self._running.engine.vllm_config.lora_config is None:
+            raise Unsupported(
+                "this vLLM engine was started without LoRA",
+                hint='weft.load(…, engine="vllm", engine_options={"enable_lora": True})',
+            )
+        mark = adapter_mark(Path(folder))
+        lora = LoRARequest(name, next(self._lora_ids), str(Path(folder).absolute()))
+        try:
+            self._running.call(self._running.engine.add_lora(lora))
+        except WeftError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"vLLM does not take the adapter in {folder}: {error}") from error
+        self._loras[name] = lora
+        return mark
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; rows that still name it are refused."""
+        lora = self._loras.pop(name, None)
+        if lora is not None and not self._running.closed:
+            self._running.call(self._running.engine.remove_lora(lora.lora_int_id))
+
+    def close(self) -> None:
+        """End vLLM's processes, where Weft started them; idempotent."""
+        self._finish()
+
+    # One forward
+
+    def _rows(self, reader: RowReader, paths: Sequence[RowPath]) -> np.ndarray:
+        if not paths:
+            return np.empty((0, self.info.n_vocab), np.float32)
+        distinct = list(dict.fromkeys(paths))
+        try:
+            found = self._running.call(reader.rows(distinct, self._loras))
+        except WeftError:
+            raise
+        except Exception as error:
+            raise as_failure(error) from error
+        by_path = dict(zip(distinct, found, strict=True))
+        return np.stack([by_path[path] for path in paths])
+
+    def _scores(self, reader: RowReader, row: Row) -> list[Score]:
+        ids = tuple(row.tokens)
+
+        def logits_of(first: int, last: int) -> np.ndarray:
+            places = range(first, last)
+            return self._rows(reader, [(row.adapter, ids[: at + 1]) for at in places])
+
+        return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
+
+    def _check_open(self) -> None:
+        if self._running.closed:
+            raise ForwardError("the engine is closed; load the model again")
+
+    def _check_row(self, row: Row) -> None:
+        n, limit, n_vocab = row.n_tokens, self.info.n_positions, self.info.n_vocab
+        if not 0 < n <= limit:
+            raise ContextOverflow(
+                f"a path of {n} tokens is longer than the context of {limit}",
+                n_tokens=n,
+                n_ctx=limit,
+            )
+        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
+            raise ForwardError(
+                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
+            )
+        if any(not 0 <= at < n for at in row.logits_at):
+            raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n} tokens")
+        if row.adapter not in self._loras:
+            raise StaleHandle(
+                f"the LoRA adapter {str(row.adapter).rpartition('#')[0]!r} was removed; add it again"
+            )
+
+
+class Running:
+    """An AsyncLLM, the loop it lives on, and the board its workers write to. It knows no VllmEngine,
+    so that this one is collected when nobody has it.
+    """
+
+    def __init__(self, engine: Any, loop: EngineLoop, board: Board | None) -> None:
+        self.engine = engine
+        self.loop = loop
+        self.board = board
+        self.closed = False
+        self._reader: RowReader | None = None
+        self._pid = os.getpid()
+
+    @classmethod
+    def start(cls, args: Any, board: Board | None, options: dict[str, Any]) -> Running:
+        """Start vLLM's processes. Raises what keeps it from starting."""
+        loop = EngineLoop()
+
+        async def begin() -> Any:
+            return AsyncLLM.from_engine_args(args)
+
+        try:
+            with no_main(options.values()):
+                engine = loop.call(begin())
+        except BaseException:
+            loop.close()
+            raise
+        return cls(engine, loop, board)
+
+    @contextlib.contextmanager
+    def closing_on_error(self) -> Any:
+        """Close when something fails in the block."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, work: Any) -> Any:
+        """Run a coroutine on the engine's loop and wait."""
+        return self.loop.call(work)
+
+    def reader(self, sessions: int | str, rows: str) -> RowReader:
+        """Return the reader of logits rows, once it has read one.
+
+        Raises: ModelLoadError where none can be had.
+        """
+        config = self.engine.vllm_config
+        most = most_sessions(sessions, config)
+        n_vocab = config.model_config.get_vocab_size()
+        board = self.board if rows != "logprobs" else None
+        if board is not None and board.n_vocab != n_vocab:
+            board = None
+        reader = RowReader(
+            self.engine, n_vocab, board=board, most=most, most_tokens=idle_tokens(config)
+        )
+        self._reader = reader
+        if self.loop.is_own or _is_elsewhere(self.loop):
+            try:
+                self.call(reader.rows([(None, _PROBE)], {None: None}))
+            except ForwardError:
+                if rows == "board" or board is None:
+                    raise
+                reader.board = None  # on another machine, say
+                self.call(reader.rows([(None, _PROBE)], {None: None}))
+        return reader
+
+    def close(self) -> None:
+        """End what this process started; idempotent, any thread."""
+        if self.closed or os.getpid() != self._pid:
+            return
+        self.closed = True
+        if not self.loop.is_own:
+            if self._reader is not None:
+                with contextlib.suppress(RuntimeError):
+                    self.loop.post(_spawn, self._reader.close())
+            return
+        if threading.current_thread().name == "weft-vllm":  # collected by the loop's own thread
+            threading.Thread(target=self._shut_down, daemon=True).start()
+        else:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(Exception):
+            self.engine.shutdown(timeout=0)
+        self.loop.close()
+
+
+def _spawn(work: Any) -> None:
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda _: None)
+
+
+def _is_elsewhere(loop: EngineLoop) -> bool:
+    """Whether somebody else's loop runs in another thread, so that one may wait for it here."""
+    import asyncio
+
+    try:
+        return loop.loop.is_running() and asyncio.get_running_loop() is not loop.loop
+    except RuntimeError:
+        return loop.loop.is_running()
+
+
+# What Weft knows of vLLM's objects: all of it is here, and tests/engines/test_vllm_contract.py
+# holds it against the vLLM that is installed.
+
+
+def loop_of(engine: Any) -> Any:
+    """Return the event loop that an AsyncLLM runs on already; None: on none yet."""
+    handler = engine.output_handler
+    return None if handler is None else handler.get_loop()
+
+
+def idle_tokens(config: Any) -> int:
+    """Return how many tokens of KV idle requests may hold: two paths of any length fit beside."""
+    cache = config.cache_config
+    capacity = (cache.num_gpu_blocks or 0) * cache.block_size
+    return max(0, min(capacity // 2, capacity - 2 * int(config.model_config.max_model_len)))
+
+
+def most_sessions(asked: int | str, config: Any) -> int:
+    """Return how many requests may stay open while nobody asks: each holds a place in the batch."""
+    places = int(config.scheduler_config.max_num_seqs)
+    most = places // 4 if asked == "auto" else whole_number("sessions", asked, 0)
+    if most > places // 2:
+        raise ConfigError(
+            f"sessions is {most}, and vLLM runs {places} requests at once; half of them is the most"
+            " (engine_options max_num_seqs)"
+        )
+    return most if idle_tokens(config) else 0
+
+
+def ends_of(engine: Any) -> list[int]:
+    """Return the end tokens that the model's generation config names."""
+    found = engine.model_config.try_get_generation_config().get("eos_token_id")
+    return [found] if isinstance(found, int) else list(found or ())
+
+
+def has_one_end(engine: Any) -> bool:
+    """Whether vLLM's grammars end a text by all the end tokens that there are: the tokenizer's."""
+    own = engine.get_tokenizer().eos_token_id
+    return own is not None and set(ends_of(engine)) <= {own}
+
+
+def mark_of(engine: Any) -> str:
+    """Return what the numbers depend on besides the files: how the weights are quantised."""
+    quantised = engine.model_config.quantization
+    return f"+{quantised}" if quantised else ""
+
+
+def adopted_mark(engine: Any) -> str:
+    """Return a fingerprint of an engine that somebody else started."""
+    config = engine.model_config
+    try:
+        return open_checkpoint(Path(config.model)).fingerprint() + mark_of(engine)
+    except (ModelLoadError, Unsupported):
+        told = f"vllm {config.model} {config.revision} {config.dtype} {config.quantization}"
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+def adapter_mark(folder: Path) -> str:
+    """Return a fingerprint of an adapter's files. Raises: ModelLoadError."""
+    digest = hashlib.sha256()
+    try:
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            digest.update((folder / name).read_bytes())
+    except OSError as error:
+        raise ModelLoadError(
+            f"{folder} is no LoRA adapter in PEFT's format (adapter_config.json and"
+            f" adapter_model.safetensors): {error}"
+        ) from error
+    return digest.hexdigest()
+
+
+def make_board(n_vocab: int) -> Board | None:
+    """Return a board; None where there is no room for one."""
+    try:
+        return Board(n_vocab, _SLOTS)
+    except OSError:
+        return None
+
+
+def check_rows_option(rows: object) -> None:
+    """Refuse what is no way for rows to come."""
+    if rows not in ("auto", "board", "logprobs"):
+        raise ConfigError(f'rows is {rows!r}; allowed are "auto", "board" and "logprobs"')
+
+
+def abilities(*, steps: bool, lora: bool) -> Abilities:
+    """Return what this engine can do."""
+    return Abilities(
+        steps=steps,
+        native_runs=True,
+        entropy=False,
+        grammar="JSON schema, regex, choice, Lark, GBNF, token sets",
+        lora=lora,
+        quantised="vLLM's: AWQ, GPTQ, FP8, …",
+        devices="CUDA, ROCm, CPU",
+        families="all that vLLM runs",
+        several_gpus="tensor, pipeline and data parallel, several machines",
+    )
+
+
+NO_ROWS = (
+    "this AsyncLLM was started without full logits: no next-token distributions, no measuring, no"
+    " branches; give it max_logprobs=-1, or let Weft start it: weft.load(name, engine=\"vllm\")"
+)
+__all__ = ["KEY", "TAP", "VllmEngine", "FAULTS"]
