@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 KEY = "weft"  # in a request's extra_args: [slot, ticket]; in additional_config: what `Board.told`
 MOST_BYTES = 32 << 20
+_SLOTS = 64
 _SHARED = Path("/dev/shm")
 
 
@@ -77,3 +78,11 @@ def mapped(path: str, n_slots: int, n_vocab: int) -> tuple[NDArray[np.int64], ND
     tickets = raw[: 8 * n_slots].view(np.int64)
     rows = raw[8 * n_slots :].view(np.float32).reshape(n_slots, n_vocab)
     return tickets, rows
+
+
+def try_board(n_vocab: int) -> Board | None:
+    """Return a board; None where there is no room for one."""
+    try:
+        return Board(n_vocab, _SLOTS)
+    except OSError:
+        return None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import os
-import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +13,6 @@ import numpy as np
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from ...checks import whole_number
 from ...errors import (
     ConfigError,
     ContextOverflow,
@@ -27,22 +23,19 @@ from ...errors import (
     Unsupported,
     WeftError,
 )
-from ...files import FAULTS
 from ...sampling import metrics
 from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..base import Abilities, Engine, EngineInfo, HostOutput, Row, Score
 from ..checkpoint import open_checkpoint
-from .board import KEY, Board
+from .board import try_board
+from .known import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
 from .loop import EngineLoop
 from .native import VllmRuns, as_failure
-from .options import TAP, as_load_error, check_names, engine_args
-from .quiet import no_main
+from .options import as_load_error, check_names, engine_args
 from .rows import Path as RowPath
 from .rows import RowReader
-
-_SLOTS = 64
-_PROBE = (0,)  # a path that every model has
+from .running import Running
 
 
 class VllmEngine(Engine):
@@ -50,9 +43,7 @@ class VllmEngine(Engine):
 
     fragments = None
 
-    def __init__(
-        self, running: Running, *, fingerprint: str, reader: RowReader | None
-    ) -> None:
+    def __init__(self, running: Running, *, fingerprint: str, reader: RowReader | None) -> None:
         """reader: None where the engine was started so that full logits cannot be had."""
         self._running = running
         self._reader = reader
@@ -62,12 +53,8 @@ class VllmEngine(Engine):
         model, parallel = config.model_config, config.parallel_config
         by_guidance = config.structured_outputs_config.backend == "guidance"
         n_gpus = parallel.world_size_across_dp
-        self.native = VllmRuns(
-            running.engine,
-            running.loop,
-            self._loras,
-            by_guidance=by_guidance and has_one_end(running.engine),
-        )
+        exact = by_guidance and has_one_end(running.engine)
+        self.native = VllmRuns(running, self._loras, by_guidance=exact)
         self.info = EngineInfo(
             name="vllm",
             model=str(model.model),
@@ -120,7 +107,7 @@ class VllmEngine(Engine):
         check_rows_option(rows)
         check_names(engine_options)
         checkpoint = open_checkpoint(Path(folder))
-        board = None if rows == "logprobs" else make_board(int(checkpoint.config["vocab_size"]))
+        board = None if rows == "logprobs" else try_board(int(checkpoint.config["vocab_size"]))
         try:
             args = engine_args(
                 Path(folder),
@@ -170,8 +157,7 @@ class VllmEngine(Engine):
         if engine.errored:
             raise ConfigError("this AsyncLLM is dead or shut down; make another one")
         running = Running(engine, EngineLoop(loop_of(engine)), None)
-        model = engine.vllm_config.model_config
-        has_all = model.max_logprobs == -1 or model.max_logprobs >= model.get_vocab_size()
+        has_all = has_all_logprobs(engine)
         reader = running.reader(sessions, "logprobs") if has_all else None
         return cls(running, fingerprint=adopted_mark(engine), reader=reader)
 
@@ -198,7 +184,9 @@ class VllmEngine(Engine):
             raise Unsupported(NO_ROWS)
         for row in rows:
             self._check_row(row)
-        wanted = [(row.adapter, tuple(row.tokens[: at + 1])) for row in rows for at in row.logits_at]
+        wanted = [
+            (row.adapter, tuple(row.tokens[: at + 1])) for row in rows for at in row.logits_at
+        ]
         logits = self._rows(reader, wanted)
         scores = [self._scores(reader, row) for row in rows]
         return HostOutput(logits, scores)
@@ -214,7 +202,7 @@ class VllmEngine(Engine):
         mark = adapter_mark(Path(folder))
         lora = LoRARequest(name, next(self._lora_ids), str(Path(folder).absolute()))
         try:
-            self._running.call(self._running.engine.add_lora(lora))
+            self._running.loop.call(self._running.engine.add_lora(lora))
         except WeftError:
             raise
         except Exception as error:
@@ -226,7 +214,7 @@ class VllmEngine(Engine):
         """Forget an adapter; rows that still name it are refused."""
         lora = self._loras.pop(name, None)
         if lora is not None and not self._running.closed:
-            self._running.call(self._running.engine.remove_lora(lora.lora_int_id))
+            self._running.loop.call(self._running.engine.remove_lora(lora.lora_int_id))
 
     def close(self) -> None:
         """End vLLM's processes, where Weft started them; idempotent."""
@@ -239,7 +227,7 @@ class VllmEngine(Engine):
             return np.empty((0, self.info.n_vocab), np.float32)
         distinct = list(dict.fromkeys(paths))
         try:
-            found = self._running.call(reader.rows(distinct, self._loras))
+            found = self._running.loop.call(reader.rows(distinct, self._loras))
         except WeftError:
             raise
         except Exception as error:
@@ -280,168 +268,6 @@ class VllmEngine(Engine):
             )
 
 
-class Running:
-    """An AsyncLLM, the loop it lives on, and the board its workers write to. It knows no VllmEngine,
-    so that this one is collected when nobody has it.
-    """
-
-    def __init__(self, engine: Any, loop: EngineLoop, board: Board | None) -> None:
-        self.engine = engine
-        self.loop = loop
-        self.board = board
-        self.closed = False
-        self._reader: RowReader | None = None
-        self._pid = os.getpid()
-
-    @classmethod
-    def start(cls, args: Any, board: Board | None, options: dict[str, Any]) -> Running:
-        """Start vLLM's processes. Raises what keeps it from starting."""
-        loop = EngineLoop()
-
-        async def begin() -> Any:
-            return AsyncLLM.from_engine_args(args)
-
-        try:
-            with no_main(options.values()):
-                engine = loop.call(begin())
-        except BaseException:
-            loop.close()
-            raise
-        return cls(engine, loop, board)
-
-    @contextlib.contextmanager
-    def closing_on_error(self) -> Any:
-        """Close when something fails in the block."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    def call(self, work: Any) -> Any:
-        """Run a coroutine on the engine's loop and wait."""
-        return self.loop.call(work)
-
-    def reader(self, sessions: int | str, rows: str) -> RowReader:
-        """Return the reader of logits rows, once it has read one.
-
-        Raises: ModelLoadError where none can be had.
-        """
-        config = self.engine.vllm_config
-        most = most_sessions(sessions, config)
-        n_vocab = config.model_config.get_vocab_size()
-        board = self.board if rows != "logprobs" else None
-        if board is not None and board.n_vocab != n_vocab:
-            board = None
-        reader = RowReader(
-            self.engine, n_vocab, board=board, most=most, most_tokens=idle_tokens(config)
-        )
-        self._reader = reader
-        if self.loop.is_own or _is_elsewhere(self.loop):
-            try:
-                self.call(reader.rows([(None, _PROBE)], {None: None}))
-            except ForwardError:
-                if rows == "board" or board is None:
-                    raise
-                reader.board = None  # on another machine, say
-                self.call(reader.rows([(None, _PROBE)], {None: None}))
-        return reader
-
-    def close(self) -> None:
-        """End what this process started; idempotent, any thread."""
-        if self.closed or os.getpid() != self._pid:
-            return
-        self.closed = True
-        if not self.loop.is_own:
-            if self._reader is not None:
-                with contextlib.suppress(RuntimeError):
-                    self.loop.post(_spawn, self._reader.close())
-            return
-        if threading.current_thread().name == "weft-vllm":  # collected by the loop's own thread
-            threading.Thread(target=self._shut_down, daemon=True).start()
-        else:
-            self._shut_down()
-
-    def _shut_down(self) -> None:
-        with contextlib.suppress(Exception):
-            self.engine.shutdown(timeout=0)
-        self.loop.close()
-
-
-def _spawn(work: Any) -> None:
-    import asyncio
-
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda _: None)
-
-
-def _is_elsewhere(loop: EngineLoop) -> bool:
-    """Whether somebody else's loop runs in another thread, so that one may wait for it here."""
-    import asyncio
-
-    try:
-        return loop.loop.is_running() and asyncio.get_running_loop() is not loop.loop
-    except RuntimeError:
-        return loop.loop.is_running()
-
-
-# What Weft knows of vLLM's objects: all of it is here, and tests/engines/test_vllm_contract.py
-# holds it against the vLLM that is installed.
-
-
-def loop_of(engine: Any) -> Any:
-    """Return the event loop that an AsyncLLM runs on already; None: on none yet."""
-    handler = engine.output_handler
-    return None if handler is None else handler.get_loop()
-
-
-def idle_tokens(config: Any) -> int:
-    """Return how many tokens of KV idle requests may hold: two paths of any length fit beside."""
-    cache = config.cache_config
-    capacity = (cache.num_gpu_blocks or 0) * cache.block_size
-    return max(0, min(capacity // 2, capacity - 2 * int(config.model_config.max_model_len)))
-
-
-def most_sessions(asked: int | str, config: Any) -> int:
-    """Return how many requests may stay open while nobody asks: each holds a place in the batch."""
-    places = int(config.scheduler_config.max_num_seqs)
-    most = places // 4 if asked == "auto" else whole_number("sessions", asked, 0)
-    if most > places // 2:
-        raise ConfigError(
-            f"sessions is {most}, and vLLM runs {places} requests at once; half of them is the most"
-            " (engine_options max_num_seqs)"
-        )
-    return most if idle_tokens(config) else 0
-
-
-def ends_of(engine: Any) -> list[int]:
-    """Return the end tokens that the model's generation config names."""
-    found = engine.model_config.try_get_generation_config().get("eos_token_id")
-    return [found] if isinstance(found, int) else list(found or ())
-
-
-def has_one_end(engine: Any) -> bool:
-    """Whether vLLM's grammars end a text by all the end tokens that there are: the tokenizer's."""
-    own = engine.get_tokenizer().eos_token_id
-    return own is not None and set(ends_of(engine)) <= {own}
-
-
-def mark_of(engine: Any) -> str:
-    """Return what the numbers depend on besides the files: how the weights are quantised."""
-    quantised = engine.model_config.quantization
-    return f"+{quantised}" if quantised else ""
-
-
-def adopted_mark(engine: Any) -> str:
-    """Return a fingerprint of an engine that somebody else started."""
-    config = engine.model_config
-    try:
-        return open_checkpoint(Path(config.model)).fingerprint() + mark_of(engine)
-    except (ModelLoadError, Unsupported):
-        told = f"vllm {config.model} {config.revision} {config.dtype} {config.quantization}"
-        return hashlib.sha256(told.encode()).hexdigest()
-
-
 def adapter_mark(folder: Path) -> str:
     """Return a fingerprint of an adapter's files. Raises: ModelLoadError."""
     digest = hashlib.sha256()
@@ -454,14 +280,6 @@ def adapter_mark(folder: Path) -> str:
             f" adapter_model.safetensors): {error}"
         ) from error
     return digest.hexdigest()
-
-
-def make_board(n_vocab: int) -> Board | None:
-    """Return a board; None where there is no room for one."""
-    try:
-        return Board(n_vocab, _SLOTS)
-    except OSError:
-        return None
 
 
 def check_rows_option(rows: object) -> None:
@@ -487,6 +305,5 @@ def abilities(*, steps: bool, lora: bool) -> Abilities:
 
 NO_ROWS = (
     "this AsyncLLM was started without full logits: no next-token distributions, no measuring, no"
-    " branches; give it max_logprobs=-1, or let Weft start it: weft.load(name, engine=\"vllm\")"
+    ' branches; give it max_logprobs=-1, or let Weft start it: weft.load(name, engine="vllm")'
 )
-__all__ = ["KEY", "TAP", "VllmEngine", "FAULTS"]

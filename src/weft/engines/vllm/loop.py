@@ -45,13 +45,22 @@ class EngineLoop:
             future.cancel()
             raise
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether the calling thread can wait for the loop."""
+        return not self.is_here() and (self.is_own or self.loop.is_running())
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is the loop's own."""
+        return _running_here() is self.loop
+
     def _submit(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
         if not self.is_own and not self.loop.is_running():
             raise ForwardError(
                 "the event loop that the vLLM engine was made in does not run any more; make the"
                 " engine and use it under one asyncio.run(…), or let weft.load make it"
             )
-        if _here() is self.loop:
+        if self.is_here():
             raise ForwardError(
                 "a call that waits, from the event loop that the vLLM engine itself needs; await"
                 " the async form (agrow, acommit, …), or call from another thread"
@@ -71,7 +80,7 @@ class EngineLoop:
             self._thread.join(timeout=10)
 
 
-def _here() -> asyncio.AbstractEventLoop | None:
+def _running_here() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

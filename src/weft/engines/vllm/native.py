@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams as VllmParams
 from vllm.inputs.engine import tokens_input
@@ -16,7 +16,10 @@ from ...sampling.params import SamplingParams
 from ...sampling.rng import stream_of
 from ..native import NativeEvent, NativeRun, NativeRuns, Tell
 from .grammars import structured
-from .loop import EngineLoop
+from .known import n_places
+
+if TYPE_CHECKING:
+    from .running import Running
 
 _COLDEST, _HOTTEST = 0.01, 2.0  # temperatures that vLLM takes as they are, beside 0
 _MOST_PENALTY = 2.0
@@ -39,11 +42,11 @@ class VllmRuns(NativeRuns):
     """
 
     def __init__(
-        self, engine: Any, loop: EngineLoop, loras: dict[str | None, Any], *, by_guidance: bool
+        self, running: Running, loras: dict[str | None, Any], *, by_guidance: bool
     ) -> None:
-        self.most = engine.vllm_config.scheduler_config.max_num_seqs
-        self._engine = engine
-        self._loop = loop
+        self.most = n_places(running.engine.vllm_config)
+        self._running = running
+        self._loop = running.loop
         self._loras = loras
         self._by_guidance = by_guidance
         self._numbers = itertools.count()
@@ -96,7 +99,9 @@ class VllmRuns(NativeRuns):
         try:
             prompt = tokens_input(list(run.tokens))
             name = f"weft-run-{next(self._numbers)}"
-            async for output in self._engine.generate(prompt, params, name, lora_request=lora):
+            async for output in self._running.engine.generate(
+                prompt, params, name, lora_request=lora
+            ):
                 event = event_of(number, output.outputs[0])
                 is_over = event.is_last
                 tell(event)
@@ -181,7 +186,11 @@ def event_of(number: int, given: Any) -> NativeEvent:
             tokens = tokens[:-1]
             logprobs = None if logprobs is None else logprobs[: len(tokens)]
     return NativeEvent(
-        number, tokens, logprobs, end=_ENDS[given.finish_reason], ended_by=ended_by  # type: ignore[arg-type]
+        number,
+        tokens,
+        logprobs,
+        end=_ENDS[given.finish_reason],
+        ended_by=ended_by,  # type: ignore[arg-type]
     )
 
 

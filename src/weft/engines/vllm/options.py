@@ -114,7 +114,11 @@ def as_load_error(error: Exception, folder: object) -> ModelLoadError | ConfigEr
     """Return in a few words why vLLM did not start."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = _said(lines) or type(error).__name__
-    if "not supported" in said or "not implemented" in said or isinstance(error, NotImplementedError):
+    if (
+        "not supported" in said
+        or "not implemented" in said
+        or isinstance(error, NotImplementedError)
+    ):
         return Unsupported(f"vLLM cannot run {folder} so: {said}")
     if type(error).__name__ == "ValidationError" or isinstance(error, TypeError):
         return ConfigError(f"vLLM refuses its arguments: {said}")

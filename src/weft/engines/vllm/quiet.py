@@ -21,19 +21,25 @@ def settle_environment() -> None:
 
 
 @contextmanager
-def no_main(options: Iterable[object]) -> Iterator[None]:
-    """Let processes that are started in this block not import the caller's program again.
+def starting(options: Iterable[object]) -> Iterator[None]:
+    """Start processes in this block that do not import the caller's program again.
 
     A program without `if __name__ == "__main__":` would load the model again in each of them.
     options: what they are given; where something of it is of the program, it is imported all the
-    same.
+    same. What vLLM's workers leave behind when they are ended is swept without a word.
     """
-    main = sys.modules.get("__main__")
-    if main is None or any(getattr(each, "__module__", "") == "__main__" for each in options):
-        yield
-        return
-    sys.modules["__main__"] = ModuleType("__main__")
+    main, warnings = sys.modules.get("__main__"), os.environ.get("PYTHONWARNINGS")
+    swept = "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = swept if not warnings else f"{warnings},{swept}"
+    is_theirs = any(getattr(each, "__module__", "") == "__main__" for each in options)
+    if main is not None and not is_theirs:
+        sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
+        if main is not None:
+            sys.modules["__main__"] = main
+        if warnings is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = warnings

@@ -150,9 +150,7 @@ class RowReader:
         self._idle_tokens += 0 if before is not None else len(path[1])
         if before is not None:
             await before.close()
-        while self._idle and (
-            len(self._idle) > self.most or self._idle_tokens > self.most_tokens
-        ):
+        while self._idle and (len(self._idle) > self.most or self._idle_tokens > self.most_tokens):
             await self._pop().close()
 
     def _pop(self) -> Session:
