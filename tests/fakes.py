@@ -238,6 +238,7 @@ class OwnLoop(NativeRuns):
             if event.is_last:
                 with self.news:
                     self.going.remove(sibling)
+                    self.news.notify_all()
             sibling.tell(event)
 
     def _go_on(self, sibling: Sibling) -> NativeEvent:

@@ -85,3 +85,24 @@ def test_a_process_that_is_pinned_counts_one() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("told", "idle"),
+    [("0.50 1.00 2.00 1/412 99\n", 4), ("0 0 0 3/412 99", 2), ("0 0 0 9/412 99", 1)],
+)
+def test_idle_cores_are_those_that_nothing_else_runs_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, idle: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert cores.idle_cores(write(tmp_path, {"proc/loadavg": told})) == idle
+
+
+def test_where_nobody_tells_who_runs_the_load_says_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.1, 0.0, 0.0), raising=False)
+    assert cores.idle_cores(tmp_path) == 2
+    monkeypatch.delattr(os, "getloadavg")
+    assert cores.idle_cores(tmp_path) == 4

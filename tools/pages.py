@@ -1,4 +1,4 @@
-"""Pages that are written from the code: the command reference, and errors with exit codes.
+"""Pages that are written from the code: the command, errors with exit codes, and engines.
 
 python -m tools.pages            writes them
 python -m tools.pages --check    exit code 1 and a message if one is not current
@@ -92,7 +92,42 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"command.md": command_page, "errors.md": errors_page}
+def engines_page() -> str:
+    """Return the page of engines: what each can do, from what they say of themselves."""
+    from weft.engines import abilities, install_hint
+
+    own = abilities.OWN
+    lines = [
+        "# Engines",
+        "",
+        "<!-- Written by `make pages` from weft.engines.abilities. Changes here are lost. -->",
+        "",
+        "An engine runs the model; trees, branches, search and constraints are the same on all.",
+        "`weft.load` and `-m` choose it by what they are given, `engine=` and `--engine` by name.",
+        "`weft doctor` shows which are installed. An empty cell is a no: asking for it raises",
+        "`Unsupported`, by name. [Write one](write-an-engine.md).",
+        "",
+        "*Steps*: token by token, with all logits: what branches, `next`, AsyncLM and Weft's own",
+        "constraints stand on. An engine without them generates whole runs.",
+        "",
+        "| engine | takes | install |",
+        "| --- | --- | --- |",
+    ]
+    for name, each in own.items():
+        needs = f"`{install_hint(name)}`" if name not in abilities.BASE else "nothing more"
+        lines.append(f"| `{name}` | {each.takes} | {needs} |")
+    heads = [f"`{name}`" for name in own]
+    lines += ["", f"| what | {' | '.join(heads)} |", f"| --- |{' --- |' * len(own)}"]
+    for title, field in abilities.ROWS:
+        lines.append(f"| {title} | {' | '.join(abilities.cells(field, own))} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "command.md": command_page,
+    "errors.md": errors_page,
+    "engines.md": engines_page,
+}
 
 
 def stale(folder: Path = DOCS) -> list[str]:

@@ -46,7 +46,7 @@ def ran(choice: ThreadChoice, machine: Machine, seconds: float) -> float:
 @pytest.mark.parametrize("most", [2, 3, 8])
 def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) -> None:
     for machine in (idle, busy):
-        choice = ThreadChoice(most, Account())
+        choice = ThreadChoice(most, Account(), lambda: 8)
         best = min(choice.counts, key=machine)
         mean = ran(choice, noisy(machine, seed), 4.0)
         fixed = noisy(machine, seed)
@@ -55,7 +55,7 @@ def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) ->
 
 
 def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
-    choice = ThreadChoice(2, Account())
+    choice = ThreadChoice(2, Account(), lambda: 8)
     ran(choice, idle, 1.0)
     assert choice.counts[choice.at] == 2
     assert ran(choice, busy, 3.0) < 1.3 * busy(1)
@@ -66,7 +66,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
 
 def test_trials_of_all_sizes_pay_into_one_account() -> None:
     account = Account()
-    sizes = [ThreadChoice(2, account) for _ in range(6)]
+    sizes = [ThreadChoice(2, account, lambda: 8) for _ in range(6)]
     spent, lost = 0.0, 0.0
     while spent < 10.0:
         for choice in sizes:
@@ -77,13 +77,25 @@ def test_trials_of_all_sizes_pay_into_one_account() -> None:
     assert lost < 0.1 * spent
 
 
-def test_a_machine_that_is_busy_at_the_beginning_gets_no_trials_at_first() -> None:
-    choice = ThreadChoice(2, Account(owed_s=1.0))
+def test_more_threads_than_idle_cores_are_not_tried() -> None:
+    n_idle = 1
+    choice = ThreadChoice(4, Account(), lambda: n_idle)
+    assert seen_in(choice, busy, 600) == {1}
+    n_idle = 2
+    assert seen_in(choice, idle, 60) == {1, 2}
+    n_idle = 4
+    assert seen_in(choice, idle, 600) == {1, 2, 4}
+    n_idle = 1  # from two only down
+    assert seen_in(choice, idle, 600) <= {1, 2, 4}
+
+
+def seen_in(choice: ThreadChoice, machine: Machine, n: int) -> set[int]:
+    """The numbers that n forwards took."""
     seen = set()
-    for _ in range(600):
+    for _ in range(n):
         seen.add(choice.threads)
-        choice.ran(busy(choice.threads), 1)
-    assert seen == {1}
+        choice.ran(machine(choice.threads), 1)
+    return seen
 
 
 def blas_threads() -> list[int]:

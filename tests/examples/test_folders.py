@@ -24,6 +24,7 @@ SAYS = {
     "chat": "chosen: The answer is 95.",
     "contrastive": "contrastive: ",
     "embeddings": "4 of 4 right",
+    "engine": "after 'The owl saw the': ' moon'",
     "entropy": "by entropy",
     "game24": "tree, breadth first  right",
     "json_record": "best: {'name': 'Lena', 'animal': 'owl'",

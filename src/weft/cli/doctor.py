@@ -18,7 +18,7 @@ from ..cores import usable_cores
 from ..errors import EngineError, ModelLoadError, WeftError
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from . import advice, options, screen
+from . import advice, engines, options, screen
 from .failures import UNAVAILABLE, guarded
 from .model import TINY, load_model
 from .shelf import Shelf, home
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..lm import LM
 
 VARIABLES = ("WEFT_HOME", "WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG", "HF_HOME")
-_PLANNED = "mlx, llama.cpp, vLLM and remote servers: planned, not in this version"
 
 
 @guarded
@@ -39,7 +38,7 @@ def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         write_object(machine_object(out, tried))
     else:
         _system(out)
-        _engines(out)
+        engines.show(out)
         tried = try_embedded()
         _embedded(out, tried)
         _kept(out)
@@ -87,12 +86,8 @@ def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
         "memory_bytes": total or None,
         "memory_available_bytes": available or None,
         "encoding": out.console.encoding,
-        "engines": {
-            "numpy": screen.installed("numpy"),
-            "torch": screen.installed("torch") if screen.has_torch() else None,
-            "transformers": screen.installed("transformers") if screen.has_torch() else None,
-        },
-        "plugins": plugin_problems(),
+        "engines": engines.engines_object(),
+        "plugins": engines.plugin_problems(),
         "tiny": tried._asdict(),
         "home": str(home()),
         "home_problem": problem or None,
@@ -116,21 +111,6 @@ def clash() -> str:
     except PackageNotFoundError:
         return ""
     return f"weft {other}, another distribution, has the same package and command"
-
-
-def plugin_problems() -> dict[str, str | None]:
-    """Return the engines of other packages, each with what is wrong with it."""
-    from ..engines import engine_class, plugins
-    from ..errors import EngineUnavailable
-
-    found: dict[str, str | None] = {}
-    for name in plugins():
-        try:
-            engine_class(name)
-            found[name] = None
-        except EngineUnavailable as error:
-            found[name] = str(error)
-    return found
 
 
 def kept_looms() -> tuple[int, str]:
@@ -163,21 +143,6 @@ def _system(out: Out) -> None:
     colour = "colour" if out.has_colours else "no colour"
     shape = "ASCII trees" if out.is_ascii else "line-drawing trees"
     row(out, "output", f"{out.console.encoding} · {shape} · {colour}")
-
-
-def _engines(out: Out) -> None:
-    numpy, torch, transformers = map(screen.installed, ("numpy", "torch", "transformers"))
-    row(out, "engines", ("✓ ", "green"), f"numpy {numpy}: the embedded model, Llama-family folders")
-    if screen.has_torch():
-        found = f"torch {torch}, transformers {transformers}: most models of the Hub"
-        row(out, "", ("✓ ", "green"), found)
-    else:
-        row(out, "", ("- ", "yellow"), "no torch with transformers: most models of the Hub need it")
-        row(out, "", f'  pip install "{DISTRIBUTION}[torch]"; in the repository: ".[torch]"')
-    for name, problem in plugin_problems().items():
-        mark = ("- ", "yellow") if problem else ("✓ ", "green")
-        row(out, "", mark, problem or f"{name}, of another package: --engine {name}")
-    row(out, "", ("- " + _PLANNED, "dim"))
 
 
 def _embedded(out: Out, tried: Tried) -> None:

@@ -42,23 +42,26 @@ KVKind = Literal["addressable", "sequence", "hidden"]
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What an engine can do. People read it: `docs/engines.md` and `weft doctor` are made of it.
+    """What an engine can do, with the model that it has loaded.
 
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
-    native_runs: it generates whole runs by itself (`Engine.native`). shared_attention: a shared
-    prefix is attended once a step, not once a branch. entropy: figures of native runs have it.
-    grammar: constraints that it honours in native runs; Weft's own need steps alone.
+    native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
+    entropy, in runs of both kinds.
+    shared_attention: a shared prefix is attended once a step, not once a branch.
+    fork: what a fork anywhere costs. grammar: who enforces constraints.
     lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
-    quantised, devices, families, several_gpus: in words; empty: no.
+    quantised, devices, families, several_gpus: in words; empty: none.
+    takes: what it is for. packages: what must be installed, by the names they are imported by.
     """
 
     steps: bool = True
     native_runs: bool = False
-    shared_attention: bool = False
     entropy: bool = True
-    grammar: str = ""
+    shared_attention: bool = False
+    fork: str = ""
+    grammar: str = "Weft"
     lora: bool = False
     embed: bool = False
     offload: bool = False
@@ -67,6 +70,8 @@ class Abilities:
     devices: str = "CPU"
     families: str = ""
     several_gpus: str = ""
+    takes: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class Branches(list["Heddle"]):
         self.failed: list[ConstraintError] = list(failed)
 
     def __repr__(self) -> str:
-        lines = [f"[{at}] {node.mean_p:.2f}  {node!r}" for at, node in enumerate(self[:_SCREEN])]
+        mean_p = [f"{node.mean_p:.2f}" if node.logprobs else "   -" for node in self[:_SCREEN]]
+        lines = [f"[{at}] {mean_p[at]}  {node!r}" for at, node in enumerate(self[:_SCREEN])]
         lines += [f"… {len(self) - _SCREEN} more"] * (len(self) > _SCREEN)
         lines += [f"{len(self.skipped)} terminal nodes left alone"] * bool(self.skipped)
         lines += [f"failed: {error}" for error in self.failed]

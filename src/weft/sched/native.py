@@ -197,6 +197,7 @@ class Abroad:
         alike.sort(key=lambda job: job.age)
         if first.sampler.greedy:  # all say the same
             for job in alike[1:]:
+                self.queue.pop(job)
                 first.carry(job, desk)
             alike = alike[:1]
         elif first.sampler.matcher is not None:

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from ...cores import usable_cores
+from ...cores import idle_cores, usable_cores
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...sampling import metrics
+from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
 from ..checkpoint import Checkpoint, open_checkpoint, read_config
 from ..source import Progress
@@ -58,6 +59,7 @@ class NumpyEngine(Engine):
             dtype="float32",
             fingerprint=checkpoint.fingerprint(),
             n_embd=weights.embed.shape[1],
+            abilities=OWN["numpy"],
         )
 
     @classmethod
@@ -182,28 +184,28 @@ _VARIABLES = (
 _PAID_BACK = 20  # a trial may take a twentieth of the time
 _APART = 8  # forwards between two trials, at least
 _ENOUGH = 3  # trials before the choice moves on
-_BUSY_S = 1.0  # how long there is no trial where the machine was busy at the beginning
 
 
 class Account:
     """What trials have lost and forwards have not paid back yet, in seconds, for all sizes."""
 
-    def __init__(self, owed_s: float = 0.0) -> None:
-        self.owed_s = owed_s
+    def __init__(self) -> None:
+        self.owed_s = 0.0
 
 
 class ThreadChoice:
     """A number of threads for forwards of about one size, found while they run.
 
     It begins with one thread, as more are far slower where the machine is busy with something else:
-    they wait for each other. Now and then a forward is a trial with the next number up or down. The
-    number moves on when trials were faster in the median; what a trial lost is paid back twenty
-    times before the next one.
+    they wait for each other. Now and then a forward is a trial with the next number up or down, up
+    only where so many cores are idle. The number moves on when trials were faster in the median;
+    what a trial lost is paid back twenty times before the next one.
     """
 
-    def __init__(self, most: int, account: Account) -> None:
+    def __init__(self, most: int, account: Account, idle: Callable[[], int]) -> None:
         """most: the highest number; tried are the powers of two below, and itself."""
         self._account = account
+        self._idle = idle
         self.counts = sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
         self.at = 0
         self._way = -1
@@ -237,11 +239,19 @@ class ThreadChoice:
         elif self._rest <= 0 and not self._account.owed_s:
             self._trial = self._next()
 
-    def _next(self) -> int:
-        """Return which number to try: the next one up and the next one down, in turn."""
+    def _next(self) -> int | None:
+        """Return which number to try: the next one up and the next one down, in turn; None: none.
+
+        More than there are idle cores is not tried.
+        """
         self._way = -self._way
         there = self.at + self._way
-        return there if 0 <= there < len(self.counts) else self.at - self._way
+        if not 0 <= there < len(self.counts):
+            there = self.at - self._way
+        if there > self.at and self.counts[there] > self._idle():
+            self._rest = _APART
+            return self.at - 1 if self.at else None
+        return there
 
     def _judge(self, trial: int, each: float, n_tokens: int) -> None:
         self._trial = None
@@ -273,7 +283,7 @@ class BlasThreads:
         if threads == "auto":
             if not any(os.environ.get(name) for name in _VARIABLES):
                 self._most = min(_MOST, usable_cores())
-            self._account = Account(_BUSY_S if _is_busy() else 0.0)
+            self._account = Account()
         elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
             self.limit = threads
         else:
@@ -291,7 +301,9 @@ class BlasThreads:
                 yield
         else:
             size = n_tokens.bit_length()
-            choice = self._choices.setdefault(size, ThreadChoice(self._most, self._account))
+            choice = self._choices.setdefault(
+                size, ThreadChoice(self._most, self._account, idle_cores)
+            )
             with self._set(choice.threads):
                 began = time.perf_counter()
                 yield
@@ -311,11 +323,3 @@ class BlasThreads:
         finally:
             for library, n in changed:
                 library.set_num_threads(n)
-
-
-def _is_busy() -> bool:
-    """Whether more wants to run on the machine than it has cores."""
-    try:
-        return os.getloadavg()[0] > (os.cpu_count() or 1)
-    except (AttributeError, OSError):
-        return False

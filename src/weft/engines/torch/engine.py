@@ -20,6 +20,7 @@ from ...errors import (
     WeftError,
 )
 from ...sampling import metrics
+from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostDraws, LateTokens, Output, Row, Score, Span, check_rows
 from .check import check_paths, check_tree, refuse_model, refuse_probe
 from .fused import FusedDecoder
@@ -222,6 +223,7 @@ class TorchEngine(Engine):
             fingerprint=fingerprint,
             device=str(self._device),
             n_embd=n_embd,
+            abilities=OWN["torch"],
             extra=extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)

@@ -1,0 +1,102 @@
+"""An engine of a package of its own: a model that counts which tokens follow which.
+
+It keeps no KV, so Weft hands it whole paths (`kv="hidden"`); everything else is Weft's: trees, one
+step for all branches, samplers, constraints, files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.engines.base import Abilities, Engine, EngineInfo, HostOutput, Row, ScoreSpan
+from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
+from weft.sampling.metrics import score_span
+from weft.tokens.tokenizer import Tokenizer
+
+
+class NgramEngine(Engine):
+    """A token's probability: what followed the last n - 1 tokens, then n - 2, … then anything."""
+
+    fragments = None
+
+    def __init__(
+        self, tokens: Sequence[int], n_vocab: int, *, n: int = 3, n_positions: int = 1 << 20
+    ) -> None:
+        self.n = n
+        self.follows: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for at, token in enumerate(tokens):
+            for size in range(n):
+                if size <= at:
+                    self.follows[tuple(tokens[at - size : at])][token] += 1
+        self.closed = False
+        self.info = EngineInfo(
+            name="ngram",
+            model="ngram",
+            n_layers=1,
+            n_vocab=n_vocab,
+            n_positions=n_positions,
+            kv_bytes_per_token=0,
+            dtype="float32",
+            fingerprint=hashlib.sha256(json.dumps([n, n_vocab, list(tokens)]).encode()).hexdigest(),
+            kv="hidden",
+            abilities=Abilities(families="n-grams", takes="a folder with corpus.txt"),
+        )
+
+    @classmethod
+    def load(cls, folder: Path, *, corpus: str | None = None, n: int = 3) -> NgramEngine:
+        """Count the tokens of `corpus`, a file; by default corpus.txt of the folder.
+
+        Weft refuses options that this signature does not name, and reads the folder's tokenizer.
+        """
+        if n < 1:
+            raise ConfigError(f"n is {n}; allowed is 1 or more")
+        file = Path(corpus or folder / "corpus.txt")
+        if not file.is_file():
+            raise ModelLoadError(f"there is no {file}, whose tokens the ngram engine counts")
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        tokens = Tokenizer.from_folder(folder).encode(file.read_text("utf-8"))
+        return cls(tokens, config["vocab_size"], n=n)
+
+    def after(self, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Logits after a path: float32 [V]. Each longer context takes three quarters."""
+        p = np.full(self.info.n_vocab, 1 / self.info.n_vocab)
+        for size in range(min(self.n, len(ids) + 1)):
+            seen = self.follows.get(tuple(ids[len(ids) - size :]))
+            if seen:
+                p *= 0.25
+                p[list(seen)] += 0.75 * np.array(list(seen.values())) / seen.total()
+        return np.log(p).astype(np.float32)
+
+    def forward(self, rows: Sequence[Row]) -> HostOutput:
+        """Answer all rows; see `Engine.forward`."""
+        if self.closed:
+            raise ForwardError("this engine is closed")
+        for row in rows:
+            if row.adapter is not None:
+                raise Unsupported("the ngram engine runs no LoRA adapters")
+            if not all(0 <= token < self.info.n_vocab for token in row.tokens):
+                raise ForwardError("a token is outside the vocabulary")
+        logits = [self.after(row.tokens[: at + 1]) for row in rows for at in row.logits_at]
+        scores = [[self.score(row, span) for span in row.scores] for row in rows]
+        shape = (len(logits), self.info.n_vocab)
+        return HostOutput(np.array(logits, np.float32).reshape(shape), scores)
+
+    def score(self, row: Row, span: ScoreSpan) -> Any:
+        """Say how likely given tokens of a row are."""
+
+        def logits(first: int, last: int) -> Any:
+            return np.stack([self.after(row.tokens[: at + 1]) for at in range(first, last)])
+
+        return score_span(span, self.info.n_vocab, logits)
+
+    def close(self) -> None:
+        """Give the counts back."""
+        self.closed = True
+        self.follows.clear()

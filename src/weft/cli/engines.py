@@ -1,0 +1,93 @@
+"""The engines of `weft doctor`: which are here, what the others need, and what each can do."""
+
+from __future__ import annotations
+
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from typing import Any
+
+from ..engines import engine_class, install_hint, plugins
+from ..engines.abilities import OWN, ROWS, cells
+from ..errors import EngineUnavailable
+from ..viz.out import Out
+from . import screen
+
+_IN_WORDS = ("devices", "families", "quantised", "several_gpus")  # too long for a table's cells
+
+
+def versions(name: str) -> dict[str, str] | None:
+    """Return the versions of an engine's packages; None where one is not there. Imports none."""
+    packages = OWN[name].packages
+    if any(find_spec(package) is None for package in packages):
+        return None
+    found = packages_distributions()
+    return {each: screen.installed(found.get(each, [each])[0]) for each in packages}
+
+
+def engines_object() -> dict[str, Any]:
+    """Return what is here for --json: an engine's packages, or None, and what it can do."""
+    return {
+        name: {
+            "packages": versions(name),
+            **{field: getattr(abilities, field) for _, field in ROWS},
+        }
+        for name, abilities in OWN.items()
+    }
+
+
+def plugin_problems() -> dict[str, str | None]:
+    """Return the engines of other packages, each with what is wrong with it."""
+    found: dict[str, str | None] = {}
+    for name in plugins():
+        try:
+            engine_class(name)
+            found[name] = None
+        except EngineUnavailable as error:
+            found[name] = str(error)
+    return found
+
+
+def show(out: Out) -> None:
+    """Write a line an engine, and the table of what they can do."""
+    title = "engines"
+    for name, abilities in OWN.items():
+        there = versions(name)
+        if there is None:
+            need = install_hint(name)
+            _line(out, title, ("- ", "yellow"), f"{name}: {abilities.takes}; {need}")
+        else:
+            which = ", ".join(f"{package} {version}" for package, version in there.items())
+            _line(out, title, ("✓ ", "green"), f"{name}: {abilities.takes} ({which})")
+        title = ""
+    for name, problem in plugin_problems().items():
+        mark = ("- ", "yellow") if problem else ("✓ ", "green")
+        _line(out, "", mark, problem or f"{name}, of another package: --engine {name}")
+    for at, line in enumerate(table()):
+        _line(out, "can" if not at else "", line)
+
+
+def table() -> list[str]:
+    """Return the table as lines; an engine a column, and below what is said in words."""
+    short = [row for row in ROWS if row[1] not in _IN_WORDS]
+    first = max(len(title) for title, _ in short)
+    widths = [
+        max(len(name), *(len(cells(field, {name: each})[0]) for _, field in short))
+        for name, each in OWN.items()
+    ]
+    lines = [_row("", list(OWN), first, widths)]
+    lines += [_row(title, cells(field, OWN), first, widths) for title, field in short]
+    for title, field in ROWS:
+        if field in _IN_WORDS:
+            pairs = zip(OWN, cells(field, OWN), strict=True)
+            words = " · ".join(f"{name} {said}" for name, said in pairs if said)
+            lines += [f"{title}: {words}"] if words else []
+    return lines
+
+
+def _row(title: str, found: list[str], first: int, widths: list[int]) -> str:
+    padded = [f"{cell:<{width}}" for cell, width in zip(found, widths, strict=True)]
+    return f"{title:<{first}}  {'  '.join(padded)}".rstrip()
+
+
+def _line(out: Out, title: str, *parts: str | tuple[str, str]) -> None:
+    out.line((f"{title:<9}", "bold"), *parts)

@@ -1,0 +1,61 @@
+"""What engines can do: one table, which pages, `weft doctor` and tests read."""
+
+from __future__ import annotations
+
+from .base import Abilities
+
+_FREE = "free"
+
+# Weft's own engines, as they are with the models they run best.
+OWN: dict[str, Abilities] = {
+    "numpy": Abilities(
+        shared_attention=True,
+        fork=_FREE,
+        embed=True,
+        offload=True,
+        save_kv=True,
+        families="Llama, Mistral, Qwen2, Qwen3",
+        takes="the embedded model, Llama-family folders",
+        packages=("numpy",),
+    ),
+    "torch": Abilities(
+        shared_attention=True,
+        fork=_FREE,
+        lora=True,
+        embed=True,
+        offload=True,
+        save_kv=True,
+        quantised="torchao, bitsandbytes",
+        devices="CPU, CUDA",
+        families="decoders of Transformers",
+        takes="most models of the Hub",
+        packages=("torch", "transformers"),
+    ),
+}
+
+# Those that need nothing but Weft itself.
+BASE = frozenset({"numpy"})
+
+# The rows of the table: what each is called, and the field.
+ROWS: tuple[tuple[str, str], ...] = (
+    ("steps, full-vocabulary logprobs", "steps"),
+    ("generates runs by itself", "native_runs"),
+    ("entropy of every token", "entropy"),
+    ("shared prefix attended once", "shared_attention"),
+    ("fork anywhere", "fork"),
+    ("constraints enforced by", "grammar"),
+    ("LoRA adapters", "lora"),
+    ("embeddings", "embed"),
+    ("KV offloaded to the host", "offload"),
+    ("KV saved to files", "save_kv"),
+    ("quantised weights", "quantised"),
+    ("devices", "devices"),
+    ("model families", "families"),
+    ("several GPUs, nodes", "several_gpus"),
+)
+
+
+def cells(field: str, engines: dict[str, Abilities]) -> list[str]:
+    """Return one row of the table: "yes", "" for no, or the words, an engine each."""
+    found = [getattr(abilities, field) for abilities in engines.values()]
+    return ["yes" if value is True else value or "" for value in found]

@@ -1,0 +1,74 @@
+"""The table of engines says what is so: each cell is tried on the engine that says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from contract.conftest import NewEngine
+from weft.engines import engine_names, plugins
+from weft.engines.abilities import BASE, OWN, ROWS
+from weft.engines.base import Abilities, Row
+from weft.errors import Unsupported
+
+
+def test_every_engine_of_weft_has_its_row() -> None:
+    assert set(OWN) == set(engine_names()) - set(plugins())
+    assert set(OWN) >= BASE
+    assert all(each.takes and each.packages for each in OWN.values())
+
+
+def test_every_field_is_a_row_of_the_table() -> None:
+    fields = set(Abilities.__slots__) - {"takes", "packages"}
+    assert {field for _, field in ROWS} == fields
+
+
+def test_an_engine_says_what_the_table_says(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    said = engine.info.abilities
+    assert said == replace(OWN.get(engine.info.name, said))
+
+
+def test_what_is_said_is_so(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    said = engine.info.abilities
+    assert said.native_runs == (engine.native is not None)
+    assert said.steps or engine.native is not None
+    row = Row((), [1, 2, 3], 0, None, (2,))
+    if said.steps:
+        logits = engine.forward([row]).logits(0)
+        assert logits.shape == (engine.info.n_vocab,)
+        assert np.isfinite(logits).all()
+    else:
+        with pytest.raises(Unsupported):
+            engine.forward([row])
+    if said.embed:
+        (states,) = engine.hidden_states([row])
+        assert states.shape == (3, engine.info.n_embd)
+    else:
+        with pytest.raises(Unsupported):
+            engine.hidden_states([row])
+    if not said.lora:
+        with pytest.raises(Unsupported):
+            engine.add_adapter("a", "folder")
+
+
+def test_kv_that_is_said_to_be_saved_comes_back(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    said = engine.info.abilities
+    assert said.offload <= said.save_kv
+    if engine.fragments is None:
+        assert not said.save_kv
+        return
+    fragment = engine.fragments.new(None)
+    engine.forward([Row((), [1, 2, 3], 0, fragment, (2,))])
+    if not said.save_kv:
+        with pytest.raises(Unsupported):
+            engine.fragments.export(fragment)
+    else:
+        again = engine.fragments.load(engine.fragments.export(fragment), None)
+        assert again.length == 3
+        engine.fragments.free(again)
+    engine.fragments.free(fragment)

@@ -1,0 +1,267 @@
+"""Runs that an engine with a loop of its own generates."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fakes import Boom, OwnLoopFake
+from rig import MemoryEngine, Rig, assert_result, run
+from weft.engines.native import NativeEvent, NativeRun, Tell
+from weft.errors import ConfigError, ForwardError, Unsupported
+from weft.sched.work import Extend, Logits, RunState
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def fake(**options: Any) -> OwnLoopFake:
+    return OwnLoopFake(MemoryEngine(), **options)
+
+
+def made_by_hand(engine: OwnLoopFake, told: Callable[[NativeRun, Tell], None]) -> OwnLoopFake:
+    """Let the engine tell exactly this of what it is asked for."""
+
+    def start(asked: NativeRun, tell: Tell) -> list[Any]:
+        engine.native.started.append(asked)
+        told(asked, tell)
+        return []
+
+    engine.native.start = start  # type: ignore[method-assign]
+    engine.native.cancel = lambda *_: None  # type: ignore[method-assign]
+    return engine
+
+
+def test_siblings_are_asked_for_together() -> None:
+    engine = fake(most=8)
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    items = [run(place, i, temperature=0.9) for i in range(5)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    (asked,) = engine.native.started
+    assert asked.tokens == tuple(PROMPT)
+    assert asked.streams == tuple(item.sampler.stream for item in items)
+    rig.finish()
+
+
+def test_no_more_are_on_their_way_than_the_engine_names() -> None:
+    engine = fake(most=3)
+    rig = Rig(engine)
+    items = [run(rig.place([*PROMPT, i]), i) for i in range(4)]
+    items += [run(rig.place(PROMPT), 10 + i) for i in range(7)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert engine.native.most_seen == 3
+    rig.finish()
+
+
+def test_equal_greedy_runs_are_one_with_the_longest_length() -> None:
+    engine = fake()
+    rig = Rig(engine)
+    items = [run(rig.place(PROMPT), i, temperature=0, max_tokens=2 + i) for i in range(4)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    (asked,) = engine.native.started
+    assert (len(asked.streams), asked.max_tokens) == (1, 5)
+    rig.finish()
+
+
+def test_steps_go_on_beside() -> None:
+    rig = Rig(fake())
+    place = rig.place(PROMPT)
+    item = run(place, 0, max_tokens=20)
+    result, (row,) = rig.drive(item, Extend(place, (6,), (Logits(6),)))
+    assert_result(rig, item, result)
+    assert row.shape == (16,)
+    rig.finish()
+
+
+@pytest.mark.parametrize("fail_on", [0, 3, 7])
+def test_a_failure_is_its_siblings_alone(fail_on: int) -> None:
+    engine = fake(fail_on={fail_on})
+    rig = Rig(engine)
+    items = [run(rig.place(PROMPT), i, max_tokens=12) for i in range(4)]
+    tickets = rig.drive_quietly(*items)
+    failed = [ticket.error for ticket in tickets if ticket.error is not None]
+    (error,) = failed
+    assert isinstance(error, ForwardError)
+    assert isinstance(error.__cause__, Boom)
+    for item, ticket in zip(items, tickets, strict=True):
+        if ticket.error is None:
+            assert_result(rig, item, ticket.result())
+    rig.tree.check()
+    again = run(rig.place(PROMPT), 9)
+    (result,) = rig.drive(again)
+    assert_result(rig, again, result)
+    rig.finish()
+
+
+def test_an_engine_that_does_not_begin_fails_those_runs_alone() -> None:
+    engine = fake()
+    rig = Rig(engine)
+    begin = engine.native.start
+    engine.native.start = lambda *_: 1 / 0  # type: ignore[assignment, return-value, method-assign]
+    (ticket,) = rig.drive_quietly(run(rig.place(PROMPT), 0))
+    assert isinstance(ticket.error, ForwardError)
+    engine.native.start = begin  # type: ignore[method-assign]
+    item = run(rig.place(PROMPT), 0)
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    rig.finish()
+
+
+def test_a_sink_ends_a_run_and_what_is_told_later_is_not_heard() -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, (3, 4, 5), (-1.0, -1.0, -1.0), (0.5, 0.5, 0.5)))
+        tell(NativeEvent(0, (6,), (-1.0,), (0.5,), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+
+    def sink(state: RunState) -> Any:
+        return "stop" if state.tokens[-1] == 4 else None
+
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, sink=sink))
+    assert (result.tokens, result.logprobs) == ([3, 4], [-1.0, -1.0])
+    assert (result.finish_reason, result.end.ids()) == ("stop", [*PROMPT, 3, 4])
+    rig.finish()
+
+
+def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
+    engine = fake()
+    rig = Rig(engine)
+    seen = threading.Event()
+
+    def sink(state: RunState) -> None:
+        if len(state.tokens) >= 3:
+            seen.set()
+
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=50_000, sink=sink))
+    while not seen.is_set():
+        rig.step()
+    ticket.cancel()
+    rig.driver.drive([ticket])
+    result = ticket.result()
+    assert result.finish_reason == "cancelled"
+    assert len(result.tokens) >= 3
+    assert result.end.ids() == [*PROMPT, *result.tokens]
+    with engine.native.news:
+        assert engine.native.news.wait_for(lambda: not engine.native.going, 10)
+    rig.finish()
+
+
+def test_figures_that_are_not_told_are_absent() -> None:
+    rig = Rig(fake(figures=False))
+    item = run(rig.place(PROMPT), 0)
+    (result,) = rig.drive(item)
+    assert len(result.tokens) == 6
+    assert result.logprobs == []
+    assert result.entropies == []
+    rig.finish()
+
+
+def test_figures_that_are_told_of_some_tokens_are_those_of_none() -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, (3,), (-1.0,), (0.5,)))
+        tell(NativeEvent(0, (4,), (-2.0,)))
+        tell(NativeEvent(0, (5,), (-2.0,), (0.5,), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
+    assert (result.tokens, result.logprobs, result.entropies) == ([3, 4, 5], [-1.0, -2.0, -2.0], [])
+    rig.finish()
+
+
+def test_what_a_run_wants_at_most_it_gets_at_most() -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, range(asked.max_tokens + 5), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=4))
+    assert result.tokens == [0, 1, 2, 3]
+    rig.finish()
+
+
+def test_the_context_ends_a_run() -> None:
+    rig = Rig(fake(), n_ctx=9)
+    item, full = run(rig.place(PROMPT), 0, max_tokens=50), run(rig.place(range(9)), 1)
+    for each, result in zip((item, full), rig.drive(item, full), strict=True):
+        assert_result(rig, each, result)
+        assert result.finish_reason == "context"
+    rig.finish()
+
+
+def test_what_the_engine_would_not_honour_is_run_by_steps() -> None:
+    engine = fake()
+    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+        "typical_p" if params.typical_p < 1 else None
+    )
+    rig = Rig(engine)
+    own, stepped = run(rig.place(PROMPT), 0), run(rig.place(PROMPT), 1, typical_p=0.9)
+    for item, result in zip((own, stepped), rig.drive(own, stepped), strict=True):
+        assert_result(rig, item, result)
+    assert [asked.params.typical_p for asked in engine.native.started] == [1.0]
+    rig.finish()
+
+
+def test_without_steps_everything_else_is_refused_by_name() -> None:
+    engine = fake(steps=False)
+    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+        "typical_p=0.9" if params.typical_p < 1 else None
+    )
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    with pytest.raises(Unsupported, match="generates whole runs only.*next-token"):
+        rig.submit(Extend(place, (), (Logits(5),)))
+    with pytest.raises(Unsupported, match="cannot honour typical_p=0.9"):
+        rig.submit(run(place, 0, typical_p=0.9))
+    item = run(place, 0)
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert engine.calls  # its own loop's alone: rows of one whole path
+    rig.finish()
+
+
+def test_many_threads_and_a_loop_share_the_engine() -> None:
+    rig = Rig(fake(most=4))
+    made: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        item = run(rig.place([*PROMPT, number]), number)
+        made[number] = (item, rig.drive(item)[0])
+
+    async def asked() -> list[Any]:
+        items = [run(rig.place([*PROMPT, 9, i]), 20 + i) for i in range(5)]
+        tickets = await rig.driver.asubmit(items)
+        await rig.driver.adrive(tickets)
+        return list(zip(items, [ticket.result() for ticket in tickets], strict=True))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for item, result in asyncio.run(asked()):
+        assert_result(rig, item, result)
+    for thread in threads:
+        thread.join()
+    assert len(made) == 5
+    for item, result in made.values():
+        assert_result(rig, item, result)
+    rig.finish()
+
+
+def test_a_close_ends_what_is_on_its_way() -> None:
+    rig = Rig(fake())
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=50_000))
+    rig.step(3)
+    rig.driver.close()
+    assert ticket.error is not None
+    rig.tree.check()
+
+
+def test_an_end_or_an_error_is_the_last_event() -> None:
+    assert not NativeEvent(0, (1,)).is_last
+    assert NativeEvent(0, end="stop").is_last
+    assert NativeEvent(0, error=ConfigError("no")).is_last
