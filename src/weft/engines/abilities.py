@@ -31,6 +31,20 @@ OWN: dict[str, Abilities] = {
         takes="most models of the Hub",
         packages=("torch", "transformers"),
     ),
+    "vllm": Abilities(
+        native_runs=True,
+        entropy=False,
+        shared_attention=False,
+        fork="its prefix cache",
+        grammar="vLLM, Weft",
+        lora=True,
+        quantised="vLLM's: AWQ, GPTQ, FP8, …",
+        devices="CUDA, ROCm, XPU, CPU",
+        families="all of vLLM",
+        several_gpus="tensor, pipeline, data parallel",
+        takes="most models of the Hub, on several GPUs and nodes",
+        packages=("vllm",),
+    ),
 }
 
 # Those that need nothing but Weft itself.

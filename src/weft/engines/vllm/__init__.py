@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 
 from ...errors import EngineUnavailable
 from .quiet import settle_environment
 
 settle_environment()
 try:
-    importlib.import_module("vllm")
+    with warnings.catch_warnings():  # of what vLLM stands on, to its developers
+        warnings.simplefilter("ignore")
+        importlib.import_module("vllm.v1.engine.async_llm")
 except ModuleNotFoundError:
     raise
 except Exception as error:
@@ -18,6 +21,7 @@ except Exception as error:
         " torchvision, torchaudio or torchcodec: pip uninstall those, no text model needs them"
     ) from error
 
-from .engine import VllmEngine
+# vLLM reads the environment as it is imported.
+from .engine import VllmEngine  # noqa: E402
 
 __all__ = ["VllmEngine"]

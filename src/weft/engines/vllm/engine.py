@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from ...errors import (
 from ...sampling import metrics
 from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
-from ..base import Abilities, Engine, EngineInfo, HostOutput, Row, Score
+from ..abilities import OWN
+from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score
 from ..checkpoint import open_checkpoint
 from .board import try_board
 from .known import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
@@ -67,7 +69,9 @@ class VllmEngine(Engine):
             fingerprint=fingerprint,
             device=config.device_config.device_type,
             kv="hidden",
-            abilities=abilities(steps=reader is not None, lora=config.lora_config is not None),
+            abilities=replace(
+                OWN["vllm"], steps=reader is not None, lora=config.lora_config is not None
+            ),
             temperature_first=True,
             extra={"devices": n_gpus},
         )
@@ -222,7 +226,7 @@ class VllmEngine(Engine):
 
     # One forward
 
-    def _rows(self, reader: RowReader, paths: Sequence[RowPath]) -> np.ndarray:
+    def _rows(self, reader: RowReader, paths: list[RowPath]) -> np.ndarray:
         if not paths:
             return np.empty((0, self.info.n_vocab), np.float32)
         distinct = list(dict.fromkeys(paths))
@@ -236,7 +240,7 @@ class VllmEngine(Engine):
         return np.stack([by_path[path] for path in paths])
 
     def _scores(self, reader: RowReader, row: Row) -> list[Score]:
-        ids = tuple(row.tokens)
+        ids = _ids(row)
 
         def logits_of(first: int, last: int) -> np.ndarray:
             places = range(first, last)
@@ -256,16 +260,19 @@ class VllmEngine(Engine):
                 n_tokens=n,
                 n_ctx=limit,
             )
-        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
-            raise ForwardError(
-                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
-            )
+        low, high = min(_ids(row)), max(_ids(row))
+        if low < 0 or high >= n_vocab:
+            raise ForwardError(f"token ids must be 0 to {n_vocab - 1}; got {low} to {high}")
         if any(not 0 <= at < n for at in row.logits_at):
             raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n} tokens")
         if row.adapter not in self._loras:
-            raise StaleHandle(
-                f"the LoRA adapter {str(row.adapter).rpartition('#')[0]!r} was removed; add it again"
-            )
+            name = str(row.adapter).rpartition("#")[0]
+            raise StaleHandle(f"the LoRA adapter {name!r} was removed; add it again")
+
+
+def _ids(row: Row) -> tuple[int, ...]:
+    assert not isinstance(row.tokens, LateTokens)  # only for engines that overlap
+    return tuple(row.tokens)
 
 
 def adapter_mark(folder: Path) -> str:
@@ -286,21 +293,6 @@ def check_rows_option(rows: object) -> None:
     """Refuse what is no way for rows to come."""
     if rows not in ("auto", "board", "logprobs"):
         raise ConfigError(f'rows is {rows!r}; allowed are "auto", "board" and "logprobs"')
-
-
-def abilities(*, steps: bool, lora: bool) -> Abilities:
-    """Return what this engine can do."""
-    return Abilities(
-        steps=steps,
-        native_runs=True,
-        entropy=False,
-        grammar="JSON schema, regex, choice, Lark, GBNF, token sets",
-        lora=lora,
-        quantised="vLLM's: AWQ, GPTQ, FP8, …",
-        devices="CUDA, ROCm, CPU",
-        families="all that vLLM runs",
-        several_gpus="tensor, pipeline and data parallel, several machines",
-    )
 
 
 NO_ROWS = (

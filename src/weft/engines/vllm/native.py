@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams as VllmParams
@@ -14,7 +15,7 @@ from vllm.sampling_params import RequestOutputKind
 from ...errors import ForwardError
 from ...sampling.params import SamplingParams
 from ...sampling.rng import stream_of
-from ..native import NativeEvent, NativeRun, NativeRuns, Tell
+from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
 from .grammars import structured
 from .known import n_places
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 _COLDEST, _HOTTEST = 0.01, 2.0  # temperatures that vLLM takes as they are, beside 0
 _MOST_PENALTY = 2.0
-_ENDS = {"stop": "stop", "length": "length", "abort": "cancelled"}
+_ENDS: dict[str, NativeEnd] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 
 
-class Flight:
+class VllmFlight:
     """One NativeRun on its way: a task a sibling, once the loop has begun them."""
 
     def __init__(self, n_siblings: int) -> None:
@@ -65,8 +66,8 @@ class VllmRuns(NativeRuns):
             return structured(params.constraint, by_guidance=self._by_guidance).refusal
         return None
 
-    def start(self, run: NativeRun, tell: Tell) -> Flight:
-        flight = Flight(len(run.streams))
+    def start(self, run: NativeRun, tell: Tell) -> VllmFlight:
+        flight = VllmFlight(len(run.streams))
         lora = self._loras[run.adapter]
         params = [vllm_params(run, stream) for stream in run.streams]
         try:
@@ -75,19 +76,19 @@ class VllmRuns(NativeRuns):
             raise ForwardError("the engine is closed; load the model again") from error
         return flight
 
-    def cancel(self, handle: Flight, sibling: int) -> None:
+    def cancel(self, handle: VllmFlight, sibling: int) -> None:
         self._loop.post(self._cancel, handle, sibling)
 
     # On the engine's loop
 
     def _begin(
-        self, flight: Flight, run: NativeRun, params: list[VllmParams], lora: Any, tell: Tell
+        self, flight: VllmFlight, run: NativeRun, params: list[VllmParams], lora: Any, tell: Tell
     ) -> None:
         for number, each in enumerate(params):
             work = self._generate(run, number, each, lora, tell)
             flight.tasks[number] = self._loop.loop.create_task(work)
 
-    def _cancel(self, flight: Flight, sibling: int) -> None:
+    def _cancel(self, flight: VllmFlight, sibling: int) -> None:
         task = flight.tasks[sibling]
         if task is not None:
             task.cancel()
@@ -116,7 +117,7 @@ class VllmRuns(NativeRuns):
                 tell(NativeEvent(number, error=ForwardError("vLLM ended a run without a word")))
 
 
-_REFUSED = {
+_REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
     "typical_p": lambda p: p.typical_p < 1,
     "penalty_last_n": lambda p: p.penalty_last_n is not None and _is_penalised(p),
     "temperature": lambda p: p.temperature != 0 and not _COLDEST <= p.temperature <= _HOTTEST,
@@ -185,13 +186,7 @@ def event_of(number: int, given: Any) -> NativeEvent:
         if tokens and tokens[-1] == ended_by:
             tokens = tokens[:-1]
             logprobs = None if logprobs is None else logprobs[: len(tokens)]
-    return NativeEvent(
-        number,
-        tokens,
-        logprobs,
-        end=_ENDS[given.finish_reason],
-        ended_by=ended_by,  # type: ignore[arg-type]
-    )
+    return NativeEvent(number, tokens, logprobs, end=_ENDS[given.finish_reason], ended_by=ended_by)
 
 
 def as_failure(error: BaseException) -> ForwardError:

@@ -1,4 +1,4 @@
-"""The arguments of vLLM's engine: what Weft sets itself, and what it says of those that are wrong."""
+"""The arguments of vLLM's engine: what Weft sets itself, and what it says of wrong ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import psutil
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -55,10 +54,9 @@ def engine_args(
         "structured_outputs_config": {"backend": "guidance"},
     }
     if current_platform.is_cpu():
+        kv_bytes = min(_CPU_KV_BYTES, current_platform.get_device_total_memory() // 8)
         args |= {"enforce_eager": True, "block_size": _CPU_BLOCK}
-        if "kv_cache_memory_bytes" not in given:
-            available = psutil.virtual_memory().available
-            args["kv_cache_memory_bytes"] = min(_CPU_KV_BYTES, available // 4)
+        args["kv_cache_memory_bytes"] = kv_bytes
     args |= given
     if board is not None:
         args["logits_processors"] = [*(given.get("logits_processors") or ()), TAP]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -26,20 +27,23 @@ def starting(options: Iterable[object]) -> Iterator[None]:
 
     A program without `if __name__ == "__main__":` would load the model again in each of them.
     options: what they are given; where something of it is of the program, it is imported all the
-    same. What vLLM's workers leave behind when they are ended is swept without a word.
+    same. Warnings to vLLM's developers are not shown, nor what
+    Python's tracker sweeps up behind workers that were ended.
     """
-    main, warnings = sys.modules.get("__main__"), os.environ.get("PYTHONWARNINGS")
+    main, before = sys.modules.get("__main__"), os.environ.get("PYTHONWARNINGS")
     swept = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = swept if not warnings else f"{warnings},{swept}"
+    os.environ["PYTHONWARNINGS"] = swept if not before else f"{before},{swept}"
     is_theirs = any(getattr(each, "__module__", "") == "__main__" for each in options)
     if main is not None and not is_theirs:
         sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         if main is not None:
             sys.modules["__main__"] = main
-        if warnings is None:
+        if before is None:
             del os.environ["PYTHONWARNINGS"]
         else:
-            os.environ["PYTHONWARNINGS"] = warnings
+            os.environ["PYTHONWARNINGS"] = before

@@ -25,7 +25,7 @@ Path = tuple[str | None, tuple[int, ...]]  # adapter, token ids
 _log = logging.getLogger("weft.engines")
 
 
-class Session:
+class OpenRequest:
     """A request that stays open: it answers a path, and then any path one or more tokens longer.
 
     vLLM samples a token at the end of each input and drops it when the next one comes.
@@ -69,7 +69,7 @@ class RowReader:
         self.most = most
         self.most_tokens = most_tokens
         self.n_opened = self.n_extended = 0
-        self._idle: OrderedDict[Path, Session] = OrderedDict()
+        self._idle: OrderedDict[Path, OpenRequest] = OrderedDict()
         self._idle_tokens = 0
         self._numbers = itertools.count()
         self._room: asyncio.Semaphore | None = None
@@ -130,7 +130,7 @@ class RowReader:
         session = self._idle.pop(above, None)
         if session is None:
             self.n_opened += 1
-            session, new = Session(self.engine, self._request_id(), lora), ids
+            session, new = OpenRequest(self.engine, self._request_id(), lora), ids
         else:
             self.n_extended += 1
             self._idle_tokens -= len(above[1])
@@ -143,7 +143,7 @@ class RowReader:
         await self._keep(path, session)
         return output
 
-    async def _keep(self, path: Path, session: Session) -> None:
+    async def _keep(self, path: Path, session: OpenRequest) -> None:
         """Let a request stay open; the one that was used longest ago goes where there are many."""
         before = self._idle.pop(path, None)
         self._idle[path] = session
@@ -153,7 +153,7 @@ class RowReader:
         while self._idle and (len(self._idle) > self.most or self._idle_tokens > self.most_tokens):
             await self._pop().close()
 
-    def _pop(self) -> Session:
+    def _pop(self) -> OpenRequest:
         (_, ids), session = self._idle.popitem(last=False)
         self._idle_tokens -= len(ids)
         return session
