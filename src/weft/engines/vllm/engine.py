@@ -188,9 +188,7 @@ class VllmEngine(Engine):
             raise Unsupported(NO_ROWS)
         for row in rows:
             self._check_row(row)
-        wanted = [
-            (row.adapter, tuple(row.tokens[: at + 1])) for row in rows for at in row.logits_at
-        ]
+        wanted = [(row.adapter, _ids(row)[: at + 1]) for row in rows for at in row.logits_at]
         logits = self._rows(reader, wanted)
         scores = [self._scores(reader, row) for row in rows]
         return HostOutput(logits, scores)

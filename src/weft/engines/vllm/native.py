@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams as VllmParams
@@ -125,8 +125,14 @@ _REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
     "repetition_penalty": lambda p: p.repetition_penalty <= 0,
     "presence_penalty": lambda p: abs(p.presence_penalty) > _MOST_PENALTY,
     "frequency_penalty": lambda p: abs(p.frequency_penalty) > _MOST_PENALTY,
-    "logit_bias": lambda p: any(not math.isfinite(bias) for _, bias in p.logit_bias),
+    "logit_bias": lambda p: _is_unmatched(p.logit_bias, p.constraint),
 }
+
+
+def _is_unmatched(biases: Iterable[tuple[int, float]], constraint: object) -> bool:
+    """Whether biases may leave nothing to draw from, or something beside +inf: vLLM draws on."""
+    values = [bias for _, bias in biases]
+    return math.inf in values or (constraint is not None and -math.inf in values)
 
 
 def _is_penalised(params: SamplingParams) -> bool:
