@@ -453,9 +453,9 @@ def check_kind(engine: Engine) -> None:
 
 
 def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
-    """Return how many slots a byte budget has; None for no limit."""
+    """Return how many slots a byte budget has, of those there are; None for no limit."""
     if kv_bytes is None:
-        return None
+        return info.kv_slots
     if info.kv == "hidden":
         raise Unsupported(
             f"the {info.name} engine keeps its KV to itself, so kv_budget has no effect;"
@@ -467,7 +467,7 @@ def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
             f"kv_budget of {kv_bytes} bytes holds not one token of {info.kv_bytes_per_token} bytes",
             hint='give more, or "auto"',
         )
-    return capacity
+    return capacity if info.kv_slots is None else min(capacity, info.kv_slots)
 
 
 def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:

@@ -29,7 +29,7 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 
 
 # What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
 _NEUTRAL = {"device": "auto", "dtype": "auto"}
-_ANYWAY = ("n_ctx", "progress")
+_ANYWAY = ("n_ctx", "progress", "kv_bytes")
 _ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
@@ -121,6 +121,7 @@ def load(
         )  # fmt: skip
         return _load_object(source, tokenizer, engine, budget, limits, options)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
+    given.setdefault("kv_bytes", budget)
     if is_url(source):
         refuse_given("a server", **of_files)
         given |= {"model": model, "token": token, "tokenizer": as_tokenizer(tokenizer)}
@@ -211,14 +212,15 @@ def _load_object(
     kind = type(model)
     if isinstance(model, Engine):
         raise ConfigError(f"model is a {kind.__name__}, which is an engine: {_ENGINE_OBJECTS}")
-    if model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict):
+    name = engine_of_object(model)
+    is_plain = model is None or isinstance(model, LM | bytes | int | float | list | tuple | dict)
+    if is_plain and name == "torch":  # a model of MLX is a dict, too
         shown = (
             reprlib.repr(model) if kind in (int, float, type(None)) else f"of type {kind.__name__}"
         )
         raise ConfigError(
             f"model is {shown}; allowed are a name, a folder, or an already loaded model"
         )
-    name = engine_of_object(model)
     if engine not in ("auto", name):
         raise ConfigError(
             f"engine={engine!r} has no effect on an already loaded model, which the {name} engine"

@@ -32,7 +32,7 @@ MISTAKES = [
     (["run", "hi", "-m", "tini"], 3, "near it: tiny"),
     (["run", "hi", "-m", "nosuch/model"], 3, "nosuch/model"),
     (["run", "hi", "-m", "./missing"], 3, "there is no folder ./missing"),
-    (["run", "hi", "-m", "model.gguf"], 3, "GGUF"),
+    (["run", "hi", "-m", "model.gguf"], 3, "there is no file model.gguf"),
     (["run", "hi", "--engine", "steam"], 2, "allowed are auto, numpy, torch"),
     (["solve", "hi", "--strategy", "luck"], 2, "'tot', 'best-of-n', 'greedy'"),
     (["solve", "hi", "-b", "0"], 2, "breadth is 0"),

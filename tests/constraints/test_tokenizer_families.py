@@ -259,7 +259,7 @@ def test_a_vocabulary_of_131072_tokens() -> None:
 
 
 def test_an_end_token_that_the_model_does_not_have_is_no_end(text: Tokenizer) -> None:
-    ends = Tokenizer.wrap(text._backend, stop_ids=[5, 10_000])
+    ends = Tokenizer.wrap(text._codec._backend, stop_ids=[5, 10_000])
     made = Compiler(ends, 2048)
     assert made.stop_ids == {5}
     with pytest.raises(ConstraintError):

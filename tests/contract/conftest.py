@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 
 from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
-from shallow import shallow
+from shallow import SLOT, shallow, shallow_gguf
 from weft.engines.base import Engine, Row
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-KINDS = ["numpy", "torch", "sequence", "hidden", "ownloop", "late"]
-WITH_KV = ["numpy", "torch", "sequence", "late"]
-ENGINES = ["numpy", "torch"]
+ENGINES = ["numpy", "torch", "mlx", "llamacpp"]
+KINDS = [*ENGINES, "sequence", "hidden", "ownloop", "late"]
+WITH_KV = [*ENGINES, "sequence", "late"]
 
 FAKES = {
     "sequence": SequenceFake,
@@ -32,10 +32,12 @@ FAKES = {
     "ownloop": OwnLoopFake,
     "late": LateFake,
 }
+N_SLOTS = 8192  # of engines that allocate their KV at once
 GIVEN = "given"  # the engine that --engine names
 
 Make = Callable[..., LM]
 NewEngine = Callable[[], Engine]
+NewNamed = Callable[[str], Engine]
 Oracle = Callable[[Sequence[int]], NDArray[np.float32]]
 
 
@@ -66,12 +68,36 @@ def load_engine(name: str, config: pytest.Config) -> Engine:
         has_load = getattr(chosen.load, "__func__", None) is not vars(Engine)["load"].__func__
         engine: Engine = chosen.load(shallow()) if has_load else chosen()
         return engine
-    if name == "numpy":
-        return NumpyEngine.load(shallow())
+    return LOADERS[name]()
+
+
+def _load_torch() -> Engine:
     pytest.importorskip("torch", reason="torch is not installed")
     from weft.engines.torch import TorchEngine
 
     return TorchEngine.load(shallow(), dtype="float32")
+
+
+def _load_mlx() -> Engine:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    from weft.engines.mlx import MlxEngine
+
+    return MlxEngine.load(shallow(), dtype="float32")
+
+
+def _load_llamacpp() -> Engine:
+    file = shallow_gguf()
+    from weft.engines.llamacpp import LlamaCppEngine
+
+    return LlamaCppEngine.load(file, dtype="float32", kv_bytes=N_SLOTS * SLOT, n_threads=1)
+
+
+LOADERS: dict[str, NewEngine] = {
+    "numpy": lambda: NumpyEngine.load(shallow()),
+    "torch": _load_torch,
+    "mlx": _load_mlx,
+    "llamacpp": _load_llamacpp,
+}
 
 
 @pytest.fixture
@@ -89,36 +115,30 @@ def new_engine(request: pytest.FixtureRequest) -> Iterator[NewEngine]:
 
 
 @pytest.fixture(scope="session")
-def given_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = load_engine(GIVEN, request.config)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="session")
 def text() -> Tokenizer:
     return Tokenizer.from_folder(shallow())
 
 
 @pytest.fixture(scope="session")
-def numpy_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = load_engine("numpy", request.config)
-    yield engine
-    engine.close()
+def loaded(request: pytest.FixtureRequest) -> Iterator[NewNamed]:
+    """Load an engine that all tests share, once."""
+    there: dict[str, Engine] = {}
+
+    def load(name: str) -> Engine:
+        if name not in there:
+            there[name] = load_engine(name, request.config)
+        return there[name]
+
+    yield load
+    for engine in there.values():
+        engine.close()
 
 
 @pytest.fixture(scope="session")
-def torch_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = load_engine("torch", request.config)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="session")
-def oracle(request: pytest.FixtureRequest) -> Oracle:
+def oracle(request: pytest.FixtureRequest, loaded: NewNamed) -> Oracle:
     """Raw logits after every token, by the model's own library: float32 [T, V]."""
     if request.config.getoption("--engine"):
-        engine = request.getfixturevalue("given_engine")
+        engine = loaded(GIVEN)
 
         def plain(ids: Sequence[int]) -> NDArray[np.float32]:
             output = engine.forward([Row((), list(ids), 0, None, tuple(range(len(ids))))])
@@ -139,7 +159,7 @@ def oracle(request: pytest.FixtureRequest) -> Oracle:
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
+def make(loaded: NewNamed, text: Tokenizer) -> Iterator[Make]:
     """Make an LM over a shared engine, one at a time; afterwards nothing of it may be left."""
     made: list[LM] = []
 
@@ -161,8 +181,7 @@ def make(request: pytest.FixtureRequest, text: Tokenizer) -> Iterator[Make]:
     ) -> LM:
         if made:
             finish(made.pop())
-        name = f"{kind}_engine" if kind in ("torch", GIVEN) else "numpy_engine"
-        engine: Engine = request.getfixturevalue(name)
+        engine = loaded("numpy" if kind in FAKES else kind)
         fake = FAKES.get(kind)
         if fake is not None:
             engine = fake(engine)
@@ -186,9 +205,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def kv_kind(request: pytest.FixtureRequest) -> str:
+def kv_kind(request: pytest.FixtureRequest, loaded: NewNamed) -> str:
     """Kinds whose fragments are Weft's business: laws 2 and 4 to 7 are about those."""
     kind = str(request.param)
-    if kind == GIVEN and request.getfixturevalue("given_engine").info.kv == "hidden":
+    if kind == GIVEN and loaded(GIVEN).info.kv == "hidden":
         pytest.skip("a hidden engine keeps its KV to itself")
     return kind

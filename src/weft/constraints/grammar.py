@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..cores import usable_cores
 from ..errors import ConfigError, ConstraintError, GrammarError
-from ..tokens.tokenizer import is_panic
+from ..tokens.codec import is_panic
 from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark
 from .patterns import as_regex

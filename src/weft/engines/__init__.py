@@ -17,6 +17,8 @@ ENTRY_POINT_GROUP = "weft.engines"
 _BUILT_IN = {
     "numpy": "weft.engines.numpy:NumpyEngine",
     "torch": "weft.engines.torch:TorchEngine",
+    "mlx": "weft.engines.mlx:MlxEngine",
+    "llamacpp": "weft.engines.llamacpp:LlamaCppEngine",
     "vllm": "weft.engines.vllm:VllmEngine",
 }
 

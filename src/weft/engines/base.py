@@ -84,11 +84,13 @@ class EngineInfo:
     what else the numbers depend on; the device is no part of it.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
-    kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden.
+    kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
+    allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
-    n_embd: numbers in a hidden state; 0 where the engine gives none.
+    n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
+    files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
     abilities: what it can do with this model. temperature_first: its native runs divide by the
     temperature before they filter; the LM's own defaults then say so, too.
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
@@ -108,9 +110,11 @@ class EngineInfo:
     device: str = "cpu"
     kv: KVKind = "addressable"
     max_paths: int | None = None
+    kv_slots: int | None = None
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
+    pooling: str | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -365,8 +369,9 @@ class Engine(ABC):
 
         It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
         keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
-        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note)
-        and what `engine_options` holds. Take those that mean something, or `**options`. What
+        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note),
+        `kv_bytes` (the KV budget, None for "auto": for engines that allocate it at once) and what
+        `engine_options` holds. Take those that mean something, or `**options`. What
         somebody asked for and the signature lacks is refused before this is called.
 
         Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or

@@ -6,17 +6,16 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import read, read_json, read_text, shown, shown_path
 from .chat import check_messages, render_chat
+from .codec import Codec, TokenizersCodec, copy_of, is_librarys
 from .form import ChatForm, chat_form
 from .history import as_wanted, check_roles, needs_form
 from .text import TextStream
-from .vocab import byte_vocab, first_space_is_dummy
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -38,7 +37,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | Codec,
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
@@ -47,9 +46,7 @@ class Tokenizer:
         name: str = "the tokenizer",
     ) -> None:
         """Take over `backend`: it becomes this object's own."""
-        backend.no_truncation()
-        backend.no_padding()
-        self._backend = backend
+        self._codec = backend if isinstance(backend, Codec) else TokenizersCodec(backend, name)
         self._special_tokens = dict(special_tokens or {})
         self._anchors: dict[tuple[str, bool], list[int]] = {}
         self.chat_template = chat_template
@@ -88,7 +85,7 @@ class Tokenizer:
         if isinstance(given, Tokenizer):
             return given
         if isinstance(given, Backend):
-            return cls(_copy(given), stop_ids=stop_ids, given=given)
+            return cls(copy_of(given), stop_ids=stop_ids, given=given)
         # NOTE: the one place that looks into a Transformers tokenizer.
         backend = getattr(given, "backend_tokenizer", None) or getattr(given, "_tokenizer", None)
         if not isinstance(backend, Backend):
@@ -97,8 +94,10 @@ class Tokenizer:
                 "a fast tokenizer (AutoTokenizer with use_fast=True) or a tokenizers.Tokenizer"
             )
         tokens = dict(getattr(given, "special_tokens_map", {}))
+        more = getattr(given, "eos_token_ids", None)  # mlx-lm's are all that end a text
+        stop_ids = [*stop_ids, *(more if isinstance(more, list | tuple | set) else ())]
         return cls(
-            _copy(backend),
+            copy_of(backend),
             special_tokens={name: str(text) for name, text in tokens.items()},
             chat_template=default_template(getattr(given, "chat_template", None)),
             stop_ids=stop_ids,
@@ -107,23 +106,22 @@ class Tokenizer:
 
     def __len__(self) -> int:
         """Return the number of tokens, added ones included."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return len(self._codec)
 
     @property
     def n_vocab(self) -> int:
         """One more than the highest token id."""
         return len(self.vocab_bytes)
 
-    @cached_property
+    @property
     def vocab_bytes(self) -> list[bytes]:
         """The bytes of every token, by id; made once, not to be changed."""
-        return byte_vocab(self._backend)
+        return self._codec.vocab_bytes
 
-    @cached_property
+    @property
     def special_ids(self) -> frozenset[int]:
         """The ids of special tokens."""
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return self._codec.special_ids
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         """Return the token ids of a whole text.
@@ -154,13 +152,13 @@ class Tokenizer:
         first: the ids start a text, so the dummy space that some tokenizers begin with is left out.
         """
         joined = b"".join(map(self.token_bytes, ids))
-        if first and self._first_space_is_dummy:
+        if first and self._codec.first_space_is_dummy:
             joined = joined.removeprefix(b" ")
         return joined.decode(errors="replace")
 
     def stream(self, *, first: bool = False) -> TextStream:
         """Return an incremental `decode`."""
-        strip = first and self._first_space_is_dummy
+        strip = first and self._codec.first_space_is_dummy
         return TextStream(self.vocab_bytes, strip_first_space=strip)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -170,7 +168,7 @@ class Tokenizer:
 
     def spelling(self, token_id: int) -> str:
         """Return a token as the tokenizer itself writes it; "" where no token has that id."""
-        return self._backend.id_to_token(token_id) or ""
+        return self._codec.spelling(token_id)
 
     def token_text(self, token_id: int) -> str:
         """Return a token's text, U+FFFD where it is part of a character."""
@@ -248,46 +246,18 @@ class Tokenizer:
         """Return the token ids of one piece of a rendered chat."""
         return self.continuation(piece) if is_text else self._encode(piece, special=True)
 
-    @cached_property
-    def _first_space_is_dummy(self) -> bool:
-        return first_space_is_dummy(self._backend)
-
-    @cached_property
-    def _plain_backend(self) -> Backend:
-        try:
-            plain = _copy(self._backend)
-        except Exception as error:  # two tokens with one id, for one: one of them is not written
-            raise ModelLoadError(
-                f"{self.name} is no whole tokenizer: {error}. Download the file again"
-            ) from error
-        plain.encode_special_tokens = True
-        return plain
-
     def _special_id(self, name: str) -> int | None:
         text = self._special_tokens.get(name)
-        return None if text is None else self._backend.token_to_id(text)
+        return None if text is None else self._codec.id_of(text)
 
     def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
-        backend = self._backend if special else self._plain_backend
-        try:
-            ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
-        except BaseException as error:
-            if not is_librarys(error):
-                raise
-            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
-        return ids
+        return self._codec.encode(text, special=special, decorated=decorated)
 
     def _anchor_ids(self, anchor: str, *, special: bool) -> list[int]:
         kept = self._anchors.get((anchor, special))
         if kept is None:
             kept = self._anchors[anchor, special] = self._encode(anchor, special=special)
         return kept
-
-
-def _copy(backend: Backend) -> Backend:
-    from tokenizers import Tokenizer as Backend
-
-    return Backend.from_str(backend.to_str())
 
 
 # What templates look at and write themselves; a role is checked by name.
@@ -448,16 +418,6 @@ def _read_backend(path: Path) -> Backend:
         raise ModelLoadError(
             f"{file} cannot be read as a tokenizer: {error}. Download the file again"
         ) from error
-
-
-def is_librarys(error: BaseException) -> bool:
-    """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
-    return isinstance(error, Exception) or is_panic(error)
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust met what it never expected."""
-    return type(error).__name__ == "PanicException"
 
 
 def _read_template(path: Path, config: Mapping[str, Any]) -> str | None:

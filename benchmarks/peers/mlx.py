@@ -1,0 +1,66 @@
+"""mlx-lm's own ways to continue one prompt n times, without an end token; seconds of the whole job.
+
+Each takes what `mlx_lm.load` gives: peer(model, tokenizer, prompt_ids, n, max_tokens) -> seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+TEMPERATURE, MIN_P = 0.6, 0.05
+
+
+def batch_generate(
+    model: Any, tokenizer: Any, prompt_ids: Sequence[int], n: int, max_tokens: int
+) -> float:
+    """mlx-lm's batch_generate, with the prompt n times. It prefills each of them."""
+    from mlx_lm.generate import BatchGenerator
+    from mlx_lm.sample_utils import make_sampler
+
+    began = time.perf_counter()
+    sampler = make_sampler(temp=TEMPERATURE, min_p=MIN_P)
+    generator = BatchGenerator(model, stop_tokens=[], sampler=sampler)
+    generator.insert([list(prompt_ids)] * n, [max_tokens] * n)
+    made = 0
+    while responses := generator.next_generated():
+        made += len(responses)
+    generator.close()
+    assert made == n * max_tokens, made
+    return time.perf_counter() - began
+
+
+def replicate_once(
+    model: Any, tokenizer: Any, prompt_ids: Sequence[int], n: int, max_tokens: int
+) -> float:
+    """Prefill the prompt once, repeat its KV for every branch, then decode all as one batch."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    began = time.perf_counter()
+    cache = make_prompt_cache(model)
+    logits = model(mx.array([list(prompt_ids)]), cache=cache)[:, -1]
+    mx.eval(logits, [(each.keys, each.values) for each in cache])
+    for each in cache:
+        each.keys = mx.repeat(each.keys[..., : each.offset, :], n, axis=0)
+        each.values = mx.repeat(each.values[..., : each.offset, :], n, axis=0)
+    tokens = _drawn(mx.repeat(logits, n, axis=0))
+    mx.eval(tokens, [(each.keys, each.values) for each in cache])
+    made = []
+    for _ in range(max_tokens - 1):
+        following = _drawn(model(tokens[:, None], cache=cache)[:, -1])
+        mx.async_eval(following)
+        made.append(tokens.tolist())
+        tokens = following
+    made.append(tokens.tolist())
+    assert [len(step) for step in made] == [n] * max_tokens
+    return time.perf_counter() - began
+
+
+def _drawn(logits: mx.array) -> mx.array:
+    """Draw a token a row: [B, V] to [B]."""
+    logits = logits.astype(mx.float32) / TEMPERATURE
+    least = logits.max(axis=-1, keepdims=True) + mx.log(mx.array(MIN_P))
+    return mx.random.categorical(mx.where(logits < least, -mx.inf, logits))

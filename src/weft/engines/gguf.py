@@ -1,0 +1,379 @@
+"""GGUF files: what the header says, and whether the file can be what it says.
+
+    magic · version · counts │ key, type, value … │ name, shape, type, offset … │ padding │ data
+
+Libraries that read such files end the process over some broken ones, so a file is checked here
+before one of them sees it: that it is whole, and that its numbers fit together. Tensor data is
+not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import ModelLoadError, Unsupported
+from ..files import reason, shown
+
+# GGML's tensor types: number → name, values in a block, bytes of a block.
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("f32", 1, 4),
+    1: ("f16", 1, 2),
+    2: ("q4_0", 32, 18),
+    3: ("q4_1", 32, 20),
+    6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24),
+    8: ("q8_0", 32, 34),
+    10: ("q2_k", 256, 84),
+    11: ("q3_k", 256, 110),
+    12: ("q4_k", 256, 144),
+    13: ("q5_k", 256, 176),
+    14: ("q6_k", 256, 210),
+    16: ("iq2_xxs", 256, 66),
+    17: ("iq2_xs", 256, 74),
+    18: ("iq3_xxs", 256, 98),
+    19: ("iq1_s", 256, 50),
+    20: ("iq4_nl", 32, 18),
+    21: ("iq3_s", 256, 110),
+    22: ("iq2_s", 256, 82),
+    23: ("iq4_xs", 256, 136),
+    24: ("i8", 1, 1),
+    25: ("i16", 1, 2),
+    26: ("i32", 1, 4),
+    27: ("i64", 1, 8),
+    28: ("f64", 1, 8),
+    29: ("iq1_m", 256, 56),
+    30: ("bf16", 1, 2),
+    34: ("tq1_0", 256, 54),
+    35: ("tq2_0", 256, 66),
+    39: ("mxfp4", 32, 17),
+    40: ("nvfp4", 64, 36),
+    41: ("q1_0", 128, 18),
+}
+_NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+_VERSIONS = (2, 3)
+_MOST_DIMENSIONS = 4
+_SAMPLE = 64
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+class GGUFTensor(NamedTuple):
+    """One tensor: `shape` is innermost first; bytes begin … begin + n_bytes of `file`."""
+
+    file: Path
+    type: str
+    shape: tuple[int, ...]
+    begin: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GGUF:
+    """The header of one model, which may be in several files. values: the first file's."""
+
+    file: Path
+    values: dict[str, Any]
+    tensors: dict[str, GGUFTensor]
+
+    @property
+    def architecture(self) -> str:
+        """Its name for the model's family, such as "llama"."""
+        return str(self.values["general.architecture"])
+
+    def of_model(self, key: str, default: Any = None) -> Any:
+        """Return a value that the family's name stands before, such as "block_count"."""
+        return self.values.get(f"{self.architecture}.{key}", default)
+
+    def fingerprint(self, *more: str) -> str:
+        """Return what names these weights, whatever the file is called. Cost: a page a tensor.
+
+        more: what else the numbers depend on.
+        """
+        digest = hashlib.sha256(repr(more).encode())
+        names = sorted(key for key in self.values if key.startswith(f"{self.architecture}."))
+        digest.update(json.dumps([[key, self.values[key]] for key in names]).encode())
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name}{tensor.type}{tensor.shape}".encode())
+            for piece in _samples(tensor):
+                digest.update(piece)
+        return digest.hexdigest()
+
+
+def read_gguf(file: Path) -> GGUF:
+    """Read a model's header and check it; of a split model, name the first file.
+
+    Raises:
+        ModelLoadError: a file is missing, no GGUF, truncated, or its numbers do not fit together.
+        Unsupported: a version of the format that is not read, or a part of a model alone.
+    """
+    header = _read_one(file)
+    n_files = header.values.get("split.count", 1)
+    if not _is_whole(n_files, 0, 99999):
+        raise _broken(file, f"split.count is {shown(n_files)}")
+    tensors = dict(header.tensors)
+    if n_files > 1:
+        for part in _other_files(file, n_files):
+            tensors |= _read_one(part).tensors
+    whole = GGUF(file, header.values, tensors)
+    check_model(whole)
+    return whole
+
+
+def check_model(header: GGUF) -> None:
+    """Check that a header describes a language model whose numbers fit together.
+
+    Raises: ModelLoadError, Unsupported.
+    """
+    values, file = header.values, header.file
+    name = values.get("general.architecture")
+    if not isinstance(name, str) or not name.isprintable() or not name:
+        raise _broken(file, f"general.architecture is {shown(name)}; the name of one belongs there")
+    if values.get("general.type", "model") not in ("model", ""):
+        raise Unsupported(f"{file} holds a {values['general.type']}, not a model")
+    if name == "clip" or "token_embd.weight" not in header.tensors:
+        raise Unsupported(f"{file} holds no language model: it has no token embeddings ({name})")
+    n_layers = _number(header, "block_count", 1, 10_000)
+    n_embd = _number(header, "embedding_length", 1, 1 << 24)
+    _number(header, "context_length", 1, 1 << 30)
+    n_vocab = _check_vocabulary(header, n_embd)
+    _check_heads(header, n_layers, n_embd)
+    _number(header, "vocab_size", 1, 1 << 24, default=n_vocab)
+    for key in ("expert_count", "expert_used_count"):
+        _number(header, key, 0, 4096, default=0)
+    if header.of_model("expert_used_count", 0) > header.of_model("expert_count", 0):
+        raise _broken(file, "it uses more experts than it has")
+
+
+def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
+    file = header.file
+    if header.of_model("attention.head_count") is None:
+        return  # of a model without attention
+    heads = _per_layer(header, "attention.head_count", n_layers)
+    kv_heads = _per_layer(header, "attention.head_count_kv", n_layers, default=heads)
+    for of_all, of_kv in zip(heads, kv_heads, strict=True):
+        if of_kv and of_all % of_kv:
+            raise _broken(file, f"{of_all} heads cannot share {of_kv} key-value heads")
+    most = max(heads)
+    if most == 0:
+        return
+    if header.of_model("attention.key_length") is None and n_embd % most:
+        raise _broken(file, f"an embedding of {n_embd} has no {most} heads of equal size")
+    size = _number(header, "attention.key_length", 1, 1 << 16, default=n_embd // most)
+    _number(header, "attention.value_length", 1, 1 << 16, default=size)
+    rotary = _number(header, "rope.dimension_count", 0, 1 << 16, default=size)
+    if header.of_model("attention.kv_lora_rank") is None and (rotary > size or rotary % 2):
+        raise _broken(file, f"heads of {size} numbers cannot turn {rotary} of them")
+
+
+def _check_vocabulary(header: GGUF, n_embd: int) -> int:
+    """Check the tokenizer's lists against each other and the embedding; return the vocabulary."""
+    values, file = header.values, header.file
+    rows = header.tensors["token_embd.weight"].shape
+    if len(rows) != 2 or rows[0] != n_embd:
+        raise _broken(file, f"token_embd.weight is {list(rows)}, of an embedding of {n_embd}")
+    kind = values.get("tokenizer.ggml.model")
+    if kind in (None, "none", "no_vocab"):
+        return rows[1]
+    tokens = values.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+        raise _broken(file, "its tokenizer has no tokens")
+    if len(tokens) != rows[1]:
+        raise _broken(file, f"it has {len(tokens)} tokens and {rows[1]} embeddings")
+    for key in ("scores", "token_type"):
+        each = values.get(f"tokenizer.ggml.{key}")
+        if each is not None and (not isinstance(each, list) or len(each) != len(tokens)):
+            raise _broken(file, f"tokenizer.ggml.{key} has not one entry a token")
+    for key, value in values.items():
+        if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+            if not _is_whole(value, 0, len(tokens) - 1) and value != 0xFFFFFFFF:
+                raise _broken(file, f"{key} is {shown(value)}; it has {len(tokens)} tokens")
+    return len(tokens)
+
+
+def _number(header: GGUF, key: str, low: int, high: int, default: int | None = None) -> int:
+    value = header.of_model(key, default)
+    if isinstance(value, list) and value:  # one a layer, of some families
+        worst = [each for each in value if not _is_whole(each, 0, high)]
+        value = worst[0] if worst else max(value)
+    if not _is_whole(value, low, high):
+        raise _broken(
+            header.file,
+            f"{header.architecture}.{key} is {shown(value)}; allowed are {low} to {high}",
+        )
+    found: int = value
+    return found
+
+
+def _per_layer(
+    header: GGUF, key: str, n_layers: int, default: Sequence[int] | None = None
+) -> Sequence[int]:
+    value = header.of_model(key, default)
+    each = value if isinstance(value, list) else [value] * n_layers
+    if len(each) < n_layers or not all(_is_whole(one, 0, 1 << 16) for one in each):
+        raise _broken(header.file, f"{header.architecture}.{key} is {shown(value)}")
+    return each
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _other_files(file: Path, n_files: int) -> Iterator[Path]:
+    match = _SPLIT.search(file.name)
+    if match is None or int(match[1]) != 1 or int(match[2]) != n_files:
+        raise Unsupported(
+            f"{file} is a part of a model in {n_files} files; give the first one, under its own"
+            f" name: …-00001-of-{n_files:05}.gguf"
+        )
+    for number in range(2, n_files + 1):
+        part = file.with_name(f"{file.name[: match.start()]}-{number:05}-of-{n_files:05}.gguf")
+        if not part.is_file():
+            raise ModelLoadError(f"{file} needs {part.name} beside it, which is not there")
+        yield part
+
+
+# One file -------------------------------------------------------------------------------------
+
+
+def _read_one(file: Path) -> GGUF:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            if stream.read(4) != b"GGUF":
+                raise _broken(file, "it does not begin with GGUF")
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(file, data, size).read()
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {file}: {reason(error)}") from error
+    except (struct.error, ValueError, OverflowError, MemoryError) as error:
+        raise _truncated(file, size) from error
+
+
+class _Reader:
+    """Reads a header from its beginning."""
+
+    def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
+        self.file = file
+        self.data = data
+        self.size = size
+        self.at = 4
+
+    def read(self) -> GGUF:
+        version = self._one("I")
+        if version not in _VERSIONS:
+            swapped = " (written for machines of the other byte order)" if version > 0xFFFF else ""
+            raise Unsupported(f"{self.file} is GGUF version {version}{swapped}; 2 and 3 are read")
+        n_tensors, n_values = self._count(24), self._count(12)
+        values: dict[str, Any] = {}
+        for _ in range(n_values):
+            key = self._string()
+            if key in values:
+                raise _broken(self.file, f"it names {key!r:.60} twice")
+            values[key] = self._value(self._one("I"))
+        align = values.get("general.alignment", 32)
+        if not _is_whole(align, 8, 1 << 20) or align & (align - 1):
+            raise _broken(self.file, f"general.alignment is {shown(align)}")
+        infos = [self._info() for _ in range(n_tensors)]
+        start = -(-self.at // align) * align
+        tensors: dict[str, GGUFTensor] = {}
+        for name, shape, kind, offset in infos:
+            if name in tensors:
+                raise _broken(self.file, f"it holds {name!r:.60} twice")
+            tensors[name] = self._tensor(name, shape, kind, start + offset)
+        return GGUF(self.file, values, tensors)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GGUFTensor:
+        label, in_block, block_bytes = TYPES.get(kind, (f"type {kind}", 1, 0))
+        count = math.prod(shape)
+        if shape[0] % in_block:
+            raise _broken(self.file, f"rows of {shape[0]} are no blocks of {label} ({name})")
+        n_bytes = count // in_block * block_bytes
+        if begin + n_bytes > self.size:
+            raise _truncated(self.file, self.size, begin + n_bytes)
+        return GGUFTensor(self.file, label, shape, begin, n_bytes)
+
+    def _info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        n_dimensions = self._one("I")
+        if not 1 <= n_dimensions <= _MOST_DIMENSIONS:
+            raise _broken(self.file, f"{name!r:.60} has {n_dimensions} dimensions")
+        shape = tuple(self._one("Q") for _ in range(n_dimensions))
+        if not all(0 < each < 1 << 40 for each in shape):
+            raise _broken(self.file, f"{name!r:.60} has the shape {list(shape)}")
+        return name, shape, self._one("I"), self._one("Q")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            inner = self._one("I")
+            if inner == _STRING:
+                return [self._string() for _ in range(self._count(8))]
+            code = self._code(inner)
+            count = self._count(struct.calcsize(code))
+            found = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
+            self.at += count * struct.calcsize(code)
+            return found
+        return self._one(self._code(kind))
+
+    def _code(self, kind: int) -> str:
+        if kind not in _NUMBERS:
+            raise _broken(self.file, f"it has a value of the unknown type {kind}")
+        return _NUMBERS[kind]
+
+    def _string(self) -> str:
+        length = self._count(1)
+        raw = self.data[self.at : self.at + length]
+        self.at += length
+        return raw.decode("utf-8", "replace")
+
+    def _count(self, least_bytes: int) -> int:
+        """Read how many of something follow, each of at least so many bytes."""
+        count = self._one("Q")
+        if count * least_bytes > self.size - self.at:
+            raise _truncated(self.file, self.size)
+        return count
+
+    def _one(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self.data, self.at)
+        self.at += struct.calcsize(code)
+        return value
+
+
+def _samples(tensor: GGUFTensor) -> Iterator[bytes]:
+    with tensor.file.open("rb") as stream:
+        for begin in (0, (tensor.n_bytes - _SAMPLE) // 2, tensor.n_bytes - _SAMPLE):
+            stream.seek(tensor.begin + max(0, begin))
+            yield stream.read(min(_SAMPLE, tensor.n_bytes))
+
+
+def _broken(file: Path, why: str) -> ModelLoadError:
+    return ModelLoadError(f"{file} is no GGUF model that can be read: {why}; download it again")
+
+
+def _truncated(file: Path, size: int, needed: int | None = None) -> ModelLoadError:
+    least = "" if needed is None else f" of at least {needed}"
+    return ModelLoadError(
+        f"{file} is truncated or broken: it has {size} bytes{least}; download it again"
+    )

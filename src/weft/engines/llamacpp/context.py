@@ -1,0 +1,163 @@
+"""One context of llama.cpp: its cache, and a model call over a batch of tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from ...errors import ForwardError, KVFull
+from .leases import END, Cells
+from .library import Handle, last_words
+
+Floats = NDArray[np.float32]
+_HEAD_BYTES = 8  # of a state: what it is, and whose
+_FAULTS = {1: "it found no room in its cache", 2: "it was stopped", -1: "it refuses the batch"}
+
+
+class Context(Cells):
+    """A context and the arrays of its batches. A closed one forgets in silence and runs nothing.
+
+    Each lease is `width` sequences of the library that always see the same: with a sliding window
+    it writes over cells that one sequence alone sees and that have left its window, although a
+    branch may still begin there; it never does so where two see them.
+    """
+
+    def __init__(
+        self, handle: Handle, *, n_vocab: int, n_embd: int, n_batch: int, width: int
+    ) -> None:
+        self._handle: Handle | None = handle
+        self._memory = C.llama_get_memory(handle.pointer)
+        self._n_vocab = n_vocab
+        self._n_embd = n_embd
+        self._state_head = b""
+        self._width = width
+        self.n_batch = n_batch
+        self.n_cells = int(C.llama_n_ctx(handle.pointer))
+        # NOTE: the library reads these arrays through the pointers in the batch.
+        self._tokens = np.zeros(n_batch, np.int32)
+        self._positions = np.zeros(n_batch, np.int32)
+        self._sequences = np.zeros((n_batch, width), np.int32)
+        self._n_sequences = np.full(n_batch, width, np.int32)
+        self._wanted = np.zeros(n_batch, np.int8)
+        first, step = self._sequences.ctypes.data, self._sequences.strides[0]
+        self._rows = np.arange(n_batch, dtype=np.uint64) * np.uint64(step) + np.uint64(first)
+        self._batch = C.llama_batch(
+            n_tokens=0,
+            token=_pointer(self._tokens, ctypes.c_int32),
+            embd=None,
+            pos=_pointer(self._positions, ctypes.c_int32),
+            n_seq_id=_pointer(self._n_sequences, ctypes.c_int32),
+            seq_id=_pointer(self._rows, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
+
+    @property
+    def closed(self) -> bool:
+        """`close` was called."""
+        return self._handle is None
+
+    def close(self) -> None:
+        """Free it; idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        if self._handle is None or start == end:
+            return
+        for twin in range(self._width):
+            C.llama_memory_seq_cp(
+                self._memory, source * self._width, target * self._width + twin, start, end
+            )
+
+    def remove(self, lease: int, start: int, end: int) -> None:
+        if self._handle is None or start == end:
+            return
+        for twin in range(self._width):
+            C.llama_memory_seq_rm(self._memory, lease * self._width + twin, start, end)
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        leases: Sequence[int],
+        wanted: NDArray[np.bool_],
+        *,
+        hidden: bool = False,
+    ) -> Floats:
+        """Run tokens, at most `n_batch`; return the logits, or hidden states, of those wanted.
+
+        Each sequence goes on without a gap, and no position comes twice: the caller sees to it.
+        Returns: float32 [N, V] or [N, n_embd], the library's own memory until the next run.
+        Raises: ForwardError, KVFull; what it had stored may still be there.
+        """
+        n = len(tokens)
+        assert self._handle is not None and 0 < n <= self.n_batch
+        context = self._handle.pointer
+        self._tokens[:n] = tokens
+        self._positions[:n] = positions
+        self._wanted[:n] = wanted
+        first = np.asarray(leases, np.int32) * self._width
+        for twin in range(self._width):
+            self._sequences[:n, twin] = first + twin
+        self._batch.n_tokens = n
+        if hidden:
+            C.llama_set_embeddings(context, True)
+        try:
+            self._decode(context, n)
+            width = self._n_embd if hidden else self._n_vocab
+            count = int(np.count_nonzero(self._wanted[:n]))
+            if not count:
+                return np.empty((0, width), np.float32)
+            get = C.llama_get_embeddings if hidden else C.llama_get_logits
+            return np.ctypeslib.as_array(get(context), shape=(count, width))
+        finally:
+            if hidden:
+                C.llama_set_embeddings(context, False)
+
+    def _decode(self, context: object, n: int) -> None:
+        fault = C.llama_decode(context, self._batch)
+        if fault == 0:
+            return
+        why = f"llama.cpp cannot run {n} tokens: {_FAULTS.get(fault, f'error {fault}')}"
+        if fault == 1:
+            raise KVFull(why, needed=n, capacity=self.n_cells)
+        raise ForwardError(f"{why} ({last_words()})")
+
+    def take_state(self, lease: int) -> bytes:
+        """Return what the library says of a sequence's cells, without its mark and the sequence."""
+        if self._handle is None:
+            raise ForwardError("the engine is closed; load the model again")
+        context, sequence = self._handle.pointer, lease * self._width
+        size = C.llama_state_seq_get_size(context, sequence)
+        room = (ctypes.c_uint8 * size)()
+        n = C.llama_state_seq_get_data(context, room, size, sequence)
+        data = bytes(memoryview(room)[:n])
+        self._state_head = data[:_HEAD_BYTES]
+        return data[_HEAD_BYTES:]
+
+    def put_state(self, lease: int, data: bytes) -> bool:
+        """Give a sequence the cells that `take_state` said; whether it took them.
+
+        Some state was taken before, whose head goes before this one.
+        """
+        data = self._state_head + data
+        if self._handle is None:
+            raise ForwardError("the engine is closed; load the model again")
+        context, sequence = self._handle.pointer, lease * self._width
+        room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        if C.llama_state_seq_set_data(context, room, len(data), sequence) != len(data):
+            self.remove(lease, 0, END)
+            return False
+        for twin in range(1, self._width):
+            C.llama_memory_seq_cp(self._memory, sequence, sequence + twin, 0, END)
+        return True
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))

@@ -1,0 +1,257 @@
+"""LlamaCppEngine: a GGUF file, its KV in the sequences of one context."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+
+from ...checks import whole_number
+from ...cores import usable_cores
+from ...errors import ForwardError, ModelLoadError, Unsupported
+from ...tokens.tokenizer import Tokenizer
+from ..abilities import OWN
+from ..base import Engine, EngineInfo, LateTokens, Row, check_rows
+from ..gguf import GGUF, read_gguf
+from . import settings as made
+from .context import Context, Floats
+from .kv import SequenceFragments
+from .leases import Leases
+from .library import Handle, chosen_devices, new_context
+from .settings import N_BATCH, ContextSettings, Progress
+from .step import Batches, Owner, StepAnswers, ViewOutput
+from .vocabulary import read_tokenizer
+
+_N_SEQUENCES = 256  # the library's own limit
+_SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
+_POOLING = {1: "mean", 2: "cls", 3: "last"}
+
+
+class LlamaCppEngine(Engine):
+    """One GGUF model. Rows run in one or several batches of llama.cpp; draws are made here."""
+
+    def __init__(self, header: GGUF, model: Handle, settings: ContextSettings) -> None:
+        """Take over a loaded model. Raises: ModelLoadError, Unsupported; then it is still open."""
+        self._header = header
+        self._model: Handle | None = model
+        self._settings = settings
+        self._output: weakref.ref[ViewOutput] | None = None
+        pointer = model.pointer
+        self._n_vocab = int(C.llama_vocab_n_tokens(C.llama_model_get_vocab(pointer)))
+        window = int(C.llama_model_n_swa(pointer))
+        width = 2 if window else 1
+        n_leases = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
+        self._context = context = Context(
+            new_context(model, **settings.context_values(n_leases * width)),
+            n_vocab=self._n_vocab,
+            n_embd=int(C.llama_model_n_embd_out(pointer)),
+            n_batch=N_BATCH,
+            width=width,
+        )
+        self.fragments: SequenceFragments = SequenceFragments(
+            context,
+            Leases(n_leases, context),
+            n_kv_heads=max(1, int(C.llama_model_n_head_kv(pointer))),
+            window=window,
+        )
+        try:
+            self._try()
+            self.info = self._describe(n_leases - _SPARE)
+        except BaseException:
+            context.close()
+            raise
+
+    @classmethod
+    def load(
+        cls,
+        file: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        n_ctx: int | None = None,
+        kv_bytes: int | None = None,
+        n_gpu_layers: int | None = None,
+        main_gpu: int | None = None,
+        tensor_split: Sequence[float] | None = None,
+        n_threads: int | None = None,
+        type_k: str | None = None,
+        type_v: str | None = None,
+        flash_attention: bool | None = None,
+        load_mode: str = "auto",
+        repack: bool = True,
+        check_tensors: bool = False,
+        progress: Progress | None = None,
+    ) -> LlamaCppEngine:
+        """Load a GGUF file; of a split model, the first one.
+
+        Args:
+            device: "auto" (GPUs that the library has a back end for), "cpu", "gpu", or a back
+                end's name, "cuda", "cuda:1", "metal", "vulkan".
+            dtype: of the KV: "auto" (float16), "float16", "bfloat16", or "float32", which also
+                turns flash attention off; weights stay as the file has them.
+            n_ctx: a context shorter than the model's own.
+            kv_bytes: KV is allocated at once, so much; None for 4 GiB or 65,536 tokens at most.
+            n_gpu_layers: layers on the GPU; None for all.
+            main_gpu, tensor_split: as llama.cpp has them, for several GPUs.
+            n_threads: of a model call; None for the cores that may be used.
+            type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
+            flash_attention: None lets llama.cpp choose.
+            load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
+            repack: lay weights out anew for the CPU; False where that crashes (AMX and q8_0).
+            check_tensors: look at all weights while loading.
+            progress: called with "load", bytes read, bytes in all and "".
+
+        Raises:
+            ModelLoadError: the file is missing, broken, or llama.cpp cannot load it.
+            Unsupported: a model that is none of text, or without KV that can be cut.
+            ConfigError: an option is out of range, or there is no such device.
+        """
+        header = read_gguf(Path(file))
+        length = made.context_length(header, n_ctx)
+        of_keys, of_values, flash = made.kv_types(dtype, type_k, type_v, flash_attention)
+        settings = ContextSettings(
+            n_ctx=length,
+            n_slots=made.n_slots(header, kv_bytes, length, of_keys, of_values),
+            type_k=of_keys,
+            type_v=of_values,
+            flash=flash,
+            n_threads=usable_cores() if n_threads is None else whole_number("n_threads", n_threads),
+            gpus=tuple(chosen_devices(device)) if n_gpu_layers != 0 else (),
+        )
+        model = made.load_weights(
+            header,
+            settings.gpus,
+            n_gpu_layers=n_gpu_layers,
+            main_gpu=main_gpu,
+            tensor_split=tensor_split,
+            load_mode=load_mode,
+            repack=repack,
+            check_tensors=check_tensors,
+            progress=progress,
+        )
+        try:
+            made.refuse(header, model)
+            return cls(header, model, settings)
+        except BaseException:
+            model.close()
+            raise
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the file's own tokenizer, as llama.cpp reads it. Raises: ModelLoadError."""
+        if self._header.values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+            raise ModelLoadError(f"{self._header.file} has no tokenizer; pass tokenizer=")
+        return read_tokenizer(self._header)
+
+    def forward(self, rows: Sequence[Row]) -> ViewOutput:
+        """Run all rows; see `Engine.forward`. Raises: ForwardError, KVFull, Unsupported."""
+        batches = self._begin(rows)
+        answers = StepAnswers(rows, self._n_vocab)
+        if rows:
+            batches.run(answers.wanted(), answers.take, most=answers.most)
+        output = answers.output()
+        self._output = weakref.ref(output)
+        return output
+
+    def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
+        """Run rows and return their final hidden states, after the last norm."""
+        if any(name.startswith(("dense_", "cls.")) for name in self._header.tensors):
+            raise Unsupported(
+                f"{self.info.model} ends in layers of its own after pooling, which Weft does not"
+                " run (embed)"
+            )
+        batches = self._begin(rows)
+        found = [np.empty((row.n_tokens, self.info.n_embd), np.float32) for row in rows]
+
+        def take(owners: Sequence[Owner], states: Floats) -> None:
+            for (number, at), state in zip(owners, states, strict=True):
+                found[number][at] = state
+
+        batches.run([range(row.n_tokens) for row in rows], take, hidden=True)
+        return found
+
+    def close(self) -> None:
+        """Free the KV and the model; idempotent."""
+        self._keep_output()
+        self._context.close()
+        model, self._model = self._model, None
+        if model is not None:
+            model.close()
+        self.fragments.slots = 0
+
+    def _begin(self, rows: Sequence[Row]) -> Batches:
+        """Check rows before the library sees them: it aborts, or is silently wrong, over some."""
+        if self._model is None:
+            raise ForwardError("the engine is closed; load the model again")
+        check_rows(rows)
+        for row in rows:
+            self._check(row)
+        self._keep_output()
+        return Batches(rows, self._context, self.fragments)
+
+    def _check(self, row: Row) -> None:
+        if row.adapter is not None:
+            raise Unsupported("the llamacpp engine runs no LoRA adapters")
+        ids = row.tokens
+        if isinstance(ids, LateTokens):
+            raise ForwardError("the llamacpp engine takes no late tokens")
+        if min(ids) < 0 or max(ids) >= self._n_vocab:
+            raise ForwardError(
+                f"a token id is outside the model's vocabulary of {self._n_vocab};"
+                f" ids are 0 to {self._n_vocab - 1}"
+            )
+        if row.position + len(ids) > self.info.n_positions:
+            raise ForwardError(
+                f"a row ends at position {row.position + len(ids)}; the model has"
+                f" {self.info.n_positions}"
+            )
+
+    def _keep_output(self) -> None:
+        """The logits of the last step lie where the next one writes."""
+        last = None if self._output is None else self._output()
+        self._output = None
+        if last is not None:
+            last.keep()
+
+    def _try(self) -> None:
+        """Run one token, so that a model that does not run is refused, and see how KV is kept."""
+        lease = self.fragments.leases.take()
+        logits = self._context.run([0], [0], [lease], np.ones(1, bool))
+        if not np.isfinite(logits).any():
+            raise ModelLoadError(f"{self._header.file} computes no numbers; its weights are broken")
+        self.fragments.learn(lease)
+        self.fragments.leases.give_back(lease)
+
+    def _describe(self, max_paths: int) -> EngineInfo:
+        header, settings, fragments = self._header, self._settings, self.fragments
+        assert self._model is not None
+        layers = fragments.layers
+        slot_bytes = fragments.slot_bytes or made.slot_bytes(
+            header, settings.type_k, settings.type_v
+        )
+        can_export = bool(layers)
+        kinds = sorted({tensor.type for tensor in header.tensors.values()})
+        return EngineInfo(
+            name="llamacpp",
+            model=header.file.name,
+            n_layers=len(layers) or int(C.llama_model_n_layer(self._model.pointer)),
+            n_vocab=self._n_vocab,
+            n_positions=settings.n_ctx,
+            kv_bytes_per_token=slot_bytes,
+            dtype=made.weights_dtype(header),
+            fingerprint=header.fingerprint(settings.type_k, settings.type_v),
+            device=settings.gpus[0].name.lower() if settings.gpus else "cpu",
+            kv="sequence",
+            max_paths=max_paths,
+            kv_slots=self._context.n_cells - N_BATCH,
+            n_embd=int(C.llama_model_n_embd_out(self._model.pointer)),
+            pooling=_POOLING.get(header.of_model("pooling_type", 0)),
+            abilities=replace(OWN["llamacpp"], offload=can_export, save_kv=can_export),
+            extra={
+                "kv_types": [settings.type_k, settings.type_v],
+                "weight_types": kinds,
+            },
+        )

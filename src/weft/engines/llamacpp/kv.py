@@ -1,0 +1,238 @@
+"""Fragments over the sequences of llama.cpp: forks and cuts change tags, never cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import KVFull, ModelMismatch, Unsupported
+from ..base import Fragment, Fragments, Usage
+from ..gguf import TYPES
+from .context import Context
+from .leases import Leases, PathFragment
+from .state import BlockShape, Bytes, StateError, StateLayer, read_state, write_state
+
+_NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+_MARKS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+class SequenceFragments(Fragments):
+    """The cells of one context.
+
+    blocks: how its state is laid out; empty: in a way that is not known here, so that KV cannot be
+    exported. window: tokens that a sliding window sees, 0 for none.
+    """
+
+    def __init__(self, context: Context, leases: Leases, *, n_kv_heads: int, window: int) -> None:
+        self.context = context
+        self.leases = leases
+        self.slots = 0
+        self.blocks: list[BlockShape] = []
+        self._n_kv_heads = n_kv_heads
+        self._window = window
+
+    @property
+    def layers(self) -> list[tuple[StateLayer, StateLayer | None]]:
+        """The shapes of each layer's keys and values, of all caches."""
+        return [
+            (keys, block.values[i] if i < len(block.values) else None)
+            for block in self.blocks
+            for i, keys in enumerate(block.keys)
+        ]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot over all layers."""
+        return sum(k.row_bytes + (v.row_bytes if v else 0) for k, v in self.layers)
+
+    def learn(self, lease: int) -> None:
+        """Find out the layout, of a sequence with one cell; `blocks` stays empty if it is odd."""
+        data = self.context.take_state(lease)
+        for n_values in (None, 0):
+            try:
+                self.blocks = [block[0] for block in read_state(data, n_values)]
+                return
+            except StateError:
+                continue
+
+    def new(self, parent: Fragment | None) -> PathFragment:
+        return PathFragment(None if parent is None else _own(parent))
+
+    def split(self, fragment: Fragment, at: int) -> PathFragment:
+        if not 0 < at < fragment.length:
+            raise ValueError(f"cannot split a fragment of {fragment.length} slots at {at}")
+        return self.leases.split(_own(fragment), at)
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        self.leases.join(_own(upper), _own(lower))
+
+    def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
+        self.leases.attach(_own(fragment), None if parent is None else _own(parent))
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        if not 0 <= length <= fragment.length:
+            raise ValueError(f"cannot trim a fragment of {fragment.length} slots to {length}")
+        before = fragment.length
+        self.leases.cut(_own(fragment), length)
+        fragment.length = length
+        self.slots -= before - length
+
+    def settle(self, fragment: Fragment) -> None:
+        """Nothing: a fragment has no spare room."""
+
+    def free(self, fragment: Fragment) -> None:
+        self.leases.drop(_own(fragment))
+        self.slots -= fragment.length
+        fragment.length = 0
+
+    def usage(self) -> Usage:
+        return Usage(self.slots, self.slots * self.slot_bytes)
+
+    # Out and in -----------------------------------------------------------------------------------
+
+    def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """See `Fragments.export`. Quantised KV is bytes, [1, length, bytes of a slot].
+
+        Raises: Unsupported for models whose cache llama.cpp writes in a way that is not known here.
+        """
+        own = _own(fragment)
+        self._refuse_unknown()
+        keys: list[list[Bytes]] = [[] for _ in self.layers]
+        values: list[list[Bytes]] = [[] for _ in self.layers]
+        for start, end in self._pieces(own.start, own.end):
+            lease = self.leases.take()
+            try:
+                self.context.copy(own.lease, lease, start, end)
+                self._gather(self.context.take_state(lease), (start, end), keys, values)
+            finally:
+                self.leases.give_back(lease)
+        data: dict[str, NDArray[Any]] = {}
+        for index, (of_keys, of_values) in enumerate(self.layers):
+            data[f"k.{index}"] = self._array(keys[index], of_keys)
+            data[f"v.{index}"] = self._array(values[index], of_values)
+        data["dtype"] = np.array(self._mark())
+        return data
+
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PathFragment:
+        self._refuse_unknown()
+        length, keys, values = self._checked(data)
+        above = None if parent is None else _own(parent)
+        fragment = PathFragment(above)
+        if length == 0:
+            return fragment
+        start = fragment.start
+        if length > self.context.n_cells - self.slots:
+            raise KVFull(f"{length} slots do not fit", needed=length, capacity=self.context.n_cells)
+        self.leases.hang(fragment, above, start, growing=False)
+        try:
+            for first, last in self._pieces(start, start + length):
+                here = slice(first - start, last - start)
+                lease = self.leases.take()
+                try:
+                    if not self.context.put_state(lease, self._packed(keys, values, here, first)):
+                        raise KVFull("llama.cpp found no room", needed=length, capacity=0)
+                    self.context.copy(lease, fragment.lease, first, last)
+                finally:
+                    self.leases.give_back(lease)
+        except BaseException:
+            self.leases.drop(fragment)
+            raise
+        fragment.length = length
+        self.slots += length
+        return fragment
+
+    def _refuse_unknown(self) -> None:
+        if not self.blocks:
+            raise Unsupported(
+                "the KV of this model cannot be exported (offload, save, export): llama.cpp keeps"
+                " it in a form that Weft does not know"
+            )
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Cut a range so that a window sees each part whole: the library leaves out the rest."""
+        while start < end:
+            last = end if not self._window else min(end, (start // self._window + 1) * self._window)
+            yield start, last
+            start = last
+
+    def _gather(
+        self,
+        state: bytes,
+        span: tuple[int, int],
+        keys: list[list[Bytes]],
+        values: list[list[Bytes]],
+    ) -> None:
+        index = 0
+        found = read_state(state, None if self.blocks[0].values else 0)
+        for shape, positions, some_keys, some_values in found:
+            if positions != list(range(*span)) or shape not in self.blocks:
+                raise Unsupported("llama.cpp did not give all of this KV; it cannot be exported")
+            for i in range(len(shape.keys)):
+                keys[index].append(some_keys[i])
+                if shape.values:
+                    values[index].append(some_values[i])
+                index += 1
+
+    def _array(self, pieces: list[Bytes], shape: StateLayer | None) -> NDArray[Any]:
+        if shape is None:
+            n = sum(map(len, pieces))
+            return np.empty((self._n_kv_heads, n, 0), np.uint8)
+        heads, dtype = self._form(shape)
+        rows = np.concatenate(pieces) if pieces else np.empty((0, shape.row_bytes), np.uint8)
+        split = np.ascontiguousarray(rows).view(dtype).reshape(len(rows), heads, -1)
+        return np.ascontiguousarray(split.transpose(1, 0, 2))
+
+    def _form(self, shape: StateLayer) -> tuple[int, Any]:
+        """Return how many heads a row is, and of what numbers."""
+        name = TYPES.get(shape.type, ("", 0, 0))[0]
+        dtype = np.dtype(_NUMPY.get(name, np.uint8))
+        n = shape.row_bytes // dtype.itemsize
+        divides = name in _NUMPY and n % self._n_kv_heads == 0
+        return (self._n_kv_heads if divides else 1), dtype
+
+    def _mark(self) -> str:
+        names = [TYPES.get(k.type, (str(k.type), 0, 0))[0] for k, _ in self.layers[:1]]
+        return _MARKS.get(names[0], names[0])
+
+    def _checked(self, data: dict[str, NDArray[Any]]) -> tuple[int, list[Bytes], list[Bytes]]:
+        """Return the length, and keys and values [length, row bytes] a layer."""
+        found: dict[str, list[Bytes]] = {"k": [], "v": []}
+        lengths = set()
+        wanted = {f"{kind}.{i}" for i in range(len(self.layers)) for kind in "kv"}
+        if wanted != {name for name in data if name.startswith(("k.", "v."))}:
+            raise ModelMismatch("the exported KV has other layers than this model")
+        for index, shapes in enumerate(self.layers):
+            for kind, shape in zip("kv", shapes, strict=True):
+                array = np.asarray(data[f"{kind}.{index}"])
+                heads, dtype = (array.shape[0], array.dtype) if shape is None else self._form(shape)
+                row = 0 if shape is None else shape.row_bytes
+                fits = array.ndim == 3 and array.shape[0] == heads and array.dtype == dtype
+                if not fits or heads * array.shape[2] * dtype.itemsize != row:
+                    raise ModelMismatch(
+                        f"{kind}.{index} of the exported KV is {array.dtype} {list(array.shape)},"
+                        f" which is not this model's: {dtype} of {heads} heads, {row} bytes a slot"
+                    )
+                lengths.add(array.shape[1])
+                rows = np.ascontiguousarray(array.transpose(1, 0, 2)).reshape(array.shape[1], -1)
+                found[kind].append(rows.view(np.uint8).reshape(len(rows), row))
+        if len(lengths) != 1:
+            raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
+        return lengths.pop(), found["k"], found["v"]
+
+    def _packed(self, keys: list[Bytes], values: list[Bytes], here: slice, start: int) -> bytes:
+        """Return the state of some slots, the first of them at position `start`."""
+        of_keys, of_values, index = [], [], 0
+        for block in self.blocks:
+            last = index + len(block.keys)
+            of_keys.append([each[here] for each in keys[index:last]])
+            of_values.append([each[here] for each in values[index:last]] if block.values else [])
+            index = last
+        return write_state(self.blocks, start, of_keys, of_values)
+
+
+def _own(fragment: Fragment) -> PathFragment:
+    assert isinstance(fragment, PathFragment)
+    return fragment

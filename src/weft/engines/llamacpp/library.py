@@ -1,0 +1,184 @@
+"""What is asked of llama.cpp beyond its plain calls: devices, messages, handles that free.
+
+`C` is llama-cpp-python's layer of plain C calls; its classes above that are not used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llama_cpp import llama_cpp as C
+
+from ...errors import ConfigError, ModelLoadError
+
+_log = logging.getLogger("weft.engines.llamacpp")
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.INFO, 4: logging.DEBUG}
+_GPU_KINDS = (1, 2)  # of its own, or with the host's memory
+_said: deque[str] = deque(maxlen=8)  # the last warnings and errors
+
+
+class Device(NamedTuple):
+    """A device of llama.cpp's: `name` as it calls it, such as "CUDA0" or "CPU"."""
+
+    handle: int
+    name: str
+    description: str
+    is_gpu: bool
+    free_bytes: int
+    total_bytes: int
+
+
+@C.llama_log_callback
+def _hear(level: int, text: bytes, _: Any) -> None:
+    """Take a message of the library: it writes to stderr otherwise."""
+    said = text.decode(errors="replace").strip()
+    if said and level in (2, 3):
+        _said.append(said)
+    if said:
+        _log.log(_LEVELS.get(level, logging.DEBUG), "%s", said)
+
+
+C.llama_log_set(_hear, ctypes.c_void_p(0))
+C.llama_backend_init()
+
+
+def last_words() -> str:
+    """Return what the library said last of what is wrong, and forget it."""
+    errors = [each.partition(": ")[2] or each for each in _said]
+    _said.clear()
+    return errors[0] if errors else "llama.cpp gives no reason"
+
+
+def devices() -> list[Device]:
+    """Return the devices that the installed library has back ends for, GPUs first."""
+    # NOTE: ggml's calls, which llama-cpp-python has no names for; the one place that makes them.
+    ggml = _ggml()
+    found = []
+    for index in range(ggml.ggml_backend_dev_count()):
+        handle = ggml.ggml_backend_dev_get(index)
+        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        name = ggml.ggml_backend_dev_name(handle).decode(errors="replace")
+        described = ggml.ggml_backend_dev_description(handle).decode(errors="replace")
+        is_gpu = ggml.ggml_backend_dev_type(handle) in _GPU_KINDS
+        found.append(Device(handle, name, described, is_gpu, free.value, total.value))
+    return sorted(found, key=lambda device: not device.is_gpu)
+
+
+def _ggml() -> Any:
+    from llama_cpp._ggml import libggml
+
+    calls = {
+        "ggml_backend_dev_count": ((), ctypes.c_size_t),
+        "ggml_backend_dev_get": ((ctypes.c_size_t,), ctypes.c_void_p),
+        "ggml_backend_dev_name": ((ctypes.c_void_p,), ctypes.c_char_p),
+        "ggml_backend_dev_description": ((ctypes.c_void_p,), ctypes.c_char_p),
+        "ggml_backend_dev_type": ((ctypes.c_void_p,), ctypes.c_int),
+        "ggml_backend_dev_memory": (
+            (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
+            None,
+        ),
+    }
+    for name, (takes, gives) in calls.items():
+        call = getattr(libggml, name)
+        call.argtypes, call.restype = takes, gives
+    return libggml
+
+
+def chosen_devices(device: str) -> list[Device]:
+    """Return the GPUs that "auto", "cpu", "gpu", or a name ("cuda", "cuda:1", "metal") stands for.
+
+    Raises: ConfigError where the installed library has no such device.
+    """
+    gpus = [each for each in devices() if each.is_gpu]
+    if device == "auto":
+        return gpus
+    if device == "cpu":
+        return []
+    kind, _, number = device.lower().partition(":")
+    named = [e for e in gpus if kind == "gpu" or e.name.lower().startswith(_spelled(kind))]
+    if number:
+        named = named[int(number) : int(number) + 1] if number.isdecimal() else []
+    if not named:
+        has = ", ".join(f"{each.name} ({each.description})" for each in devices())
+        raise ConfigError(
+            f"device is {device!r}, which the installed llama.cpp has not; it has: {has}",
+            hint="docs/llamacpp.md says where builds for CUDA, Metal and Vulkan are had",
+        )
+    return named
+
+
+def _spelled(kind: str) -> str:
+    return {"mps": "mtl", "metal": "mtl", "rocm": "rocm", "hip": "rocm"}.get(kind, kind)
+
+
+def features() -> str:
+    """Return what the installed library says of itself: its CPU's instructions, its back ends."""
+    said: str = C.llama_print_system_info().decode(errors="replace")
+    return " ".join(said.replace("|", " ").split())
+
+
+class Handle:
+    """A pointer of the library's that is freed once: by `close`, or when nobody holds it."""
+
+    def __init__(self, pointer: Any, free: Any, *keeps: object) -> None:
+        """keeps: what must live as long, such as the model of a context."""
+        self._pointer = pointer
+        self._keeps = keeps
+        # Those that it keeps are arguments, so that they outlive the call.
+        self._finalizer = weakref.finalize(self, _free, free, pointer, keeps)
+        self._finalizer.atexit = False
+
+    @property
+    def pointer(self) -> Any:
+        """The pointer, for calls."""
+        return self._pointer
+
+    def close(self) -> None:
+        """Free it; idempotent."""
+        self._finalizer()
+        self._keeps = ()
+
+
+def _free(free: Any, pointer: Any, keeps: tuple[object, ...]) -> None:
+    free(pointer)
+
+
+def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle:
+    """Load a GGUF file that was checked. values: of `llama_model_params`.
+
+    Raises: ModelLoadError with what the library says.
+    """
+    params = C.llama_model_default_params()
+    params.vocab_only = vocab_only
+    for name, value in values.items():
+        setattr(params, name, value)
+    _said.clear()
+    pointer = C.llama_model_load_from_file(os.fsencode(file), params)
+    if not pointer:
+        raise ModelLoadError(f"llama.cpp cannot load {file}: {last_words()}")
+    return Handle(pointer, C.llama_model_free)
+
+
+def new_context(model: Handle, **values: Any) -> Handle:
+    """Make a context. values: of `llama_context_params`.
+
+    Raises: ModelLoadError where there is no memory for it, say.
+    """
+    params = C.llama_context_default_params()
+    for name, value in values.items():
+        setattr(params, name, value)
+    _said.clear()
+    pointer = C.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        raise ModelLoadError(
+            f"llama.cpp cannot make room for {values.get('n_ctx')} tokens: {last_words()}",
+            hint="give a smaller kv_budget",
+        )
+    return Handle(pointer, C.llama_free, model)

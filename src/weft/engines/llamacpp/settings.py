@@ -1,0 +1,206 @@
+"""What a model is loaded with: options checked, and turned into llama.cpp's parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_cpp import llama_cpp as C
+
+from ...checks import whole_number
+from ...errors import ConfigError, Unsupported
+from ..gguf import GGUF, TYPES
+from .library import Device, Handle, load_model
+
+Progress = Callable[[str, int, int, str], None]
+
+N_BATCH = 512
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "auto": "f16"}
+_FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+_LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
+_SPLIT_LAYERS, _ONE_GPU = C.LLAMA_SPLIT_MODE_LAYER, C.LLAMA_SPLIT_MODE_NONE
+_KV_BYTES = 4 << 30
+_MOST_SLOTS = 1 << 15  # that are allocated where no budget asks for more
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto."""
+
+    n_ctx: int
+    n_slots: int
+    type_k: str
+    type_v: str
+    flash: bool | None
+    n_threads: int
+    gpus: tuple[Device, ...]
+
+    def context_values(self, n_sequences: int) -> dict[str, Any]:
+        """Return the values of `llama_context_params` that are not the library's defaults."""
+        numbers = {name: number for number, (name, _, _) in TYPES.items()}
+        flash = {
+            None: C.LLAMA_FLASH_ATTN_TYPE_AUTO,
+            True: C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            False: C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        }
+        return {
+            "n_ctx": self.n_slots + N_BATCH,  # rows that write nothing need cells, too
+            "n_batch": N_BATCH,
+            "n_ubatch": N_BATCH,
+            "n_seq_max": n_sequences,
+            "n_threads": self.n_threads,
+            "n_threads_batch": self.n_threads,
+            "type_k": numbers[self.type_k],
+            "type_v": numbers[self.type_v],
+            "flash_attn_type": flash[self.flash],
+            "pooling_type": C.LLAMA_POOLING_TYPE_NONE,
+            "offload_kqv": bool(self.gpus),
+            "op_offload": bool(self.gpus),
+            "kv_unified": True,  # or a fork copies KV
+            "swa_full": True,  # or a branch could not begin before a window
+            "no_perf": True,
+        }
+
+
+def kv_types(
+    dtype: str, type_k: str | None, type_v: str | None, flash: bool | None
+) -> tuple[str, str, bool | None]:
+    """Return the types of keys and values, and whether flash attention is used.
+
+    Raises: ConfigError.
+    """
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"dtype is {dtype!r}; of the llamacpp engine it is that of the KV, one of"
+            f" {', '.join(map(repr, _DTYPES))}: weights are as the file has them"
+        )
+    for name, value in (("type_k", type_k), ("type_v", type_v)):
+        if value is not None and value not in KV_TYPES:
+            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(KV_TYPES)}")
+    if flash not in (None, True, False):
+        raise ConfigError(f"flash_attention is {flash!r}; allowed are True, False and None")
+    of_keys, of_values = type_k or _DTYPES[dtype], type_v or _DTYPES[dtype]
+    if flash is None and dtype == "float32":
+        flash = False
+    if flash is False and of_values not in _FLOATS:
+        raise ConfigError(f"type_v={of_values!r} needs flash attention; leave that to llama.cpp")
+    return of_keys, of_values, flash
+
+
+def context_length(header: GGUF, n_ctx: int | None) -> int:
+    """Return how long a path may be. Raises: ConfigError for more than the model has."""
+    of_model: int = header.of_model("context_length")
+    if n_ctx is None:
+        return of_model
+    return whole_number("n_ctx", n_ctx, 1, of_model)
+
+
+def slot_bytes(header: GGUF, *types: str) -> int:
+    """Return the bytes of one slot by the header alone, of plain attention."""
+    n_layers = header.of_model("block_count")
+    n_embd, heads = header.of_model("embedding_length"), header.of_model("attention.head_count")
+    kv_heads = header.of_model("attention.head_count_kv", heads)
+    each = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
+    most = max(heads) if isinstance(heads, list) else heads
+    sizes = {name: block / count for name, count, block in TYPES.values()}
+    of_key = header.of_model("attention.key_length", n_embd // most)
+    of_value = header.of_model("attention.value_length", n_embd // most)
+    width = of_key * sizes[types[0]] + of_value * sizes[types[1]]
+    return max(1, math.ceil(sum(each[:n_layers]) * width))
+
+
+def n_slots(header: GGUF, kv_bytes: int | None, n_ctx: int, *types: str) -> int:
+    """Return how many slots to allocate: a budget's, else enough for a path and many branches.
+
+    llama.cpp chooses between two sets of rotary factors (longrope) by the size of its cache: there
+    the cache is as long as a path may be, or shorter.
+    """
+    size = slot_bytes(header, *types)
+    found = max(1, kv_bytes // size) if kv_bytes else min(_KV_BYTES // size, _MOST_SLOTS)
+    trained = header.of_model("rope.scaling.original_context_length")
+    if trained and any("rope_factors_short" in name for name in header.tensors):
+        room = trained - N_BATCH
+        if n_ctx <= room:
+            return min(found, room)
+        return max(found, trained)
+    return max(1, found)
+
+
+def weights_dtype(header: GGUF) -> str:
+    """Return the type that most numbers of the model are stored in."""
+    counts: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        counts[tensor.type] += math.prod(tensor.shape)
+    most = counts.most_common(1)[0][0]
+    return _FLOATS.get(most, most)
+
+
+def load_weights(
+    header: GGUF,
+    gpus: Sequence[Device],
+    *,
+    n_gpu_layers: int | None,
+    main_gpu: int | None,
+    tensor_split: Sequence[float] | None,
+    load_mode: str,
+    repack: bool,
+    check_tensors: bool,
+    progress: Progress | None,
+) -> Handle:
+    """Load a model that was checked onto some GPUs, or none. Raises: ModelLoadError, ConfigError.
+
+    progress: called with "load", bytes read, bytes in all and "".
+    """
+    if load_mode not in _LOAD_MODES:
+        raise ConfigError(f"load_mode is {load_mode!r}; allowed are {', '.join(_LOAD_MODES)}")
+    values: dict[str, Any] = {
+        "load_mode": C.llama_load_mode_from_str(load_mode.encode()),
+        "use_extra_bufts": bool(repack),
+        "check_tensors": bool(check_tensors),
+        "n_gpu_layers": -1 if n_gpu_layers is None else n_gpu_layers,
+        "split_mode": _SPLIT_LAYERS if len(gpus) > 1 else _ONE_GPU if gpus else _SPLIT_LAYERS,
+    }
+    handles = (ctypes.c_void_p * (len(gpus) + 1))(*[gpu.handle for gpu in gpus], None)
+    values["devices"] = ctypes.cast(handles, ctypes.c_void_p)
+    if main_gpu is not None:
+        values["main_gpu"] = whole_number("main_gpu", main_gpu, 0, max(0, len(gpus) - 1))
+    if tensor_split is not None:
+        shares = [float(share) for share in tensor_split]
+        if len(shares) != len(gpus) or min(shares, default=0) < 0:
+            raise ConfigError(f"tensor_split is {tensor_split!r}; give a share for each GPU")
+        room = (ctypes.c_float * int(C.llama_max_devices()))(*shares)
+        values["tensor_split"] = ctypes.cast(room, ctypes.POINTER(ctypes.c_float))
+    total = sum(tensor.n_bytes for tensor in header.tensors.values())
+
+    def told(share: float, _: Any) -> bool:
+        if progress is not None:
+            progress("load", int(share * total), total, "")
+        return True
+
+    values["progress_callback"] = call = C.llama_progress_callback(told)
+    model = load_model(header.file, **values)
+    del call, handles
+    return model
+
+
+def refuse(header: GGUF, model: Handle) -> None:
+    """Raise Unsupported for what is no language model with KV that can be cut."""
+    pointer, name = model.pointer, f"{header.file} ({header.architecture})"
+    if C.llama_model_has_encoder(pointer):
+        raise Unsupported(f"{name} is an encoder-decoder model; Weft runs decoder-only models")
+    if header.of_model("attention.causal", True) is False:
+        raise Unsupported(f"{name} is an encoder: it generates no text")
+    if C.llama_model_is_diffusion(pointer):
+        raise Unsupported(
+            f"{name} is a diffusion model; Weft runs those that go from left to right"
+        )
+    if C.llama_model_is_recurrent(pointer) or C.llama_model_is_hybrid(pointer):
+        raise Unsupported(
+            f"{name} keeps a recurrent state, which llama.cpp cannot cut at a token;"
+            ' try its Transformers folder with engine="torch"'
+        )

@@ -1,0 +1,132 @@
+"""The bytes in which llama.cpp gives and takes a sequence's KV, taken apart and put together.
+
+One block for each of its caches (models with a sliding window have two)::
+
+    u32 1 │ u32 cells │ cell: i32 position, u32 1, i32 sequence … │ u32 is V transposed │ u32 layers
+    │ layer: i32 type, u64 row bytes, rows …              (keys, then values where not transposed)
+    │ layer: i32 type, u32 value bytes, u32 columns, columns …                  (values transposed)
+
+Cells come in the order of the cache. What does not look like this is no state that is known here:
+the size of what is read must come out to the byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """One layer's keys or values: the number of their type in GGML, and the bytes of a slot."""
+
+    type: int
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """One cache's layers. item_bytes: of one transposed value; 0 where they are not transposed."""
+
+    keys: tuple[StateLayer, ...]
+    values: tuple[StateLayer, ...]
+    item_bytes: int
+
+
+class StateError(ValueError):
+    """These bytes are not laid out as is known here."""
+
+
+class _Cursor:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def one(self, code: str) -> Any:
+        try:
+            (value,) = struct.unpack_from(f"<{code}", self.data, self.at)
+        except struct.error as error:
+            raise StateError("it ends early") from error
+        self.at += struct.calcsize(f"<{code}")
+        return value
+
+    def array(self, *shape: int) -> Bytes:
+        n_bytes = int(np.prod(shape))
+        if n_bytes > len(self.data) - self.at:
+            raise StateError("it ends early")
+        found = np.frombuffer(self.data, np.uint8, n_bytes, self.at).reshape(shape)
+        self.at += n_bytes
+        return found
+
+
+Block = tuple[BlockShape, list[int], list[Bytes], list[Bytes]]
+
+
+def read_state(data: bytes, n_values: int | None = None) -> list[Block]:
+    """Take a state apart: for each cache its shape, positions, keys and values [cells, row].
+
+    n_values: layers that have values; None: all. Rows are in the order of positions.
+    Raises: StateError.
+    """
+    cursor, blocks = _Cursor(data), []
+    while cursor.at < len(data):
+        blocks.append(_read_block(cursor, n_values))
+    return blocks
+
+
+def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
+    if cursor.one("I") != 1:
+        raise StateError("it has more than one stream")
+    n = cursor.one("I")
+    cells = [(cursor.one("i"), cursor.one("I"), cursor.one("i")) for _ in range(n)]
+    if not cells or any(n_sequences != 1 for _, n_sequences, _ in cells):
+        raise StateError("its cells have more than a position")
+    is_transposed, n_layers = cursor.one("I"), cursor.one("I")
+    if is_transposed > 1 or not 0 < n_layers < 1 << 16:
+        raise StateError("it has no layers")
+    order = np.argsort([position for position, _, _ in cells])
+    key_shapes, keys, value_shapes, values, item = [], [], [], [], 0
+    for _ in range(n_layers):
+        shape = StateLayer(cursor.one("i"), cursor.one("Q"))
+        key_shapes.append(shape)
+        keys.append(cursor.array(n, shape.row_bytes)[order])
+    for _ in range(n_layers if n_values is None else n_values):
+        kind = cursor.one("i")
+        if is_transposed:
+            item, columns = cursor.one("I"), cursor.one("I")
+            array = cursor.array(columns, n, item).transpose(1, 0, 2).reshape(n, columns * item)
+        else:
+            array = cursor.array(n, cursor.one("Q"))
+        value_shapes.append(StateLayer(kind, array.shape[1]))
+        values.append(array[order])
+    shape_of_block = BlockShape(tuple(key_shapes), tuple(value_shapes), item)
+    return shape_of_block, [cells[i][0] for i in order], keys, values
+
+
+def write_state(
+    shapes: list[BlockShape], start: int, keys: list[list[Bytes]], values: list[list[Bytes]]
+) -> bytes:
+    """Put a state together, its slots at positions from `start` on; arrays [cells, row] a layer."""
+    parts = []
+    for shape, some_keys, some_values in zip(shapes, keys, values, strict=True):
+        n = len(some_keys[0])
+        parts.append(struct.pack("<II", 1, n))
+        parts += [struct.pack("<iIi", start + i, 1, 0) for i in range(n)]
+        parts.append(struct.pack("<II", bool(shape.item_bytes), len(shape.keys)))
+        for layer, array in zip(shape.keys, some_keys, strict=True):
+            parts += [struct.pack("<iQ", layer.type, layer.row_bytes), array.tobytes()]
+        for layer, array in zip(shape.values, some_values, strict=True):
+            if shape.item_bytes:
+                columns = layer.row_bytes // shape.item_bytes
+                parts.append(struct.pack("<iII", layer.type, shape.item_bytes, columns))
+                array = array.reshape(n, columns, shape.item_bytes).transpose(1, 0, 2)
+            else:
+                parts.append(struct.pack("<iQ", layer.type, layer.row_bytes))
+            parts.append(array.tobytes())
+    return b"".join(parts)

@@ -1,0 +1,107 @@
+"""The tokenizer that a GGUF file brings: llama.cpp's own, behind Weft's."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+
+from ...errors import ConfigError
+from ...tokens.codec import Codec
+from ...tokens.tokenizer import Tokenizer, default_template
+from ..gguf import GGUF
+from .library import Handle, load_model
+
+_SPECIAL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+_WITH_DUMMY_SPACE = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_UGM)
+_NAMED = ("bos", "eos", "pad", "sep", "mask")
+
+
+def read_tokenizer(header: GGUF) -> Tokenizer:
+    """Return the tokenizer of a GGUF file that was checked; it holds no weights.
+
+    Raises: ModelLoadError.
+    """
+    codec = VocabCodec(load_model(header.file, vocab_only=True), header)
+    named = {f"{name}_token": codec.named(name) for name in _NAMED}
+    return Tokenizer(
+        codec,
+        special_tokens={name: text for name, text in named.items() if text},
+        chat_template=default_template(header.values.get("tokenizer.chat_template")),
+        stop_ids=codec.end_ids,
+        name=f"the tokenizer of {header.file}",
+    )
+
+
+class VocabCodec(Codec):
+    """A vocabulary of llama.cpp's; any thread may ask."""
+
+    def __init__(self, model: Handle, header: GGUF) -> None:
+        """model: loaded with its vocabulary; kept."""
+        self._model = model
+        self._vocab = C.llama_model_get_vocab(model.pointer)
+        self._n = int(C.llama_vocab_n_tokens(self._vocab))
+        kind = C.llama_vocab_type(self._vocab)
+        puts_space = header.values.get("tokenizer.ggml.add_space_prefix", True)
+        self.first_space_is_dummy = bool(kind in _WITH_DUMMY_SPACE and puts_space)
+
+    def __len__(self) -> int:
+        return self._n
+
+    @cached_property
+    def vocab_bytes(self) -> list[bytes]:  # type: ignore[override]
+        return [self._piece(token_id) for token_id in range(self._n)]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:  # type: ignore[override]
+        attributes = (C.llama_vocab_get_attr(self._vocab, i) for i in range(self._n))
+        return frozenset(i for i, mark in enumerate(attributes) if mark & _SPECIAL)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end a text, as llama.cpp sees it: of a turn, of a text, of a message."""
+        return [i for i in range(self._n) if C.llama_vocab_is_eog(self._vocab, i)]
+
+    def named(self, name: str) -> str:
+        """Return the spelling of the token with a role, such as "bos"; "" where there is none."""
+        token_id: int = getattr(C, f"llama_vocab_{name}")(self._vocab)
+        return self.spelling(token_id) if 0 <= token_id < self._n else ""
+
+    def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
+        try:
+            raw = text.encode()
+        except (UnicodeEncodeError, AttributeError) as error:
+            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
+        size = len(raw) + 8
+        while True:
+            ids = np.empty(size, np.int32)
+            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            n = C.llama_tokenize(self._vocab, raw, len(raw), pointer, size, decorated, special)
+            if n >= 0:
+                found: list[int] = ids[:n].tolist()
+                return found
+            size = -n
+
+    def spelling(self, token_id: int) -> str:
+        if not 0 <= token_id < self._n:
+            return ""
+        spelled: str = C.llama_vocab_get_text(self._vocab, token_id).decode(errors="replace")
+        return spelled
+
+    def id_of(self, spelling: str) -> int | None:
+        return self._ids.get(spelling)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {self.spelling(i): i for i in range(self._n - 1, -1, -1)}
+
+    def _piece(self, token_id: int) -> bytes:
+        size = 64
+        while True:
+            room = ctypes.create_string_buffer(size)
+            n = C.llama_token_to_piece(self._vocab, token_id, room, size, 0, True)
+            if n >= 0:
+                return room.raw[:n]
+            size = -n

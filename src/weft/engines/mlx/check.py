@@ -1,0 +1,89 @@
+"""What is checked of a model: whether a tree gives what its own forward gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ModelLoadError, Unsupported
+from ..base import Row, Span
+
+if TYPE_CHECKING:
+    from .engine import MlxEngine
+
+# Root-mean-square error of a position, relative to the spread of the logits.
+_TOLERANCE = {"float32": 1e-3, "float16": 0.08, "bfloat16": 0.15}
+
+_TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6 + 3 single tokens = 24
+
+
+def check_paths(n_vocab: int) -> NDArray[np.int64]:
+    """Token ids of the three paths of the check tree, [3, 16]; the shorter ones are filled up."""
+    at = np.arange(_PATHS * 16)
+    paths = ((at * at * 7 + 13 * at + 5) % n_vocab).reshape(_PATHS, 16)
+    paths[:, :_TRUNK] = paths[0, :_TRUNK]
+    return paths
+
+
+def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.float32]) -> None:
+    """Run the check tree and compare with `own`, the model's plain logits: float32 [3, 16, V].
+
+    Raises:
+        Unsupported: the logits differ, so the model does something the engine does not know.
+        ModelLoadError: the model's own logits are not finite.
+    """
+    if not np.isfinite(own).all():
+        raise ModelLoadError(
+            f"{engine.info.model} gives logits that are not finite in {engine.info.dtype}; "
+            "load it with another dtype (bfloat16 or float32)"
+        )
+    got, want = _run_tree(engine, paths.tolist(), own)
+    spread = np.sqrt(np.square(want - want.mean(-1, keepdims=True)).mean())
+    errors = np.sqrt(np.square(got - want).mean(-1)) / max(float(spread), 1e-6)
+    # In half precision a router may send a token to another expert for a last bit: a lone position
+    # may then differ. What the engine does not know of a model is wrong at most positions.
+    exact = engine.info.dtype == "float32"
+    error = float(errors.max() if exact else np.median(errors))
+    tolerance = _TOLERANCE.get(engine.info.dtype, 0.15)
+    if not error <= tolerance:
+        raise Unsupported(
+            f"the mlx engine cannot run {engine.info.model}: its logits in a tree differ from its "
+            f"own plain forward by {error:.2g} of their spread (allowed: {tolerance}); its "
+            "attention does something that is not known here"
+        )
+
+
+def _run_tree(
+    engine: MlxEngine, paths: list[list[int]], own: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Trunk, two chunks below it, then one token after each of the three tips."""
+    store = engine.fragments
+    trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
+    tips = [store.new(None) for _ in range(_PATHS)]
+    try:
+        engine.forward([Row((), paths[0][:_TRUNK], 0, trunk)])
+        above = (Span(trunk, _TRUNK),)
+        ends = [_TRUNK + n for n in _CHUNKS] + [_TRUNK]
+        first = engine.forward(
+            [
+                Row(above, paths[i][_TRUNK : ends[i]], _TRUNK, chunks[i], (n - 1,))
+                for i, n in enumerate(_CHUNKS)
+            ]
+        )
+        routes = [(*above, Span(chunk, chunk.length)) for chunk in chunks] + [above]
+        second = engine.forward(
+            [
+                Row(routes[i], paths[i][end : end + 1], end, tips[i], (0,))
+                for i, end in enumerate(ends)
+            ]
+        )
+        got = [first.logits(i) for i in range(len(_CHUNKS))] + [
+            second.logits(i) for i in range(_PATHS)
+        ]
+        where = [(i, ends[i] - 1) for i in range(len(_CHUNKS))] + list(enumerate(ends))
+        return np.stack(got), np.stack([own[i, at] for i, at in where])
+    finally:
+        for fragment in (trunk, *chunks, *tips):
+            store.free(fragment)

@@ -1,0 +1,347 @@
+"""The mlx engine: decoder-only models of mlx-lm, their own code, one batch of tokens a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from ...errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    ForwardError,
+    ModelLoadError,
+    Unsupported,
+    WeftError,
+)
+from ...sampling import metrics
+from ..abilities import OWN
+from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score, Span, check_rows
+from ..checkpoint import read_config
+from .check import check_paths, check_tree
+from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
+from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
+from .model import (
+    ModelHead,
+    arrays_in,
+    config_of,
+    context_of,
+    fingerprint_of,
+    foreign_caches,
+    load_model,
+    make_cache,
+    refuse_config,
+    resolve_device,
+)
+from .owner import owner
+from .step import PackedStep, PathStep, TreeStep
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..source import Progress
+
+_log = logging.getLogger("weft.engines.mlx")
+
+Answer = TypeVar("Answer")
+
+
+class MlxEngine(Engine):
+    """A model of mlx-lm on one device.
+
+    `model` may be an owner's object: nothing of it is changed, and it goes on working beside.
+    """
+
+    info: EngineInfo
+    fragments: MlxFragments
+    model: nn.Module
+
+    def __init__(
+        self, model: nn.Module, *, n_ctx: int | None, fingerprint: str, device: mx.Device
+    ) -> None:
+        """See `load` and `adopt`; all arrays of the model are there, none is to be computed yet."""
+        self.model = model
+        self._device = device
+        self._closed = False
+        self._owner = owner()
+        self._on_owner(lambda: self._start(n_ctx, fingerprint))
+
+    @classmethod
+    def refuse(cls, folder: Path) -> None:
+        """Refuse what mlx-lm has no model for; see `Engine.refuse`."""
+        refuse_config(read_config(folder))
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        n_ctx: int | None = None,
+        trust_remote_code: bool = False,
+        progress: Progress | None = None,
+    ) -> MlxEngine:
+        """Load a folder in Transformers' or mlx-lm's format, quantised or not.
+
+        Args:
+            device: "cpu", "gpu" (Metal), or "auto" for MLX's default.
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own; of
+                quantised weights that of their scales.
+            n_ctx: longest path; None for all the model knows.
+
+        Raises:
+            ModelLoadError: files are missing or broken.
+            Unsupported: the model is of a kind this engine cannot run; the message says why.
+        """
+        place = resolve_device(device)
+
+        def loaded() -> tuple[nn.Module, str]:
+            with mx.stream(place):
+                return load_model(
+                    Path(folder), dtype, trust_remote_code=trust_remote_code, progress=progress
+                )
+
+        model, fingerprint = owner().call(loaded)
+        return cls(model, n_ctx=n_ctx, fingerprint=fingerprint, device=place)
+
+    @classmethod
+    def adopt(cls, model: Any, *, n_ctx: int | None = None) -> MlxEngine:
+        """Run a model that is loaded already; the object itself stays untouched.
+
+        Call it in the thread that loaded the model: what is still to be evaluated of it is.
+
+        Raises:
+            ConfigError: it is no model of MLX.
+            Unsupported: see `load`.
+        """
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"a {type(model).__name__} is not a model of MLX; hand over what mlx_lm.load gives"
+            )
+        mx.eval(arrays_in(model))
+        mark = fingerprint_of(model)
+        return cls(model, n_ctx=n_ctx, fingerprint=mark, device=mx.default_device())
+
+    # The protocol
+
+    def forward(self, rows: Sequence[Row]) -> HostOutput:
+        """Run all rows as one batch of tokens; see Engine.forward."""
+
+        def answers(step: PackedStep, hidden: mx.array) -> HostOutput:
+            at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
+            mx.eval(hidden, step.state())
+            scores = [self._scores(row, step.starts[i], hidden) for i, row in enumerate(rows)]
+            return HostOutput(self._logits(hidden, at), scores)
+
+        return self._run(rows, answers)
+
+    def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Run rows and return the last hidden states; see Engine.hidden_states."""
+        if not self.info.n_embd:
+            return super().hidden_states(rows)
+
+        def states(step: PackedStep, hidden: mx.array) -> list[NDArray[np.float32]]:
+            mx.eval(hidden, step.state())
+            found = np.array(hidden[:, 0].astype(mx.float32))
+            return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
+
+        return self._run(rows, states)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._memory.clear()
+            del self._head, self._call, self.model
+
+    def prefix_cache(self, spans: Sequence[Span]) -> list[Any]:
+        """Copy a path's KV into the caches that the model itself accepts, one a layer.
+
+        Args:
+            spans: the path from the root, as in `Row.path`.
+        """
+
+        def copied() -> list[Any]:
+            caches = self._memory.cache(spans, self._make_cache)
+            mx.eval([array for cache in caches for array in (cache.keys, cache.values)])
+            return caches
+
+        return self._on_owner(copied)
+
+    # Loading
+
+    def _on_owner(self, work: Callable[[], Answer]) -> Answer:
+        """Call `work` on the thread that runs MLX, with its arrays on the engine's device."""
+
+        def on_device() -> Answer:
+            with mx.stream(self._device):
+                return work()
+
+        return self._owner.call(on_device)
+
+    def _make_cache(self) -> list[Any]:
+        return make_cache(self.model)
+
+    def _start(self, n_ctx: int | None, fingerprint: str) -> None:
+        """Find how the model attends, and hold a small tree against its own forward."""
+        model, config = self.model, config_of(self.model)
+        name = str(config.get("model_type") or type(model).__name__)
+        foreign = foreign_caches(self._make_cache())
+        if foreign:
+            raise Unsupported(
+                f"the mlx engine cannot run {name}: it keeps a {foreign[0]}, which is not KV of "
+                "single tokens and cannot be split; use another model"
+            )
+        paths = check_paths(config.get("vocab_size") or 64)
+        try:
+            mx.eval(arrays_in(model))
+            own = model(mx.array(paths), cache=self._make_cache()).astype(mx.float32)
+            known = np.array(own)
+            self._head = ModelHead(model, self._make_cache)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise ModelLoadError(
+                f"{name} failed on a first forward: {type(error).__name__}: {error}"
+            ) from error
+        n_positions = context_of(config, n_ctx)
+        carry_tree_caches(model)
+        self._call: RunningCall | None = RunningCall(self._make_cache())
+        try:
+            self._take(self._probe_tree(self._call), name, n_positions, fingerprint, "tree")
+            check_tree(self, paths, known)
+        except Exception as error:
+            _log.info("%s runs path by path: %s", name, error)
+            self._call = None
+            self._take(self._probe_path(), name, n_positions, fingerprint, "paths")
+            check_tree(self, paths, known)
+
+    def _probe_tree(self, call: RunningCall) -> SlotShape:
+        """Run a few tokens through caches of ours; raises where the model does not use them."""
+        for _ in range(len(call.caches) + 1):
+            step = TreeStep([Row((), _FEW, 0)], MlxMemory(SlotShape()), call)
+            try:
+                mx.eval(step.run(self._head, [_FEW]))
+                break
+            except LatentKeys:  # that layer is known now
+                continue
+        shapes = [cache.shapes for cache in call.caches if cache.shapes and cache.n_calls]
+        if len(shapes) < len(call.caches):
+            raise Unsupported(f"{len(shapes)} of {len(call.caches)} layers attend by the function")
+        return slot_of(shapes)
+
+    def _probe_path(self) -> SlotShape:
+        caches = [Recorder(cache) for cache in self._make_cache()]
+        mx.eval(self._head.hidden(mx.array([_FEW]), caches))
+        return slot_of([cache.shapes() for cache in caches])
+
+    def _take(
+        self, slot: SlotShape, name: str, n_positions: int, fingerprint: str, attention: str
+    ) -> None:
+        """Begin with an empty memory for slots of this shape."""
+        self._memory = MlxMemory(slot)
+        self.fragments = MlxFragments(self._memory, self._on_owner)
+        logits = self._head.logits(self._head.hidden(mx.array([_FEW]), self._make_cache()))
+        extra: dict[str, Any] = {"attention": attention}
+        free = free_bytes(self._device)
+        if free is not None:
+            extra["free_bytes"] = free
+        self.info = EngineInfo(
+            name="mlx",
+            model=name,
+            n_layers=slot.n_layers,
+            n_vocab=int(logits.shape[-1]),
+            n_positions=n_positions,
+            kv_bytes_per_token=slot.n_bytes,
+            dtype=dtype_name(logits.dtype),
+            fingerprint=fingerprint,
+            device=str(self._device.type).rpartition(".")[2],
+            n_embd=self._head.n_embd,
+            abilities=OWN["mlx"],
+            extra=extra,
+        )
+
+    # One forward
+
+    def _tokens_of(self, row: Row) -> Sequence[int]:
+        n, limit = row.position + row.n_tokens, self.info.n_positions
+        if n > limit:
+            raise ContextOverflow(
+                f"a path of {n} tokens is longer than the context of {limit}",
+                n_tokens=n,
+                n_ctx=limit,
+            )
+        if isinstance(row.tokens, LateTokens):
+            return [int(row.tokens.draws.result().ids[row.tokens.number])]
+        n_vocab = self.info.n_vocab
+        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
+            raise ConfigError(
+                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
+            )
+        return row.tokens
+
+    def _run(self, rows: Sequence[Row], answer: Callable[[PackedStep, mx.array], Answer]) -> Answer:
+        """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, 1, E]
+        what is asked, and evaluates both. No fragment has grown where something fails.
+        """
+        if self._closed:
+            raise ForwardError("the engine is closed; load the model again")
+        check_rows(rows)
+        tokens = [self._tokens_of(row) for row in rows]
+
+        def work() -> Answer:
+            head = self._head_of(rows)
+            step = self._step(rows)
+            answers = answer(step, step.run(head, tokens))
+            step.commit()
+            return answers
+
+        try:
+            return self._on_owner(work)
+        except WeftError:
+            raise
+        except Exception as error:
+            raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
+
+    def _head_of(self, rows: Sequence[Row]) -> ModelHead:
+        adapter = rows[0].adapter if rows else None
+        if adapter is not None:
+            raise Unsupported(f"the mlx engine has no adapter {adapter!r}")
+        return self._head
+
+    def _step(self, rows: Sequence[Row]) -> PackedStep:
+        if self._call is None:
+            return PathStep(rows, self._memory, self._make_cache)
+        return TreeStep(rows, self._memory, self._call)
+
+    def _logits(self, hidden: mx.array, at: list[int]) -> NDArray[np.float32]:
+        """Return the logits at packed positions on the host: [N, V]."""
+        if not at:
+            return np.empty((0, self.info.n_vocab), np.float32)
+        if at != list(range(len(hidden))):
+            hidden = hidden[mx.array(at)]
+        return np.array(self._head.logits(hidden)[:, 0].astype(mx.float32))
+
+    def _scores(self, row: Row, start: int, hidden: mx.array) -> list[Score]:
+        def logits_of(first: int, last: int) -> NDArray[np.float32]:
+            logits = self._head.logits(hidden[start + first : start + last])
+            return np.array(logits[:, 0].astype(mx.float32))
+
+        return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
+
+
+_FEW = [1, 2, 3, 1, 2]
+
+
+def free_bytes(device: mx.Device) -> int | None:
+    """Return the memory of a GPU that MLX may use and does not; None on a CPU."""
+    if device.type != mx.gpu:
+        return None
+    most = mx.device_info().get("max_recommended_working_set_size")
+    return None if most is None else max(0, int(most) - mx.get_active_memory())

@@ -1,0 +1,32 @@
+"""mlx-lm, imported with care."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+
+def mlx_lm(module: str) -> Any:
+    """Return a module of mlx-lm, such as "models.cache".
+
+    NOTE: on its first import the library sets the process's limit of open files, and so takes most
+    of it from a server that had raised it. The limit stays what it was.
+    """
+    if "mlx_lm" not in sys.modules:
+        _import_keeping_limits()
+    return importlib.import_module(f"mlx_lm.{module}")
+
+
+def _import_keeping_limits() -> None:
+    try:
+        import resource
+    except ImportError:  # no such limits on this system
+        importlib.import_module("mlx_lm")
+        return
+    setrlimit = resource.setrlimit
+    resource.setrlimit = lambda *_: None  # the hard limit could not be raised again afterwards
+    try:
+        importlib.import_module("mlx_lm")
+    finally:
+        resource.setrlimit = setrlimit

@@ -1,0 +1,282 @@
+"""A model of mlx-lm: from a folder, or as its owner loaded it; and its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
+from .. import checkpoint
+from .library import mlx_lm
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..source import Progress
+
+MakeCache = Callable[[], list[Any]]
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "max_sequence_length",
+    "model_max_length",
+)
+_NO_LIMIT = 1 << 20
+# Families whose KV, and numbers, are those of Transformers' model with the same weights.
+_AS_TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def resolve_device(device: str) -> mx.Device:
+    """Turn "auto", "cpu" or "gpu" into a device that is there."""
+    if device == "auto":
+        return mx.default_device()
+    if device not in ("cpu", "gpu"):
+        raise ConfigError(f"device must be 'auto', 'cpu' or 'gpu', not {device!r}")
+    place = mx.Device(mx.cpu if device == "cpu" else mx.gpu, 0)
+    if not mx.is_available(place):
+        raise ConfigError("device 'gpu' was asked for, but MLX sees none; use 'cpu'")
+    return place
+
+
+def load_model(
+    folder: Path, dtype: str, *, trust_remote_code: bool, progress: Progress | None
+) -> tuple[nn.Module, str]:
+    """Load a folder's model; return it and the fingerprint of its weights."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    stored = checkpoint.open_checkpoint(folder)  # MLX would read a truncated file to the end
+    refuse_config(stored.config)
+    if progress is not None:
+        progress("load", 0, 1, str(folder))
+    try:
+        model, _ = mlx_lm("utils").load_model(folder, trust_remote_code=trust_remote_code)
+    except EngineError:
+        raise
+    except Exception as error:  # whatever values of a wrong kind lead to
+        raise ModelLoadError(
+            f"mlx-lm cannot load the model in {folder}: {type(error).__name__}: {error}"
+        ) from error
+    if dtype != "auto":
+        model.set_dtype(DTYPES[dtype])
+    if progress is not None:
+        progress("load", 1, 1, str(folder))
+    mark = None
+    if stored.config.get("model_type") in _AS_TRANSFORMERS:
+        try:
+            mark = stored.fingerprint()
+        except Unsupported:  # tensors in a quantised format
+            mark = None
+    return model, mark or fingerprint_of(model)
+
+
+def refuse_config(config: Mapping[str, Any]) -> None:
+    """Raise Unsupported for a model that mlx-lm has no code for, by its config.json."""
+    kind = config.get("model_type")
+    if config.get("is_encoder_decoder"):
+        raise Unsupported(
+            f"the mlx engine cannot run {kind}: it is an encoder-decoder model; only decoder-only"
+            " models have one path"
+        )
+    if config.get("model_file"):
+        return  # it brings its own code
+    utils = mlx_lm("utils")
+    name = utils.MODEL_REMAPPING.get(kind, kind)
+    spec = None
+    if isinstance(name, str) and name.replace("_", "").replace("-", "").isalnum():
+        import importlib.util
+
+        spec = importlib.util.find_spec(f"mlx_lm.models.{name}")
+    if spec is None:
+        raise Unsupported(
+            f"the mlx engine cannot run {kind}: this version of mlx-lm has no such model; use"
+            ' engine="torch", or update mlx-lm'
+        )
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Return what a model says of its own shape, the text part's values over the whole's."""
+    args = getattr(model, "args", None) or getattr(model, "config", None)
+    found = _fields(args)
+    text = found.get("text_config")
+    return {**found, **(text if isinstance(text, dict) else _fields(text))}
+
+
+def _fields(args: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(args):
+        return {each.name: getattr(args, each.name) for each in dataclasses.fields(args)}
+    return dict(args) if isinstance(args, dict) else {}
+
+
+def context_of(config: Mapping[str, Any], n_ctx: int | None) -> int:
+    """The longest path: `n_ctx` if given, else what the model was made for."""
+    values = (config.get(name) for name in _CONTEXT_NAMES)
+    known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
+    if n_ctx is None:
+        return known
+    if not 1 <= n_ctx <= known:
+        raise ConfigError(f"n_ctx must be 1 to {known}, the positions the model knows; got {n_ctx}")
+    return n_ctx
+
+
+def arrays_in(model: nn.Module) -> list[mx.array]:
+    """All arrays that a model holds, rotary tables and the like, too."""
+    return [
+        array
+        for module in model.modules()
+        for value in module.values()
+        if not isinstance(value, nn.Module)
+        for _, array in tree_flatten(value)
+        if isinstance(array, mx.array)
+    ]
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """Name the weights of a loaded model.
+
+    It is the folder's own, and so that of other engines, in the families whose KV is the same.
+    """
+    config = config_of(model)
+    own = checkpoint.fingerprint(config, _samples(model))
+    return own if config.get("model_type") in _AS_TRANSFORMERS else f"{own}-mlx"
+
+
+def _samples(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    for name, array in tree_flatten(model.parameters()):
+        at = mx.array(checkpoint.sample_positions(array.size))
+        yield name, tuple(array.shape), np.array(array.reshape(-1)[at].astype(mx.float32))
+
+
+def make_cache(model: nn.Module) -> list[Any]:
+    """Return fresh caches as the model makes them for itself."""
+    caches: list[Any] = mlx_lm("models.cache").make_prompt_cache(model)
+    return caches
+
+
+def foreign_caches(caches: list[Any]) -> list[str]:
+    """Return the kinds of caches that are neither plain nor rotating: no KV of single tokens."""
+    known = mlx_lm("models.cache")
+    plain = [each for each in caches if type(each) is known.KVCache]
+    rotating = [each for each in caches if type(each) is known.RotatingKVCache and not each.keep]
+    if len(plain) + len(rotating) == len(caches):
+        return []
+    return sorted({type(each).__name__ for each in caches if each not in [*plain, *rotating]})
+
+
+# Where the part of a model before its head is, by the names that mlx-lm's models use.
+_TRUNKS = (
+    ("model",),
+    ("transformer",),
+    ("backbone",),
+    ("language_model", "model"),
+    ("language_model", "transformer"),
+    ("model", "model"),
+    ("model", "language_model"),
+)
+
+
+class Trunk:
+    """Stands where a model has the part before its head, and keeps the hidden states it gives.
+
+    given: hidden states that it gives, without running.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        self.inner = inner
+        self.given: mx.array | None = None
+        self.seen: mx.array | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.given is not None:
+            return self.given
+        self.seen = self.inner(*args, **kwargs)
+        return self.seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class ModelHead:
+    """A model cut before its head, so that logits are made where they are wanted only.
+
+    The owner's object stays as it is: ours is another shell around the same parts. Where no cut is
+    found, all logits are made, and stand for hidden states (`n_embd` is 0).
+    """
+
+    def __init__(self, model: nn.Module, make: MakeCache) -> None:
+        self._shell = model
+        self._trunk: Trunk | None = None
+        self.n_embd = 0
+        ids = mx.array([[1, 2, 3, 1]])
+        want = model(ids, cache=make())
+        for path in _TRUNKS:
+            cut = _cut(model, path)
+            if cut is None:
+                continue
+            self._shell, self._trunk = cut
+            logits = self._shell(ids, cache=make())
+            hidden = self._trunk.seen
+            if not isinstance(hidden, mx.array) or hidden.shape[:2] != (1, 4) or hidden.ndim != 3:
+                continue
+            last = self.logits(hidden[:, -1:])
+            if mx.array_equal(logits, want) and mx.allclose(last[0, 0], want[0, -1], atol=1e-3):
+                self.n_embd = int(hidden.shape[-1])
+                return
+        self._shell, self._trunk = model, None
+
+    def hidden(self, ids: mx.array, caches: list[Any]) -> mx.array:
+        """Return the hidden states [B, L, E] of ids [B, L]."""
+        logits = self._shell(ids, cache=caches)  # lazily: they are not made
+        if self._trunk is None:
+            return logits
+        hidden, self._trunk.seen = self._trunk.seen, None
+        assert hidden is not None
+        return hidden
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return the logits [B, L, V] of hidden states [B, L, E]."""
+        if self._trunk is None:
+            return hidden
+        self._trunk.given = hidden
+        try:
+            logits: mx.array = self._shell(mx.zeros(hidden.shape[:2], dtype=mx.int32))
+            return logits
+        finally:
+            self._trunk.given = None
+
+
+def _cut(model: nn.Module, path: tuple[str, ...]) -> tuple[nn.Module, Trunk] | None:
+    """Return a shell of the model whose part at `path` is a Trunk; None where it has none."""
+    modules = [model]
+    for name in path:
+        inner = getattr(modules[-1], name, None)
+        if not isinstance(inner, nn.Module):
+            return None
+        modules.append(inner)
+    trunk = Trunk(modules.pop())
+    part: Any = trunk
+    for module, name in zip(reversed(modules), reversed(path), strict=True):
+        shell = shell_of(module)
+        setattr(shell, name, part)
+        part = shell
+    return part, trunk
+
+
+def shell_of(module: nn.Module) -> nn.Module:
+    """Return another object of the same parts."""
+    kind: Any = type(module)
+    shell: nn.Module = kind.__new__(kind)
+    dict.update(shell, module)
+    shell.__dict__.update(module.__dict__)
+    return shell

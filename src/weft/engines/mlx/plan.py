@@ -1,0 +1,375 @@
+"""How the rows of one step are packed, and which spans of KV their queries meet.
+
+Rows are packed one after the other as a batch of single tokens, in lanes, each in depth-first
+order, so that the queries below a node are a slice:
+
+    ├── bank lane: rows of one token, tails in one bank ──┤├── chunk lane: n tokens each ──┤├ long ┤
+         a node's queries     ├────────┤
+
+A span on its own costs a product a layer, however short. A tree search steps dozens of nodes of a
+dozen tokens, most with few queries: those are copied side by side once a plan and met at once.
+Spans are met level by level: those of one level have different queries.
+
+A plan holds views and slices only; positions and lengths of a step are read when it runs. One that
+has bank lanes only fits the next step too, if that has the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..base import Row, Span
+from .kv import Arrays, MlxFragment, MlxMemory, RowBank, own, width_for
+from .products import HIDDEN, Attending, Partial, bias_of, join, meet, meet_span
+
+# A row of so many new tokens meets its path in one piece, by MLX's own attention.
+LONG_ROW = 64
+# A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
+SHORT = 64
+FEW = 16
+SEVERAL = 3
+
+
+class BankRows(NamedTuple):
+    """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
+
+    bank: RowBank
+    first: int
+    tails: list[MlxFragment]
+    start: int
+    stop: int
+
+
+class ChunkRows(NamedTuple):
+    """Rows of `sizes` tokens, packed one after the other at start..stop."""
+
+    sizes: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class LongRow(NamedTuple):
+    """A row of many tokens, packed at start..stop, and the spans that it sees, its tail's too."""
+
+    row: int
+    spans: list[tuple[MlxFragment, int]]
+    start: int
+    stop: int
+
+
+class Reach(NamedTuple):
+    """The packed queries start..stop below one span. first: absolute position of its first slot."""
+
+    fragment: MlxFragment
+    length: int
+    first: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """How one set of rows is packed.
+
+    order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    n_lanes: packed tokens before the long rows. levels: what the others meet above them.
+    """
+
+    rows: list[tuple[tuple[Span, ...], MlxFragment | None]]
+    order: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    banks: list[BankRows] = field(default_factory=list)
+    chunks: list[ChunkRows] = field(default_factory=list)
+    longs: list[LongRow] = field(default_factory=list)
+    levels: list[SpanLevel] = field(default_factory=list)
+    n_lanes: int = 0
+
+    def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
+        """Would planning these rows give this plan again?"""
+        if self.chunks or self.longs or len(rows) != len(self.rows):
+            return False
+        for row, (path, dest) in zip(rows, self.rows, strict=True):
+            if row.path is not path or row.dest is not dest or row.n_tokens != 1:
+                return False
+        for lane in self.banks:
+            longest = max([tail.length for tail in lane.tails]) + 1
+            if longest > lane.bank.room or width_for(longest, crowd=crowd) != lane.bank.width:
+                return False
+        return True
+
+
+def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
+    """Return a plan for the rows, the memory's if it fits; tails move to their banks."""
+    cached = memory.plan
+    if cached is not None and cached.fits(rows, crowd=memory.is_crowd()):
+        return cached
+    memory.plan = None
+    plan = _pack(rows, memory)
+    plan.levels = arrange(_reaches(plan, rows), memory, plan.n_lanes)
+    memory.plan = plan if not plan.chunks and not plan.longs else None
+    return plan
+
+
+def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
+    dests = [None if row.dest is None else own(row.dest) for row in rows]
+    plan = StepPlan([(row.path, dest) for row, dest in zip(rows, dests, strict=True)])
+    plan.starts = [0] * len(rows)
+    ranks = _depth_first(rows)
+    stop = 0
+    for (kind, size), members in sorted(_lanes(rows, dests, memory).items()):
+        members.sort(key=ranks.__getitem__)
+        start = stop
+        for i in members:
+            plan.starts[i] = stop
+            stop += rows[i].n_tokens
+        plan.order += members
+        if kind == "bank":
+            tails = [tail for i in members if (tail := dests[i]) is not None]
+            plan.banks.append(BankRows(*memory.bank_for(tails, size), tails, start, stop))
+        elif kind == "chunk":
+            plan.chunks.append(ChunkRows(tuple(rows[i].n_tokens for i in members), start, stop))
+        else:
+            for i in members:
+                at = plan.starts[i]
+                spans = [(own(f), n) for f, n in _seen(rows[i], is_banked=False) if n]
+                plan.longs.append(LongRow(i, spans, at, at + rows[i].n_tokens))
+        if kind != "long":
+            plan.n_lanes = stop
+    return plan
+
+
+def _depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
+    """A sort key a row: rows below the same spans come out together."""
+    numbers: dict[tuple[int, int], int] = {}
+    keys: dict[int, tuple[int, ...]] = {}
+    for row in rows:
+        if id(row.path) not in keys:
+            keys[id(row.path)] = tuple(
+                numbers.setdefault((id(span.fragment), span.length), len(numbers))
+                for span in row.path
+            )
+    return [keys[id(row.path)] for row in rows]
+
+
+def _lanes(
+    rows: Sequence[Row], dests: list[MlxFragment | None], memory: MlxMemory
+) -> dict[tuple[str, int], list[int]]:
+    """Row numbers by lane: ("bank", width class), ("chunk", tokens up to a power of two), long."""
+    pairs = list(zip(rows, dests, strict=True))
+    single = [dest for row, dest in pairs if row.n_tokens == 1 and dest is not None]
+    n_long = sum(not memory.is_banked(dest, 0) for dest in single)
+    crowd = memory.is_crowd(sum(not isinstance(dest.home, RowBank) for dest in single))
+    lanes: dict[tuple[str, int], list[int]] = {}
+    for i, (row, dest) in enumerate(pairs):
+        n = row.n_tokens
+        if n >= LONG_ROW:
+            kind = ("long", 0)
+        elif n == 1 and dest is not None and memory.is_banked(dest, n_long):
+            kind = ("bank", width_for(dest.length + 1, crowd=crowd))
+        else:
+            kind = ("chunk", 1 << (n - 1).bit_length())
+        lanes.setdefault(kind, []).append(i)
+    return lanes
+
+
+def _seen(row: Row, *, is_banked: bool) -> list[Span]:
+    """The spans that a row's tokens see; a tail in a bank is met there."""
+    tail = row.dest
+    if tail is None or is_banked:
+        return list(row.path)
+    return [*row.path, Span(tail, tail.length)]
+
+
+def _reaches(plan: StepPlan, rows: Sequence[Row]) -> list[Reach]:
+    """Find the slice of queries below each span, of the rows that are not long."""
+    found: list[Reach] = []
+    latest: dict[tuple[int, int], int] = {}
+    n_banked = plan.banks[-1].stop if plan.banks else 0
+    for i in plan.order:
+        start, stop, first = plan.starts[i], plan.starts[i] + rows[i].n_tokens, 0
+        if stop > plan.n_lanes:
+            break
+        for fragment, length in _seen(rows[i], is_banked=start < n_banked):
+            if not length:
+                continue
+            key = (id(fragment), length)
+            at = latest.get(key)
+            if at is not None and found[at].stop == start:
+                found[at] = found[at]._replace(stop=stop)
+            else:
+                latest[key] = len(found)
+                found.append(Reach(own(fragment), length, first, start, stop))
+            first += length
+    return found
+
+
+class LoneSpan:
+    """One span and its queries start..stop."""
+
+    def __init__(self, reach: Reach, memory: MlxMemory) -> None:
+        self.where = list(range(reach.start, reach.stop))
+        self.first, self.length = reach.first, reach.length
+        self.arrays = memory.views(reach.fragment, reach.length)
+
+    def meet(self, layer: int, queries: mx.array, how: Attending, mask: PieceMask) -> Partial:
+        """Return what the queries of the step see here, those of `where` in order."""
+        start, stop = self.where[0], self.where[-1] + 1
+        q = queries if stop - start == len(queries) else queries[start:stop]
+        keys, values = self.arrays[2 * layer], self.arrays[2 * layer + 1]
+        if mask.low:
+            keys, values = keys[:, mask.low :], values[:, mask.low :]
+        return meet_span(q, keys, values, how.is_latent, mask.bias)
+
+    def mask(self, window: int | None, positions: Sequence[int]) -> PieceMask | None:
+        """What a window lets the queries see: a key less than `window` positions before them.
+
+        oldest query                     newest query
+        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
+        """
+        if window is None:
+            return PieceMask()
+        queries = [positions[at] for at in self.where]
+        oldest, newest = min(queries), max(queries)
+        last = self.first + self.length - 1
+        low = max(0, oldest - window + 1 - self.first)
+        if last <= oldest - window:
+            return None
+        if self.first + low > newest - window:
+            return PieceMask(low)
+        key = mx.arange(self.first + low, last + 1)[None]
+        return PieceMask(low, bias_of(key > mx.array(queries)[:, None] - window))
+
+
+class SpanBundle:
+    """Short spans with few queries each, copied side by side: [P, K, S, D].
+
+    padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
+    """
+
+    def __init__(self, members: list[Reach], memory: MlxMemory) -> None:
+        self.members = members
+        self.arrays: Arrays = memory.padded([(m.fragment, m.length) for m in members])
+        self.lengths = [m.length for m in members]
+        self.n_queries = max(m.stop - m.start for m in members)
+        self.where: list[int] = []
+        padded: list[int] = []
+        kept: list[int] = []
+        for number, m in enumerate(members):
+            queries = range(m.start, m.stop)
+            padded += [queries[min(i, len(queries) - 1)] for i in range(self.n_queries)]
+            kept += [number * self.n_queries + i for i in range(len(queries))]
+            self.where += queries
+        self.places = padded
+        self.padded = mx.array(padded)
+        self.kept = None if len(kept) == len(padded) else mx.array(kept)
+        slots = mx.arange(max(self.lengths))
+        self.bias = None
+        if min(self.lengths) != max(self.lengths):
+            self.bias = bias_of(slots[None] < mx.array(self.lengths)[:, None])[:, None, None, None]
+
+    def meet(self, layer: int, queries: mx.array, how: Attending, mask: PieceMask) -> Partial:
+        """Return what the queries of the step see here, those of `where` in order."""
+        n, n_each = len(self.members), self.n_queries
+        _, heads, group, size = queries.shape
+        q = queries[self.padded].reshape(n, n_each, heads, group, size)
+        q = q.transpose(0, 2, 1, 3, 4).reshape(n, heads, n_each * group, size)
+        bias = mask.bias
+        if bias is not None:  # [P, 1, Q or 1, 1, S]
+            bias = mx.broadcast_to(bias, (n, 1, n_each, group, bias.shape[-1]))
+            bias = bias.reshape(n, 1, n_each * group, -1)
+        keys, values = self.arrays[2 * layer], self.arrays[2 * layer + 1]
+        out, lse = meet(q, keys, values, how.is_latent, bias)
+        out = out.reshape(n, heads, n_each, group, -1).transpose(0, 2, 1, 3, 4)
+        lse = lse.reshape(n, heads, n_each, group).transpose(0, 2, 1, 3)
+        out, lse = out.reshape(n * n_each, heads, group, -1), lse.reshape(-1, heads, group)
+        return Partial(out, lse) if self.kept is None else Partial(out[self.kept], lse[self.kept])
+
+    def mask(self, window: int | None, positions: Sequence[int]) -> PieceMask | None:
+        """What padding and a window let each query see."""
+        if window is None:
+            return PieceMask(0, self.bias)
+        firsts = mx.array([m.first for m in self.members])[:, None, None]
+        key = firsts + mx.arange(max(self.lengths))
+        query = mx.array([positions[at] for at in self.places]).reshape(len(self.members), -1, 1)
+        beyond = bias_of(key > query - window)[:, None, :, None]
+        return PieceMask(0, beyond if self.bias is None else mx.minimum(beyond, self.bias))
+
+
+class PieceMask(NamedTuple):
+    """What of a piece is seen: keys from `low` on, of those what the bias shows."""
+
+    low: int = 0
+    bias: mx.array | None = None
+
+
+class SpanLevel:
+    """Spans that have no query in common.
+
+    index: where the result of each packed query is among the pieces' results, one after the other;
+    the place after the last is of those that meet nothing. None: they come in order, all of them.
+    """
+
+    def __init__(self, pieces: list[LoneSpan | SpanBundle], n_queries: int) -> None:
+        self.pieces = pieces
+        where = [at for piece in pieces for at in piece.where]
+        self.index: mx.array | None = None
+        self.is_full = len(where) == n_queries
+        if where != list(range(n_queries)):
+            places = dict(zip(where, range(len(where)), strict=True))
+            self.index = mx.array([places.get(at, len(where)) for at in range(n_queries)])
+
+    def masks(self, window: int | None, positions: Sequence[int]) -> list[PieceMask | None]:
+        """What a window shows of each piece; None: nothing."""
+        return [piece.mask(window, positions) for piece in self.pieces]
+
+    def meet(
+        self, layer: int, queries: mx.array, how: Attending, masks: list[PieceMask | None]
+    ) -> Partial | None:
+        """Return what all queries of the lanes see on this level; None: nothing."""
+        if all(mask is None for mask in masks):
+            return None
+        outs, lses = [], []
+        for piece, mask in zip(self.pieces, masks, strict=True):
+            if mask is None:  # a window hides all of it
+                shape = (len(piece.where), *queries.shape[1:3])
+                size = piece.arrays[2 * layer + (0 if how.is_latent else 1)].shape[-1]
+                outs.append(mx.zeros((*shape, size), dtype=queries.dtype))
+                lses.append(mx.full(shape, HIDDEN))
+            else:
+                found = piece.meet(layer, queries, how, mask)
+                outs.append(found.out)
+                lses.append(found.lse)
+        if not self.is_full:
+            outs.append(mx.zeros_like(outs[0][:1]))
+            lses.append(mx.full((1, *lses[0].shape[1:]), HIDDEN))
+        found = join(outs, lses)
+        if self.index is not None:
+            found = Partial(found.out[self.index], found.lse[self.index])
+        return found
+
+
+def arrange(reaches: Sequence[Reach], memory: MlxMemory, n_queries: int) -> list[SpanLevel]:
+    """Put spans on levels, below each other where they share a query; bundle what is short."""
+    levels: list[list[Reach]] = []
+    depth = [0] * n_queries
+    for reach in reaches:
+        level = max(depth[reach.start : reach.stop])
+        depth[reach.start : reach.stop] = [level + 1] * (reach.stop - reach.start)
+        while len(levels) <= level:
+            levels.append([])
+        levels[level].append(reach)
+    return [_level(members, memory, n_queries) for members in levels]
+
+
+def _level(members: list[Reach], memory: MlxMemory, n_queries: int) -> SpanLevel:
+    kinds: dict[bool, list[Reach]] = {True: [], False: []}
+    for m in members:
+        kinds[m.length <= SHORT and m.stop - m.start <= FEW].append(m)
+    if len(kinds[True]) < SEVERAL:
+        kinds = {True: [], False: members}
+    lone: list[LoneSpan | SpanBundle] = [LoneSpan(m, memory) for m in kinds[False]]
+    return SpanLevel([*lone, SpanBundle(kinds[True], memory)] if kinds[True] else lone, n_queries)
