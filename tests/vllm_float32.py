@@ -1,4 +1,4 @@
-"""The vLLM engine in float32, for `pytest tests/contract --engine vllm_float32:Float32Vllm`."""
+"""The vLLM engine as the laws run it: small, in float32."""
 
 from __future__ import annotations
 

@@ -73,6 +73,7 @@ class VllmEngine(Engine):
                 OWN["vllm"], steps=reader is not None, lora=config.lora_config is not None
             ),
             temperature_first=True,
+            own_random=True,
             extra={"devices": n_gpus},
         )
         self._finish = weakref.finalize(self, running.close)
@@ -85,6 +86,7 @@ class VllmEngine(Engine):
         device: str = "auto",
         dtype: str = "auto",
         n_ctx: int | None = None,
+        kv_bytes: int | None = None,
         trust_remote_code: bool = False,
         progress: Any = None,
         sessions: int | str = "auto",
@@ -96,6 +98,7 @@ class VllmEngine(Engine):
         Args:
             device: "auto", or what this build of vLLM runs on.
             n_ctx: longest path; None for all the model knows, less one.
+            kv_bytes: refused; vLLM's own option is kv_cache_memory_bytes.
             sessions: requests that stay open for their next token; 0: every row is a request of
                 its own. "auto" is a quarter of max_num_seqs.
             rows: "board", logits come through memory that the workers share with this process;
@@ -108,6 +111,11 @@ class VllmEngine(Engine):
             Unsupported: vLLM cannot run this model so.
             ConfigError: an option is unknown or out of range.
         """
+        if kv_bytes is not None:
+            raise Unsupported(
+                "the vllm engine keeps its KV to itself, so kv_budget has no effect; vLLM's own"
+                ' option is engine_options={"kv_cache_memory_bytes": …}'
+            )
         check_rows_option(rows)
         check_names(engine_options)
         checkpoint = open_checkpoint(Path(folder))
