@@ -57,11 +57,13 @@ class VllmRuns(NativeRuns):
         for name, is_refused in _REFUSED.items():
             if is_refused(params):
                 return f"{name}={getattr(params, name)!r}"
-        cuts = params.top_k or params.min_p or params.top_p < 1
-        if cuts and params.temperature not in (0, 1) and not params.temperature_first:
-            return f"temperature={params.temperature!r} after the filters (temperature_first=False)"
-        if params.min_p and params.top_p < 1:
-            return f"min_p={params.min_p!r} after top_p={params.top_p!r}"
+        if params.temperature:  # filters change no greedy choice
+            cuts = params.top_k or params.min_p or params.top_p < 1
+            if cuts and params.temperature != 1 and not params.temperature_first:
+                told = f"temperature={params.temperature!r}"
+                return f"{told} after the filters (temperature_first=False)"
+            if params.min_p and params.top_p < 1:
+                return f"min_p={params.min_p!r} after top_p={params.top_p!r}"
         if params.constraint is not None:
             return structured(params.constraint, by_guidance=self._by_guidance).refusal
         return None
@@ -118,7 +120,7 @@ class VllmRuns(NativeRuns):
 
 
 _REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
-    "typical_p": lambda p: p.typical_p < 1,
+    "typical_p": lambda p: p.typical_p < 1 and p.temperature != 0,
     "penalty_last_n": lambda p: p.penalty_last_n is not None and _is_penalised(p),
     "temperature": lambda p: p.temperature != 0 and not _COLDEST <= p.temperature <= _HOTTEST,
     "top_p": lambda p: p.top_p <= 0,
