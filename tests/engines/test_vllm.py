@@ -371,7 +371,6 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"device": "cuda"}, ConfigError, "runs on 'cpu'"),
     ({"dtype": "int3"}, (ConfigError, Unsupported), "int3"),
     ({"kv_budget": "1GiB"}, Unsupported, "kv_cache_memory_bytes"),
-    ({"offload": "1GiB"}, Unsupported, "offload"),
 ]
 
 
