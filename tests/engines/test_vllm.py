@@ -365,7 +365,8 @@ def test_what_needs_kv_is_refused_by_name(lm: LM, tmp_path: Path) -> None:
 
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"engine_options": {"tensor_paralel_size": 2}}, ConfigError, "near it: tensor_parallel_size"),
-    ({"engine_options": {"max_model_len": 99}}, ConfigError, "n_ctx="),
+    ({"n_ctx": 99, "engine_options": {"max_model_len": 99}}, ConfigError, "two limits"),
+    ({"engine_options": {"logprobs_mode": "raw_logits"}}, ConfigError, "Weft sets"),
     ({"engine_options": {"rows": "smoke"}}, ConfigError, '"board" and "logprobs"'),
     ({"engine_options": {"tensor_parallel_size": "two"}}, ConfigError, "refuses its arguments"),
     ({"device": "cuda"}, ConfigError, "runs on 'cpu'"),

@@ -24,7 +24,6 @@ _OURS = {
     "tokenizer": "weft.load(…, tokenizer=…)",
     "skip_tokenizer_init": "Weft has a tokenizer of its own",
     "logprobs_mode": "Weft reads raw log-probabilities",
-    "max_model_len": "weft.load(…, n_ctx=…)",
     "enable_prompt_embeds": "Weft gives token ids",
 }
 
@@ -62,6 +61,8 @@ def engine_args(
         args["logits_processors"] = [*(given.get("logits_processors") or ()), TAP]
         args["additional_config"] = {**(given.get("additional_config") or {}), KEY: board.told()}
     if n_ctx is not None:
+        if "max_model_len" in given:
+            raise ConfigError("n_ctx and engine_options max_model_len are two limits; give one")
         longest = read_config(folder).get("max_position_embeddings")
         # A request needs a place for the token that vLLM draws after the path.
         args["max_model_len"] = n_ctx + 1 if not longest or n_ctx < longest else n_ctx

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from ...checks import whole_number
@@ -18,9 +19,10 @@ from .board import Board
 from .known import idle_tokens, n_places, stop_listening
 from .loop import EngineLoop
 from .quiet import starting
-from .rows import RowReader
+from .rows import Floats, RowReader
 
 _PROBE = (0,)  # a path that every model has
+_SAME = 0.25  # of a row's deviation: coarse kernels differ by less, other paths by more
 _log = logging.getLogger("weft.engines")
 
 
@@ -91,13 +93,34 @@ class Running:
     def _try(self, reader: RowReader, rows: str) -> None:
         """Read a row; without the board where the workers do not see it."""
         try:
-            self.loop.call(reader.rows([(None, _PROBE)], {None: None}))
+            self._ask(reader, _PROBE)
         except ForwardError:
             if rows == "board" or reader.board is None:
                 raise
             _log.warning("vLLM's workers share no memory with this process: logits come slowly")
             reader.board = None
-            self.loop.call(reader.rows([(None, _PROBE)], {None: None}))
+            self._ask(reader, _PROBE)
+        if reader.most and not self._may_stay_open(reader):
+            _log.warning(
+                "vLLM's requests cannot stay open: every row is a request of its own"
+            )
+            reader.most = 0
+
+    def _may_stay_open(self, reader: RowReader) -> bool:
+        """Whether an open request gives, after a token of the host's, what a fresh one gives."""
+        first = self._ask(reader, _PROBE)
+        path = (*_PROBE, int(first.argmin()))  # not what vLLM draws
+        try:
+            open_row = self._ask(reader, path)
+        except ForwardError:
+            return False
+        self.loop.call(reader.close())
+        fresh = self._ask(reader, path)
+        return bool(np.abs(open_row - fresh).max() < _SAME * float(fresh.std()))
+
+    def _ask(self, reader: RowReader, ids: tuple[int, ...]) -> Floats:
+        (row,) = self.loop.call(reader.rows([(None, ids)], {None: None}))
+        return row
 
     def close(self) -> None:
         """End what this process started; idempotent, any thread."""

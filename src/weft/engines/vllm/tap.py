@@ -61,9 +61,8 @@ class RowTap(FirstInterface, SecondInterface):
         if not self._wanted or self._board is None:
             return logits
         tickets, rows = self._board
-        places = range(len(logits)) if ctx is None else ctx.idx_mapping_np.tolist()
+        places = range(len(logits)) if ctx is None else ctx.expanded_idx_mapping.tolist()
         found = [(row, *self._wanted[at]) for row, at in enumerate(places) if at in self._wanted]
-        found = [each for each in found if each[0] < len(logits)]
         if found:
             picked = logits[[row for row, _, _ in found]].float().cpu().numpy()
             for (_, slot, ticket), row in zip(found, picked, strict=True):
