@@ -81,7 +81,9 @@ def mapped(path: str, n_slots: int, n_vocab: int) -> tuple[NDArray[np.int64], ND
 
 
 def try_board(n_vocab: int) -> Board | None:
-    """Return a board; None where there is no room for one."""
+    """Return a board; None where there is no room for one, or rows of no known length."""
+    if n_vocab < 1:
+        return None
     try:
         return Board(n_vocab, _SLOTS)
     except OSError:

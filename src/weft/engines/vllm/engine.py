@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,8 @@ class VllmEngine(Engine):
         check_rows_option(rows)
         check_names(engine_options)
         checkpoint = open_checkpoint(Path(folder))
-        board = None if rows == "logprobs" else try_board(int(checkpoint.config["vocab_size"]))
+        no_tap = rows == "logprobs" or bool(engine_options.get("speculative_config"))
+        board = None if no_tap else try_board(vocab_of(checkpoint.config))
         try:
             args = engine_args(
                 Path(folder),
@@ -279,6 +280,12 @@ class VllmEngine(Engine):
 def _ids(row: Row) -> tuple[int, ...]:
     assert not isinstance(row.tokens, LateTokens)  # only for engines that overlap
     return tuple(row.tokens)
+
+
+def vocab_of(config: Mapping[str, Any]) -> int:
+    """Return how many logits a row has, by config.json; of models that see, by their text's."""
+    of_text = config.get("text_config") or {}
+    return int(config.get("vocab_size") or of_text.get("vocab_size") or 0)
 
 
 def adapter_mark(folder: Path) -> str:

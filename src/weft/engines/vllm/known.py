@@ -44,6 +44,11 @@ def n_places(config: Any) -> int:
     return int(config.scheduler_config.max_num_seqs)
 
 
+def has_drafts(config: Any) -> bool:
+    """Whether it decodes speculatively: then vLLM takes no logits processors."""
+    return config.speculative_config is not None
+
+
 def has_all_logprobs(engine: Any) -> bool:
     """Whether it may be asked for the log-probabilities of all tokens."""
     model = engine.vllm_config.model_config

@@ -17,7 +17,7 @@ from ...sampling.params import SamplingParams
 from ...sampling.rng import stream_of
 from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
 from .grammars import structured
-from .known import n_places
+from .known import has_drafts, n_places
 
 if TYPE_CHECKING:
     from .running import Running
@@ -49,6 +49,7 @@ class VllmRuns(NativeRuns):
         self._running = running
         self._loop = running.loop
         self._loras = loras
+        self._drafts = has_drafts(running.engine.vllm_config)
         self._by_guidance = by_guidance
         self._numbers = itertools.count()
 
@@ -64,6 +65,8 @@ class VllmRuns(NativeRuns):
                 return f"{told} after the filters (temperature_first=False)"
             if params.min_p and params.top_p < 1:
                 return f"min_p={params.min_p!r} after top_p={params.top_p!r}"
+        if self._drafts and (params.min_p or params.logit_bias):
+            return "min_p and logit_bias beside speculative decoding"
         if params.constraint is not None:
             return structured(params.constraint, by_guidance=self._by_guidance).refusal
         return None

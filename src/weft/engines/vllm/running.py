@@ -101,9 +101,7 @@ class Running:
             reader.board = None
             self._ask(reader, _PROBE)
         if reader.most and not self._may_stay_open(reader):
-            _log.warning(
-                "vLLM's requests cannot stay open: every row is a request of its own"
-            )
+            _log.warning("vLLM's requests cannot stay open: every row is a request of its own")
             reader.most = 0
 
     def _may_stay_open(self, reader: RowReader) -> bool:
