@@ -147,7 +147,12 @@ class VllmEngine(Engine):
             if progress is not None:
                 progress("load", 1, 1, "")
             mark = checkpoint.fingerprint() + mark_of(running.engine)
-            reader = running.reader(sessions, rows)
+            try:
+                reader = running.reader(sessions, rows)
+            except ForwardError as error:
+                raise ModelLoadError(
+                    f"vLLM started with {folder}, and failed at its first token: {error}"
+                ) from error
             return cls(running, fingerprint=mark, reader=reader)
 
     @classmethod

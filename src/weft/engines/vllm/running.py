@@ -14,10 +14,11 @@ import numpy as np
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from ...checks import whole_number
-from ...errors import ConfigError, ForwardError
+from ...errors import ConfigError, ForwardError, WeftError
 from .board import Board
 from .known import idle_tokens, n_places, stop_listening
 from .loop import EngineLoop
+from .native import as_failure
 from .quiet import starting
 from .rows import Floats, RowReader
 
@@ -117,7 +118,12 @@ class Running:
         return bool(np.abs(open_row - fresh).max() < _SAME * float(fresh.std()))
 
     def _ask(self, reader: RowReader, ids: tuple[int, ...]) -> Floats:
-        (row,) = self.loop.call(reader.rows([(None, ids)], {None: None}))
+        try:
+            (row,) = self.loop.call(reader.rows([(None, ids)], {None: None}))
+        except WeftError:
+            raise
+        except Exception as error:
+            raise as_failure(error) from error
         return row
 
     def close(self) -> None:
