@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
 # machine that is doing something else as well. Read when the libraries are first loaded.
@@ -50,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_sessionfinish() -> None:
+    if (forks := sys.modules.get("forks")) is not None:
+        forks.close()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _young() -> None:
     """Let the collector pass over what is there already: libraries, the tests themselves.
@@ -58,6 +64,19 @@ def _young() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line which engines were here, and why the tests of the others did not run."""
+    missing = {marker: _why_not(marker) for marker in PACKAGES}
+    said = [f"{marker} {f'skipped: {why}' if why else 'here'}" for marker, why in missing.items()]
+    terminalreporter.write_line("engines: numpy here · " + " · ".join(said))
+
+
+@pytest.fixture(scope="session")
+def type_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where mypy keeps what it knows of Weft, for all tests that ask it."""
+    return str(tmp_path_factory.mktemp("mypy"))
 
 
 def _why_not(marker: str) -> str:

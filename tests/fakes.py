@@ -155,7 +155,7 @@ class HiddenFake(Wrapped):
     """No fragments: each row is a whole path."""
 
     def __init__(self, inner: Engine) -> None:
-        super().__init__(inner, name="hidden", kv="hidden", kv_bytes_per_token=0)
+        super().__init__(inner, name="hidden", kv="hidden", kv_bytes_per_token=0, recomputes=True)
         self.fragments = None
 
     def forward(self, rows: Sequence[Row]) -> Output:

@@ -32,7 +32,7 @@ _LONGROPE = {
     "factor": 256 / SHORT_CONTEXT,
 }
 
-# name: (model_type, what differs from the common config)
+# name: (model_type, what differs from the common config; None: it has no such entry)
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -64,17 +64,88 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES: list[str] = list(_CONFIGS)
 
+_MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+_LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_OLD = {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 256}
+
+# Models without KV of single tokens: ALiBi, attention of their own, recurrent, hybrid.
+_WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {"n_layer": 3, "n_head": 4}),
+    "mpt": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}),
+    "falcon": ("falcon", {"alibi": False, "head_dim": None}),
+    "falcon_alibi": ("falcon", {"alibi": True, "head_dim": None}),
+    "gptj": ("gptj", _OLD | {"rotary_dim": 4}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "llama4_chunked": (
+        "llama4_text",
+        {"num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48},
+    ),
+    "mamba": ("mamba", {"state_size": 4}),
+    "mamba2": ("mamba2", {"state_size": 8, "num_heads": 8, "n_groups": 2, "chunk_size": 16}),
+    "rwkv": ("rwkv", {"attention_hidden_size": 32, "context_length": 256, "rescale_every": 2}),
+    "xlstm": (
+        "xlstm",
+        {"num_heads": 4, "num_blocks": 2, "qk_dim_factor": 0.5, "v_dim_factor": 1.0}
+        | {"chunk_size": 16, "mode": "inference"},
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {"lru_width": 32, "attention_window_size": WINDOW}
+        | {"block_types": ["recurrent", "recurrent", "attention"]},
+    ),
+    "jamba": (
+        "jamba",
+        {"num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 4, "mamba_dt_rank": 4}
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+        | {"expert_layer_period": 2, "expert_layer_offset": 1},
+    ),
+    "bamba": ("bamba", _MAMBA2 | {"attn_layer_indices": [1]}),
+    "zamba2": (
+        "zamba2",
+        {"layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_d_state": 8}
+        | {"n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1, "chunk_size": 16}
+        | {"attention_head_dim": 16, "attention_hidden_size": 64, "num_mem_blocks": 1}
+        | {"use_mamba_kernels": False},
+    ),
+    "falcon_h1": ("falcon_h1", _MAMBA2 | {"mamba_d_ssm": 64}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "qwen3_next": (
+        "qwen3_next",
+        _LINEAR
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        | {"shared_expert_intermediate_size": 16},
+    ),
+}
+
+WHOLE_FAMILIES: list[str] = list(_WHOLE)
+
+# Of sizes that quantising libraries take: they group 64 weights.
+_WIDE = {"llama_wide": ("llama", {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})}
+
 # The context to load a family with, where its own plain forward depends on how long it is.
 N_CTX: dict[str, int] = {"phi3_longrope": SHORT_CONTEXT}
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
     """A random model of the family `name` with weights large enough for attention to matter."""
-    kind, changes = _CONFIGS[name]
+    kind, changes = (_CONFIGS | _WHOLE | _WIDE)[name]
     # GPT-2 calls its sizes otherwise and would take the common ones as aliases.
     common = {"vocab_size": N_VOCAB} if kind == "gpt2" else _COMMON
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = CONFIG_MAPPING[kind](**(common | changes | ends))
+    given = {key: value for key, value in (common | changes | ends).items() if value is not None}
+    config = CONFIG_MAPPING[kind](**given)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():  # some parameters keep what the model's own code drew
         torch.manual_seed(seed)

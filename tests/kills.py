@@ -8,6 +8,7 @@ drawn without repeating. The model is loaded once, before the forks.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import random
@@ -19,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import typer.main
 
 import weft
 from searches import small, tree
@@ -309,6 +312,8 @@ TRIALS: dict[str, type[Trial]] = {
 
 def main() -> None:
     names, folder, n_kills, seed = sys.argv[1:]
+    # The parser, from the signatures of the verbs, is the same for all.
+    typer.main.get_command = functools.cache(typer.main.get_command)
     lm = weft.load("tiny")
     for name in names.split(","):
         (Path(folder) / name).mkdir()

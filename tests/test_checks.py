@@ -45,6 +45,14 @@ def test_what_is_no_number_within_bounds_is_refused_by_name(given: Any) -> None:
         number("x", given, low=0, high=1, open_low=True)
 
 
+@pytest.mark.torch
+def test_a_tensor_of_a_bool_is_no_whole_number() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ConfigError, match=r"n is tensor\(True\)"):
+        whole_number("n", torch.tensor(True))
+    assert whole_number("n", torch.tensor(3)) == 3
+
+
 def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
     small = np.uint8(200)
     budget = Budget(tokens=small, kv_bytes=small)

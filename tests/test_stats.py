@@ -73,3 +73,14 @@ def test_a_fresh_lm_has_done_nothing_in_no_time() -> None:
 )
 def test_sizes_are_shown_in_the_unit_people_read(n_bytes: int, shown: str) -> None:
     assert format_bytes(n_bytes) == shown
+
+
+def test_without_prefix_caching_what_runs_again_is_counted_and_said() -> None:
+    rig = Rig(HiddenFake(MemoryEngine()))
+    rig.drive(run(rig.place([1, 2, 3]), max_tokens=4))
+    stats = stats_of(rig)
+    assert not stats.prefix_caching
+    assert (stats.prefilled, stats.reused, stats.decoded) == (3, 0, 4)
+    assert stats.recomputed == 3 + 4 + 5  # of the paths of 4, 5 and 6 tokens
+    assert str(stats).startswith("prefilled 3 · reused 0 · decoded 4 · run again 12 (prefix")
+    rig.finish()

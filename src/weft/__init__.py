@@ -14,8 +14,9 @@ Names are loaded when first used: importing weft imports no engine.
 from __future__ import annotations
 
 import logging
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import lazily
 
 __version__ = "0.1.0"
 # What `pip install` knows: "weft" is another project there.
@@ -46,31 +47,21 @@ if TYPE_CHECKING:
     from .loom import Heddle, Loom
     from .sampling.params import SamplingParams
 
-_HOME = {
-    "AsyncLM": "aio",
-    "Branch": "branch",
-    "BranchStore": "branch",
-    "LM": "lm",
-    "Heddle": "loom",
-    "Loom": "loom",
-    "SamplingParams": "sampling.params",
-    "WeftError": "errors",
-    "load": "loading",
-    "load_model_by_name": "aio",
-}
-_MODULES = ("samples", "search")
-
 logging.getLogger("weft").addHandler(logging.NullHandler())
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)
-    if name in _HOME:
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+__getattr__ = lazily(
+    __name__,
+    {
+        "": "samples search",
+        "aio": "AsyncLM load_model_by_name",
+        "branch": "Branch BranchStore",
+        "errors": "WeftError",
+        "lm": "LM",
+        "loading": "load",
+        "loom": "Heddle Loom",
+        "sampling.params": "SamplingParams",
+    },
+)
 
 
 def __dir__() -> list[str]:

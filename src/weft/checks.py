@@ -15,14 +15,23 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
 
     NumPy's integers are whole numbers, True and False are none. Raises: ConfigError.
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not _is_within(number, low, high):
+    number = as_index(value)
+    if number is None or not _is_within(number, low, high):
         given = _shown(number, value)
         raise ConfigError(f"{name} is {given}; allowed is a whole number{_range(low, high)}")
     return number
+
+
+def as_index(value: Any) -> int | None:
+    """Return a value that is a whole number as an int; None for any other, and for bools of all
+    libraries: a tensor of one would say 1.
+    """
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def number(

@@ -19,7 +19,8 @@ class Stats:
     kv_bytes: KV of the tokens held; kv_bytes_unshared: what a cache of its own for every branch
     would take; kv_bytes_allocated: what the engine has reserved for it. offloaded_bytes: KV that
     the host keeps for it, of offload_budget_bytes at most. row_bytes: logits rows that are kept, of
-    row_budget_bytes at most. Seconds are wall clock.
+    row_budget_bytes at most. prefix_caching: False where the engine runs whole paths each time.
+    Seconds are wall clock.
     """
 
     prefilled: int
@@ -42,6 +43,7 @@ class Stats:
     plan_s: float
     forward_s: float
     deliver_s: float
+    prefix_caching: bool = True
 
     @property
     def seconds(self) -> float:
@@ -54,11 +56,14 @@ class Stats:
         return self.decoded / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
+        held, unshared = map(format_bytes, (self.kv_bytes, self.kv_bytes_unshared))
         parts = [
             f"prefilled {self.prefilled:,}",
             f"reused {self.reused:,}",
             f"decoded {self.decoded:,}",
-            f"KV {format_bytes(self.kv_bytes)} ({format_bytes(self.kv_bytes_unshared)} unshared)",
+            f"KV {held} ({unshared} unshared)"
+            if self.prefix_caching
+            else f"run again {self.recomputed:,} (prefix caching disabled)",
         ]
         if self.decoded:
             parts.append(f"{self.tokens_per_s:,.0f} tok/s")
@@ -111,6 +116,7 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             plan_s=counters.plan_s,
             forward_s=counters.forward_s,
             deliver_s=counters.deliver_s,
+            prefix_caching=not scheduler.engine.info.recomputes,
         )
 
 

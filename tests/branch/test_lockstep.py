@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fakes import BrokenEngine
 from shallow import shallow
 from weft import LM, Branch, BranchStore, Loom
 from weft.engines.numpy import NumpyEngine
-from weft.errors import ForwardError
+from weft.errors import ConfigError, ForwardError
 from weft.sched.work import Extend, Logits
 from weft.tokens.tokenizer import Tokenizer
 
@@ -228,3 +229,19 @@ def test_commits_from_two_threads_are_each_right(lm: LM) -> None:
         lockstep(BranchStore(lm), group, 6)
     tokens = [[branch.tokens for branch in group] for group in groups]
     assert tokens == [[branch.tokens for branch in group] for group in twins]
+
+
+@pytest.mark.parametrize("token", [np.array([2]), np.array([[2]]), [2], None, "2", 2.0, True])
+def test_what_is_no_token_id_is_refused_by_name_and_changes_nothing(lm: LM, token: Any) -> None:
+    branch, store = Branch.create(lm, seed=1), BranchStore(lm)
+    branch.prefill([5, 6])
+    for call in (lambda: store.commit([(branch, token)]), lambda: branch.commit(token)):
+        with pytest.raises(ConfigError, match=r"a token is .*; allowed are ids from 0"):
+            call()
+    with pytest.raises(ConfigError, match="allowed"):
+        branch.prefill(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="pairs of a branch"):
+        store.commit(5)  # type: ignore[arg-type]
+    assert branch.position == 2
+    branch.commit(np.int64(2))
+    assert branch.position == 3

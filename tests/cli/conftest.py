@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from typer import testing
 from typer.testing import CliRunner, Result
 
+import forks
 from weft.engines.checkpoint import Checkpoint
 from weft.engines.source import resolve
 
@@ -93,14 +93,12 @@ def command() -> Command:
     def run(
         *arguments: str, stdin: str = "", **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "weft", *arguments],
+        return forks.run(
+            forks.WEFT,
+            *arguments,
             input=stdin,
-            capture_output=True,
             encoding=environment.get("PYTHONIOENCODING", "utf-8"),
             env=clean_environment(**environment),
-            timeout=120,
-            check=False,
         )
 
     return run
@@ -111,15 +109,9 @@ def commands() -> Callable[..., Done]:
     """`commands([("ls",), …])`: what all write, run as one process's own one after the other."""
 
     def run(verbs: list[tuple[str, ...]], **environment: str) -> Done:
-        return subprocess.run(
-            [sys.executable, "-c", ALL, json.dumps(verbs)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            env=clean_environment(**environment),
-            timeout=120,
-            check=True,
-        )
+        done = forks.run(ALL, json.dumps(verbs), env=clean_environment(**environment))
+        done.check_returncode()
+        return done
 
     return run
 
@@ -130,13 +122,8 @@ def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     processes = []
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "weft", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=clean_environment(),
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = forks.start(forks.WEFT, *arguments, **pipes, env=clean_environment())
         processes.append(process)
         return process
 
@@ -162,14 +149,15 @@ def in_terminal() -> Callable[..., str]:
         import pty
 
         ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, *(("-c",) if script else ("-m", "weft")), *arguments],
+        program, *arguments = arguments if script else (forks.WEFT, *arguments)
+        screen = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+        process = forks.start(
+            program,
+            *arguments,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=clean_environment(
-                **{"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", **environment}
-            ),
+            env=clean_environment(**{**screen, **environment}),
         )
         os.write(ours, typed.encode())
         os.close(theirs)
@@ -211,6 +199,8 @@ def clean_environment(**more: str) -> dict[str, str]:
         **kept,
         "PYTHONPATH": str(SOURCE),
         "PYTHONIOENCODING": "utf-8",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         **more,
     }

@@ -10,6 +10,9 @@ from weft import samples
 from weft.cli.shelf import Shelf
 from weft.viz.lanes import Plain
 
+# Of answers whose words do not matter.
+FEW = ("--max-tokens", "16")
+
 
 def lines(*typed: str) -> str:
     return "".join(f"{line}\n" for line in typed)
@@ -44,7 +47,7 @@ def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
 
 
 def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
-    result = weft("chat", stdin=lines(samples.story, "/fork 2", "3", samples.sum))
+    result = weft("chat", *FEW, stdin=lines(samples.story, "/fork 2", "3", samples.sum))
     assert "which one? 1, 2, 3; Enter keeps 1 > " in result.stdout
     made = nodes(weft)
     assert [each["parent"] for each in made[1:4]] == [0, 0, 3] or made[3]["node"] == 3
@@ -53,7 +56,7 @@ def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
 
 def test_fork_keeps_the_first_answer_on_enter_and_by_its_number(weft) -> None:
     for choice in ("", "1"):
-        result = weft("chat", stdin=lines(samples.story, "/fork 2", choice, samples.sum))
+        result = weft("chat", *FEW, stdin=lines(samples.story, "/fork 2", choice, samples.sum))
         assert "going on from 1\n" in result.stdout
         made = nodes(weft)
         assert next(each for each in made if each["said"] == samples.sum)["parent"] == 1
@@ -61,7 +64,7 @@ def test_fork_keeps_the_first_answer_on_enter_and_by_its_number(weft) -> None:
 
 def test_fork_never_swallows_what_is_typed(weft) -> None:
     typed = (samples.story, "/fork 2", "9", samples.sum, "/fork 1", "/undo", "/fork 1", "/quit")
-    result = weft("chat", stdin=lines(*typed))
+    result = weft("chat", *FEW, stdin=lines(*typed))
     assert "9 is no answer to what you said last; allowed are 1, 2, 3" in result.stderr
     said = next(each for each in nodes(weft) if each["said"] == samples.sum)
     assert said["parent"] == 1
@@ -74,7 +77,7 @@ def test_fork_never_swallows_what_is_typed(weft) -> None:
 def test_other_answers_differ_under_a_seed_and_come_again_with_it(weft) -> None:
     told = []
     for _ in range(2):
-        weft("chat", "--seed", "3", stdin=lines(samples.story, "/fork 2", "", "/fork 2"))
+        weft("chat", *FEW, "--seed", "3", stdin=lines(samples.story, "/fork 2", "", "/fork 2"))
         told.append([each["text"] for each in nodes(weft) if each["parent"] == 0])
     assert told[0] == told[1]
     assert len(set(told[0])) == 5

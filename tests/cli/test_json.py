@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from weft import Loom, samples
+from weft.files import json_number
 from weft.store import wire
-from weft.store.wire import json_number
 
 FEW = ("-n", "2", "--max-tokens", "6", "--seed", "1", "--temp", "1.2")
 BRANCH = "branch node id text token_ids logprobs entropies mean_logprob finish_reason stop_string"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import forks
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,15 +31,7 @@ def test_the_program_has_twelve_lines() -> None:
 
 
 def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program()],
-        cwd=tmp_path,
-        env=command_environment(OPENBLAS_NUM_THREADS="1"),
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        timeout=120,
-    )
+    done = forks.run(program(), cwd=tmp_path, env=command_environment())
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "Use 4 9 10 13 to make 24." in done.stdout
@@ -46,12 +40,14 @@ def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path
     assert (tmp_path / "24.loom.json").stat().st_size > 0
 
 
-def test_the_program_type_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_type_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_cache: str
+) -> None:
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)
     file = tmp_path / "first.py"
     file.write_text(program(), encoding="utf-8")
-    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", type_cache]
     out, _, code = api.run([*settings, "--follow-imports=silent", str(file)])
     assert code == 0, out
 

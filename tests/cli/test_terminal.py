@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 import weft as package
 from weft import Loom
-from weft.viz.escape import shows
+from weft.viz.out import shows
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 

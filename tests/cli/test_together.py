@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import forks
 import weft as package
 from weft import Loom, samples
 from weft.cli import kept as kept_module
@@ -186,14 +187,8 @@ assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
 def test_many_processes_that_read_change_and_write_lose_nothing(
     command_environment, n_processes: int, n_each: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MANY, str(n_processes), str(n_each)],
-        env=command_environment(OPENBLAS_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    many = (str(n_processes), str(n_each))
+    done = forks.run(MANY, *many, env=command_environment(), timeout=280)
     assert done.returncode == 0, done.stderr
     names = Shelf().names()
     assert len(names) == 1 + n_processes * n_each

@@ -263,7 +263,8 @@ def test_models_by_name_and_what_is_not_there() -> None:
     assert load_model_by_name("tiny", "numpy", {"n_ctx": 64}).lm.n_ctx == 64
     with pytest.raises(ValueError, match="Invalid backend: 'sgl'"):
         load_model_by_name("tiny", backend="sgl")
-    for name, kind in (("vllm", AsyncVirtualLM), ("mlx", AsyncMlxLM)):
+    assert AsyncMlxLM.__init__.__doc__
+    for name, kind in (("vllm", AsyncVirtualLM),):
         with pytest.raises(EngineUnavailable, match=f"no {name} engine"):
             load_model_by_name("tiny", backend=name)
         assert kind.__init__.__doc__
@@ -534,17 +535,17 @@ def test_tiny_by_name_gives_tensors_and_takes_a_batch_size() -> None:
 
 @pytest.mark.torch
 def test_on_cuda_torch_is_taken_until_there_is_a_vllm_engine(monkeypatch, caplog) -> None:
-    from weft.aio import asynclm
+    from weft.aio import by_name
 
-    monkeypatch.setattr(asynclm, "_has_cuda", lambda: True)
-    monkeypatch.setattr(asynclm, "find_spec", lambda name: object())
+    monkeypatch.setattr(by_name, "_has_cuda", lambda: True)
+    monkeypatch.setattr(by_name, "find_spec", lambda name: object())
     folder = str(files("weft") / "data" / "tiny")
     options = {"engine_opts": {"gpu_memory_utilization": 0.3}}
     model = load_model_by_name(folder, llm_opts=options)
     assert model.lm.info.name == "torch"
     assert "engine_opts are for vLLM" in caplog.text
     assert options["engine_opts"]  # the caller's stay as they were
-    monkeypatch.setattr(asynclm, "_has_cuda", lambda: False)
+    monkeypatch.setattr(by_name, "_has_cuda", lambda: False)
     with pytest.raises(TypeError, match="engine_opts"):
         load_model_by_name(folder, llm_opts=options)
 
@@ -668,12 +669,12 @@ def test_an_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) 
     assert "ConfigError: genlm.control is imported already" in done.stderr
 
 
-def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch) -> None:
+def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch, type_cache) -> None:
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)
     file = tmp_path / "program.py"
     file.write_text(PROGRAM, encoding="utf-8")
-    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "c")]
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", type_cache]
     out, _, _ = api.run([*settings, "--follow-imports=silent", str(file)])
     errors = [line.split("program.py:")[1] for line in out.splitlines() if "error:" in line]
     assert [error.split(":")[0] for error in errors] == ["14", "15"], out

@@ -24,7 +24,7 @@ from weft.tokens.tokenizer import Tokenizer
 
 ADDRESSED = ["numpy", "torch", "mlx", "llamacpp"]
 ENGINES = [*ADDRESSED, "vllm"]
-KINDS = [*ENGINES, "sequence", "hidden", "ownloop", "late"]
+KINDS = [*ENGINES, "whole", "sequence", "hidden", "ownloop", "late"]
 WITH_KV = [*ADDRESSED, "sequence", "late"]
 
 FAKES = {
@@ -33,6 +33,8 @@ FAKES = {
     "ownloop": OwnLoopFake,
     "late": LateFake,
 }
+# MLX takes ten times NumPy's time on a CPU; elsewhere the default run leaves it to `-m slow`.
+MLX_ALWAYS = ("laws", "protocol", "abilities", "heddles", "runs")
 N_SLOTS = 8192  # of engines that allocate their KV at once
 GIVEN = "given"  # the engine that --engine names
 
@@ -47,7 +49,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV), ("new_engine", ENGINES)):
         if name in metafunc.fixturenames and not any(name in names for names in own):
-            metafunc.parametrize(name, [GIVEN] if given else kinds, indirect=True)
+            is_core = metafunc.module.__name__.endswith(MLX_ALWAYS)
+            cases = [
+                pytest.param(each, marks=pytest.mark.slow)
+                if each == "mlx" and not is_core
+                else each
+                for each in kinds
+            ]
+            metafunc.parametrize(name, [GIVEN] if given else cases, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -83,6 +92,17 @@ def _load_torch() -> Engine:
     return TorchEngine.load(shallow(), dtype="float32")
 
 
+def _load_whole() -> Engine:
+    """The torch engine for models without KV of single tokens, over one that would have it."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from transformers import AutoModelForCausalLM
+
+    from weft.engines.torch.whole import WholePathEngine
+
+    model = AutoModelForCausalLM.from_pretrained(shallow())
+    return WholePathEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")
+
+
 def _load_mlx() -> Engine:
     pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
     from weft.engines.mlx import MlxEngine
@@ -107,6 +127,7 @@ def _load_vllm() -> Engine:
 LOADERS: dict[str, NewEngine] = {
     "numpy": lambda: NumpyEngine.load(shallow()),
     "torch": _load_torch,
+    "whole": _load_whole,
     "mlx": _load_mlx,
     "llamacpp": _load_llamacpp,
     "vllm": _load_vllm,

@@ -16,8 +16,7 @@ from contract.helpers import PROMPT, STORY, TOLERANCE, drawn_by_weft, prompt_ids
 from fakes import BrokenEngine
 from weft import AsyncLM, Branch, Loom
 from weft.aio import AbstractAsyncLM
-from weft.aio.asynclm import ExactRows, Paths
-from weft.aio.base import sampler_of, top_of
+from weft.aio.asynclm import ExactRows, Paths, sampler_of, top_of
 from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
 from weft.tokens.vocab import Token
 

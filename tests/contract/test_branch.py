@@ -248,6 +248,20 @@ def test_accept_then_commit_counts_once(make) -> None:
     assert two.tokens[-1] == 9
 
 
+def test_after_accept_the_logits_are_those_before_it_and_the_grammar_is_after_it(make) -> None:
+    lm = make("numpy")
+    branch = root(lm, grammar=Regex("[ab]c+"))
+    before, position = branch.logits.tolist(), branch.position
+    token = branch.produce().token
+    branch.accept(token)
+    assert (branch.position, branch.logits.tolist()) == (position, before)
+    drawn = branch.produce().token
+    assert drawn == int(np.where(branch.legal(), before, -np.inf).argmax()) != token
+    branch.commit(token)
+    assert branch.position == position + 1
+    assert branch.logits.tolist() != before
+
+
 def test_figures_are_those_of_the_raw_distribution(make, oracle) -> None:
     lm = make("numpy")
     branch = root(lm, temperature=0.7, top_k=5)

@@ -184,6 +184,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "scored token": {"scores": (ScoreSpan(0, (1, 2)),)},
     "target": {"scores": (ScoreSpan(0, (1 << 20,)),)},
     "adapter": {"adapter": "nobody"},
+    "more slots than there are": {},
 }
 
 
@@ -192,7 +193,10 @@ def test_a_forward_that_raises_has_changed_nothing(engine: Engine, what: str) ->
     store = store_of(engine)
     good, bad = grown(engine, 4), grown(engine, 4)
     row: dict[str, Any] = {"path": (), "tokens": [1], "position": 4, "dest": bad, **WRONG[what]}
-    right = {**row, "tokens": [9] * 4, "position": 4, "dest": good, "logits_at": (), "scores": ()}
+    if what == "more slots than there are":
+        row |= {"path": (Span(good, 5),), "position": 5, "dest": None}
+    right: dict[str, Any] = {"path": (), "tokens": [9] * 4, "position": 4, "dest": good}
+    right["adapter"] = row.get("adapter")  # one for all rows of a call
     for order in ([right, row], [row, right]):
         with pytest.raises((WeftError, IndexError)):
             engine.forward([Row(**each) for each in order]).wait()

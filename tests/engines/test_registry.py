@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import weft.engines as registry
-from weft.cli.doctor import plugin_problems
+from weft.cli.engines import plugin_problems
 from weft.engines.base import HostOutput
 from weft.errors import ConfigError, EngineUnavailable
 

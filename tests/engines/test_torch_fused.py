@@ -205,6 +205,22 @@ def test_weights_that_others_take_the_place_of_count_no_more(
     assert calls
 
 
+@pytest.mark.parametrize("which", ["k_proj", "v_proj"])
+def test_weights_that_lie_together_no_more_count_one_by_one(
+    which: str, tmp_path: Path, calls
+) -> None:
+    """One of a layer's was given another before an engine took the model over."""
+    model = made("llama", "loaded", tmp_path).model
+    torch.manual_seed(2)
+    for layer in model.model.layers:
+        linear = getattr(layer.self_attn, which)
+        linear.weight = torch.nn.Parameter(torch.randn(linear.weight.shape))
+    engine = TorchEngine.adopt(model)
+    calls.clear()
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
+    assert calls == [6] + [1] * 6
+
+
 def test_scores_are_of_the_same_numbers(tmp_path: Path) -> None:
     engine = made("qwen3", "loaded", tmp_path)
     row = Row((), IDS, 0, None, (), (ScoreSpan(0, IDS[1:], 3),))

@@ -38,13 +38,20 @@ from weft.sampling.sampler import Sampler  # noqa: E402
 from weft.sched.work import Run  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
-TARGETS = {"llama": ["q_proj", "v_proj", "down_proj", "o_proj"], "gpt2": ["c_attn", "c_proj"]}
+TARGETS = {
+    "llama": ["q_proj", "v_proj", "down_proj", "o_proj"],
+    "gpt2": ["c_attn", "c_proj"],
+    "bloom": ["query_key_value", "dense_h_to_4h"],
+    "mamba": ["in_proj", "x_proj"],
+}
 
 
 # A setting that is followed, a family it is tried on.
 FOLLOWED = [
     ("llama", {}),
     ("gpt2", {}),
+    ("bloom", {}),
+    ("mamba", {}),
     ("llama", {"use_rslora": True}),
     ("llama", {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}}),
     ("llama", {"layers_to_transform": [1], "init_lora_weights": "orthogonal"}),

@@ -288,6 +288,19 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         torch.testing.assert_close(bundled, alone, atol=1e-5, rtol=0)
 
 
+def test_a_tail_stays_in_its_bank_beside_rows_of_several_tokens(
+    engine: TorchEngine, model: Any
+) -> None:
+    """Its KV was written on the way; written once more it would be moved out."""
+    trunk, tail = _grow(engine, IDS[:10]), engine.fragments.new(None)
+    path = (Span(trunk, 10),)
+    for at in range(10, 16):
+        rows = [Row(path, IDS[at : at + 1], at, tail, (0,)), Row((), IDS[:7], 0)]
+        output = engine.forward(rows)
+        assert isinstance(tail.home, kv.Bank)
+    assert _error(output, 0, model, IDS[:16]) < 1e-4
+
+
 def test_a_long_fragment_grows_in_its_block(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:

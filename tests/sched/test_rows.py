@@ -156,6 +156,16 @@ def test_rows_that_are_too_large_or_at_the_root_are_not_kept() -> None:
     assert store.get(tree.root()) is None
 
 
+def test_a_row_that_is_read_right_after_stays_that_long() -> None:
+    tree, _ = path()
+    store, row, other = store_of(tree, 0), LogitsRow(), LogitsRow()
+    store.fill(row, np.full(4, 7, np.float32), wanted=True)
+    assert store.read(row)[0] == 7
+    store.fill(other, np.full(4, 8, np.float32))
+    assert store.read(row) is store.read(other) is None
+    assert store.used_bytes == 0
+
+
 def test_rows_stay_at_their_places_when_a_node_is_split_and_joined() -> None:
     tree, end = path()
     store = store_of(tree, 10)

@@ -11,9 +11,8 @@ import weft
 from weft import Loom, samples, search
 from weft.search.core import Settings
 from weft.search.driver import Search
-from weft.search.judge import Judge
+from weft.search.judge import Frontier, Judge
 from weft.search.propose import Proposer
-from weft.search.ranking import Frontier
 from weft.search.thompson import TRUST, Thompson, beta, descent
 
 

@@ -8,8 +8,6 @@ import inspect
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import isclass
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import forks
 import weft
 from searches import DEEP, FEW, SMALL, alike, call, given, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
@@ -36,13 +35,20 @@ class Stop(Exception):
 
 
 @pytest.fixture(scope="module")
-def found(lm: weft.LM) -> Callable[[str], SearchResult]:
+def told() -> dict[str, list[Level]]:
+    """What each search of `found` has told of its rounds."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def found(lm: weft.LM, told: dict[str, list[Level]]) -> Callable[[str], SearchResult]:
     """Each search of the sample puzzle, run once."""
     made: dict[str, SearchResult] = {}
 
     def get(name: str) -> SearchResult:
         if name not in made:
-            made[name] = small(name, lm, puzzle(name))
+            told[name] = []
+            made[name] = small(name, lm, puzzle(name), progress=told[name].append)
         return made[name]
 
     return get
@@ -160,9 +166,11 @@ def test_seconds_end_a_search(name: str, lm: weft.LM) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_progress_tells_each_round_in_order(name: str, lm: weft.LM) -> None:
-    levels: list[Level] = []
-    result = small(name, lm, puzzle(name), budget_tokens=200, progress=levels.append)
+def test_progress_tells_each_round_in_order(
+    name: str, found: Any, told: dict[str, list[Level]]
+) -> None:
+    result, levels = found(name), told[name]
+    assert levels
     assert [level.depth for level in levels] == list(range(1, len(levels) + 1))
     tokens = [level.cost.tokens for level in levels]
     assert tokens == sorted(tokens)
@@ -188,8 +196,8 @@ def value(nodes):
 weft.search.tot(weft.load("tiny"), {samples.game24!r}, seed=1, breadth=2, n_continue=3,
                 n_suggest=0, value=value, resume={str(file)!r})
 """
-    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    ended = forks.run(program)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert Loom.open(file, lm).meta["search"]["round"] == 2
 
     def value(nodes: list[Heddle]) -> list[float]:

@@ -13,8 +13,7 @@ from weft import Heddle, Loom, samples, search
 from weft.search import Game24
 from weft.search.core import Settings
 from weft.search.driver import Search
-from weft.search.judge import Judge
-from weft.search.ranking import Frontier
+from weft.search.judge import Frontier, Judge
 from weft.search.uct import UCT, uct
 
 PUZZLE = Game24((4, 9, 10, 13))

@@ -6,14 +6,13 @@ import asyncio
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forks
 import weft
 from searches import DEEP, call, tree
 from weft import Loom, samples, search
@@ -345,8 +344,8 @@ def score(states):
     return [sum(map(str.__eq__, state, {CODE!r})) / 4 for state in states]
 search.tot(None, "", propose=propose, score=score, depth=4, seed=1, resume={str(file)!r})
 """
-    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    ended = forks.run(program)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     resumed = search.tot(None, "", propose=propose, score=score, depth=4, seed=1, resume=file)
     assert resumed.state == CODE
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 import weft
+from searches import FEW
 from weft import Heddle, Loom, samples
 from weft.errors import ConfigError
 from weft.search import Game24, Level, SearchResult, tot
@@ -19,7 +20,6 @@ from weft.search.score import verdicts
 
 # Two held-out puzzles; the first is of the easy half, the second of the hard one.
 EASY, HARD = Game24((4, 9, 10, 13)), Game24((6, 9, 12, 12))
-FEW = {"n_continue": (4, 3, 2), "n_suggest": (6, 4, 2)}
 
 
 def small(lm: weft.LM, prompt: object = EASY.prompt, **options: object) -> SearchResult:
@@ -127,7 +127,7 @@ def test_tokens_are_counted_as_the_model_counts_them(plain: Seen) -> None:
     assert plain.result.cost.tokens == plain.decoded
 
 
-@pytest.mark.parametrize("budget", [1, 50, 300, 700])
+@pytest.mark.parametrize("budget", [1, 50, 300])
 def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
     before = lm.stats().decoded
     result = small(lm, budget_tokens=budget)

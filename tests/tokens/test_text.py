@@ -50,6 +50,15 @@ def test_an_unfinished_character_waits() -> None:
     assert stream.flush() == ""
 
 
+def test_a_clone_waits_for_the_same_character() -> None:
+    """What follows is no part of it: the character is broken, in both."""
+    stream = TextStream(["日".encode()[:2], b"a", "日".encode()[2:]])
+    stream.push(0)
+    twin, other = stream.clone(), stream.clone()
+    assert stream.push(1) == twin.push(1) == "\ufffda"
+    assert other.push(2) == "日"
+
+
 def test_ids_above_the_vocabulary_have_no_text() -> None:
     stream = TextStream([b"a"])
     assert stream.push(7) + stream.push(0) == "a"

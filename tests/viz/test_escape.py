@@ -7,7 +7,7 @@ import html
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.viz.escape import as_html, cut, one_line, visible
+from weft.viz.out import as_html, cut, one_line, visible
 
 
 @given(st.text(alphabet=st.characters(codec=None)))

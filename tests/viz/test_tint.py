@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from weft.viz.out import Out
-from weft.viz.terminal import legend
-from weft.viz.tint import ENTROPY, PROBABILITY, TERMINAL_ENTROPY, TERMINAL_PROBABILITY
+from weft.viz.text import legend
+from weft.viz.tint import ENTROPY, PROBABILITY, Ramp
 
-RAMPS = (PROBABILITY, ENTROPY, TERMINAL_PROBABILITY, TERMINAL_ENTROPY)
+RAMPS = (PROBABILITY, ENTROPY)
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
@@ -27,23 +27,32 @@ def test_a_step_is_how_many_bounds_a_figure_is_beyond(ramp) -> None:
     assert ramp.level(float("nan")) == len(ramp.bounds) == len(ramp.labels) - 1
 
 
+def style(ramp: Ramp, value: float) -> str:
+    return ramp.styles[ramp.level(value)]
+
+
 def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_limit() -> None:
-    assert TERMINAL_PROBABILITY.style(0.9) == TERMINAL_ENTROPY.style(0.1) == ""
-    assert TERMINAL_PROBABILITY.style(0.89) == "black on color(230)"
-    assert TERMINAL_PROBABILITY.style(0.001) == "black on color(203)"
-    assert TERMINAL_ENTROPY.style(0.2) == "black on color(195)"
-    assert TERMINAL_ENTROPY.style(4.0) == "black on color(69)"
-    assert (TERMINAL_PROBABILITY.figure(0.5), TERMINAL_PROBABILITY.figure(0.49)) == ("", "{0.49}")
-    assert (TERMINAL_ENTROPY.figure(0.99), TERMINAL_ENTROPY.figure(1.0)) == ("", "{1.0}")
+    assert style(PROBABILITY, 0.9) == style(ENTROPY, 0.09) == ""
+    assert style(PROBABILITY, 0.89) == "black on color(230)"
+    assert style(PROBABILITY, 0.001) == "black on color(203)"
+    assert style(ENTROPY, 0.1) == "black on color(195)"
+    assert style(ENTROPY, 3.0) == "black on color(69)"
+    assert (PROBABILITY.figure(0.5), PROBABILITY.figure(0.49)) == ("", "{0.49}")
+    assert (ENTROPY.figure(0.99), ENTROPY.figure(1.0)) == ("", "{1.0}")
+
+
+@pytest.mark.parametrize("ramp", RAMPS)
+def test_a_terminal_has_a_colour_where_a_page_has_a_tint(ramp: Ramp) -> None:
+    for value in (0.0, 0.04, 0.05, 0.1, 0.3, 0.69, 0.7, 0.9, 1.0, 2.5, 3.0, 9.0):
+        assert bool(style(ramp, value)) == bool(ramp.inline(value))
+    assert len(ramp.styles) == len(ramp.labels)
 
 
 def test_a_legend_tells_colours_where_there_are_some_and_braces_elsewhere() -> None:
     colours = Console(file=io.StringIO(), force_terminal=True, color_system="256")
-    shown = [
-        legend(Out(colours, True, is_ascii), TERMINAL_PROBABILITY).plain for is_ascii in (0, 1)
-    ]
-    assert shown[0] == "p   ≥ 0.9   < 0.9   < 0.6   < 0.3   < 0.1   < 0.01  "
-    assert shown[1] == shown[0].replace("≥", ">=")
+    shown = [legend(Out(colours, True, is_ascii), PROBABILITY).plain for is_ascii in (0, 1)]
+    assert shown[0] == "p   90–100 %   70–90 %   40–70 %   20–40 %   5–20 %   below 5 %  "
+    assert shown[1] == shown[0].replace("–", "-")
     plain = Out.of(io.StringIO())
-    assert legend(plain, TERMINAL_PROBABILITY).plain == "in braces: p below 0.5"
-    assert legend(plain, TERMINAL_ENTROPY).plain == "in braces: entropy from 1.0 nats"
+    assert legend(plain, PROBABILITY).plain == "in braces: p below 0.5"
+    assert legend(plain, ENTROPY).plain == "in braces: entropy from 1.0 nats"

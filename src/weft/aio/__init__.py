@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .asynclm import AsyncLM, load_model_by_name
-from .base import AbstractAsyncLM, TopRows
+from .asynclm import AbstractAsyncLM, AsyncLM, TopRows
+from .by_name import load_model_by_name
 
 __all__ = ["AbstractAsyncLM", "AsyncLM", "TopRows", "load_model_by_name"]

@@ -1,37 +1,215 @@
-"""`AsyncLM`: log-probabilities out of an LM's token tree; views of what is cached; by name."""
+"""`AsyncLM`: log-probabilities out of an LM's token tree, and the abstract class above it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import threading
+import operator
+import sys
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import doors
 from ..checks import whole_number
-from ..engines.base import Row
-from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow
-from ..kv.place import Cursor, Place, climb, resolve
+from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow, ForwardError
+from ..kv.place import Place
 from ..lm import LM
 from ..sampling.metrics import log_softmax
-from ..sampling.sampler import Sampler
+from ..sampling.params import SamplingParams
+from ..sampling.rng import fresh_seed, stream_of
+from ..sampling.sampler import Chain, Sampler
 from ..sched.work import Extend, Logits, Run, RunResult, Ticket
-from .base import AbstractAsyncLM, Contexts, TopRows, checked_ids, joined, known_token_class, top_of
-
-if TYPE_CHECKING:
-    from ..compat.genlm.models import MockAsyncLM
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.vocab import Token, tokens_of
+from .cached import CacheNode, ExactRows, walk
 
 Floats = NDArray[np.float32]
+Contexts = Sequence[Sequence[int]]
+
+
+class TopRows(NamedTuple):
+    """The k likeliest tokens after each of N contexts, likeliest first, ties by lower id.
+
+    ids: int64 [N, k]. logprobs: float32 [N, k], of the full vocabulary, nats.
+    """
+
+    ids: Any
+    logprobs: Any
+
+
+class AbstractAsyncLM(ABC):
+    """Log-probabilities of the next token, for any context, awaited.
+
+    `AsyncLM` is the one over an `LM`. A subclass defines the two `next_token_logprobs` methods; the
+    rest follows from them.
+
+    tokenizer: what was handed in.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library."""
+        self.tokenizer = tokenizer
+        self._tokens: list[Any] = []
+
+    @abstractmethod
+    async def next_token_logprobs(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return the log-probabilities of every token after `token_ids`: float32 [V], nats."""
+
+    @abstractmethod
+    def next_token_logprobs_sync(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return what `next_token_logprobs` does; blocks until it is there."""
+
+    async def batch_next_token_logprobs(
+        self, token_ids_list: Contexts, lora_name: str | None = None
+    ) -> Any:
+        """Return the log-probabilities after each context: float32 [N, V]."""
+        calls = (self.next_token_logprobs(ids, lora_name) for ids in token_ids_list)
+        return stacked(await asyncio.gather(*calls))
+
+    def batch_next_token_logprobs_sync(
+        self, token_ids_list: Contexts, lora_name: str | None = None
+    ) -> Any:
+        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
+        return stacked([self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list])
+
+    async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return the log-probabilities after every prefix of one context: float32 [T, V].
+
+        Row i is that after the first i + 1 tokens.
+        """
+        return await self.batch_next_token_logprobs(prefixes_of(token_ids), lora_name)
+
+    def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return what `prefix_logprobs` does; blocks until it is there."""
+        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), lora_name)
+
+    async def batch_top_logprobs(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return the `k` likeliest tokens after each context, instead of whole rows."""
+        k = whole_number("k", k, 1)
+
+        async def one(ids: Sequence[int]) -> TopRows:
+            return top_of(await self.next_token_logprobs(ids, lora_name), k)
+
+        return joined(await asyncio.gather(*map(one, token_ids_list)), k)
+
+    def batch_top_logprobs_sync(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return what `batch_top_logprobs` does; blocks until it is there."""
+        k = whole_number("k", k, 1)
+        rows = (self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list)
+        return joined([top_of(row, k) for row in rows], k)
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Iterable[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+        lora_name: str | None = None,
+    ) -> list[int]:
+        """Return tokens drawn after a prompt, up to an end token, which is not among them.
+
+        temperature: 0 takes the likeliest. seed: the same seed gives the same tokens, those that
+        `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one.
+        Raises: ContextOverflow when the context is full before there are max_tokens.
+        """
+        prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
+        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        samplers = [sampler_of(temperature, seed, 0)]
+        return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
+
+    async def batch_sample(
+        self,
+        prompt_token_ids_list: Contexts,
+        max_tokens: int,
+        eos_token_ids: Iterable[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+        lora_name: str | None = None,
+    ) -> list[list[int]]:
+        """Return samples after each prompt; equal prompts get different ones under one seed."""
+        prompts = [whole_numbers("a prompt", prompt) for prompt in prompt_token_ids_list]
+        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        seed = fresh_seed() if seed is None else seed
+        samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
+        return await self._samples(prompts, n, ends, samplers, lora_name)
+
+    async def _samples(
+        self,
+        prompts: Contexts,
+        max_tokens: int,
+        ends: frozenset[int],
+        samplers: Sequence[Sampler],
+        lora_name: str | None,
+    ) -> list[list[int]]:
+        async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
+            made, path, chain = list[int](), list(prompt), Chain([sampler])
+            while len(made) < max_tokens:
+                row = on_host(await self.next_token_logprobs(path, lora_name))
+                at = np.array([len(path)], dtype=np.uint64)
+                token = int(chain.draw(row[None], np.zeros(1, dtype=np.int64), at).ids[0])
+                if token < 0:
+                    raise ForwardError(f"the row after {len(path)} tokens leaves none to draw")
+                if token in ends:
+                    break
+                made.append(token)
+                path.append(token)
+            return made
+
+        return list(await asyncio.gather(*map(one, prompts, samplers)))
+
+    def clear_cache(self) -> None:
+        """Forget what is cached; nothing here."""
+        return None
+
+    def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
+        """Load a LoRA adapter under a name. Raises: NotImplementedError where there are none."""
+        raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
+
+    def remove_lora(self, lora_name: str) -> None:
+        """Forget an adapter. Raises: NotImplementedError where there are none."""
+        raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
+
+    def set_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
+        """Not here: name the adapter in each call."""
+        raise RuntimeError("there is no active adapter; give lora_name= to each call")
+
+    def clear_lora(self) -> None:
+        """Not here: name the adapter in each call."""
+        raise RuntimeError("there is no active adapter; leave lora_name out of the call")
+
+    @property
+    def byte_vocab(self) -> list[Token]:
+        """The bytes of every token, by id; tokens of equal bytes stay apart. Made once.
+
+        In a program that has loaded genlm's packages they are of the class those know.
+        """
+        kind = known_token_class() or Token
+        if not self._tokens or type(self._tokens[0]) is not kind:
+            self._tokens = tokens_of(self._vocab_bytes(), kind)
+        return self._tokens
+
+    @cached_property
+    def str_vocab(self) -> list[str]:
+        """The text of every token, by id; U+FFFD where one is part of a character."""
+        return [spelled.decode("utf-8", "replace") for spelled in self._vocab_bytes()]
+
+    def _vocab_bytes(self) -> list[bytes]:
+        return Tokenizer.wrap(self.tokenizer).vocab_bytes
+
+
 # Whole rows that are on the host at once while only their top is wanted.
 TOP_BYTES = 64 << 20
 
@@ -388,180 +566,83 @@ def rows_of(ticket: Ticket) -> list[Floats]:
         raise BatchAbandoned("the query was reset before it was answered") from error
 
 
-Value = TypeVar("Value")
+def known_token_class() -> Any:
+    """Return the token class of genlm's packages if this program has loaded them, else None.
 
-
-class ExactRows:
-    """Plain rows, kept apart from the LM's: at most `n_bytes` of them, any thread may ask.
-
-    Each forward stands alone between two steps of the LM, as a batch would change last bits. From
-    event loops one thread of this object's own waits for them, whoever and how many ask.
+    Their code asks whether a token is of that very class, and computes with torch tensors.
     """
-
-    def __init__(self, lm: LM, n_bytes: int) -> None:
-        self._lm = lm
-        self._n_rows = max(1, n_bytes // (4 * lm.info.n_vocab))
-        self._rows: OrderedDict[tuple[Any, ...], Floats] = OrderedDict()
-        self._lock = threading.Lock()  # of the rows and of the thread's beginning
-        self._thread: ThreadPoolExecutor | None = None
-
-    def plain(self, place: Place) -> Floats:
-        """Return a row from a forward of its own."""
-        ids = place.ids()
-
-        def forward() -> Floats:
-            row = Row((), ids, 0, None, (len(ids) - 1,), (), place.namespace)
-            return self._lm.engine.forward([row]).logits(0)
-
-        return log_softmax(self._lm.driver.exclusive(forward))
-
-    def rows(self, places: Sequence[Place]) -> list[Floats]:
-        """Return the rows of places, the caller's own; each new one costs a forward."""
-        return [self._row(place).copy() for place in places]
-
-    async def aplain(self, place: Place) -> Floats:
-        """The same as `plain`, awaited."""
-        return await self._on_thread(lambda: self.plain(place))
-
-    async def arows(self, places: Sequence[Place]) -> list[Floats]:
-        """The same as `rows`, awaited."""
-        return await self._on_thread(lambda: self.rows(places))
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        with self._lock:
-            self._rows.clear()
-
-    def _row(self, place: Place) -> Floats:
-        self._lm.see_weights()
-        key = (self._lm.scheduler.rows.n_clears, place.namespace, *place.ids())
-        with self._lock:
-            row = self._rows.get(key)
-            if row is not None:
-                self._rows.move_to_end(key)
-                return row
-        row = self.plain(place)
-        with self._lock:
-            self._rows[key] = row
-            while len(self._rows) > self._n_rows:
-                self._rows.popitem(last=False)
-        return row
-
-    async def _on_thread(self, work: Callable[[], Value]) -> Value:
-        with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "weft-exact")
-            thread = self._thread
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    module = sys.modules.get("genlm.backend.tokenization")
+    return None if module is None else module.Token
 
 
-@dataclass(frozen=True, slots=True)
-class CacheNode:
-    """A place in the tree as it was: tokens of its path, whether it has KV, its cached logits.
-
-    logits: float32 [V], raw, a copy; None if no row is cached there.
-    """
-
-    n_tokens: int
-    has_kv: bool
-    logits: NDArray[np.float32] | None
+def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
+    """Return how sample `number` of a call draws."""
+    params = SamplingParams(temperature=temperature, seed=fresh_seed() if seed is None else seed)
+    assert params.seed is not None
+    return Sampler(params, stream_of(params.seed, (number,)))
 
 
-def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
-    """Return what `AsyncLM.walk_cache` does, for a place; looked at under the lock."""
-    ids = place.ids()
-
-    def look() -> tuple[CacheNode, int, CacheNode | None, int]:
-        cursor = lm.tree.match(ids, place.namespace)
-        matched = resolve(cursor).depth
-        base = resident_depth(cursor, len(ids) - 1)
-        past = view(lm, Cursor(cursor.node, base)) if base else None
-        return view(lm, cursor), matched, past, base
-
-    return lm.driver.exclusive(look)
+def checked_ids(token_ids: Any) -> list[int]:
+    """Return a context as a list. Raises: ConfigError for an empty one, or what are no ids."""
+    ids = whole_numbers("token_ids", token_ids)
+    if not ids:
+        raise ConfigError("token_ids is empty; give at least one token, such as the begin token")
+    return ids
 
 
-def view(lm: LM, cursor: Cursor) -> CacheNode:
-    """Return what is known of a place now: its depth, whether it has KV, a copy of its row."""
-    at = resolve(cursor)
-    row = lm.scheduler.rows.get(at)
-    return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
+def checked_ends(eos_token_ids: Any) -> frozenset[int]:
+    """Return end tokens; none is `[]`. Raises: ConfigError."""
+    if isinstance(eos_token_ids, set | frozenset):
+        eos_token_ids = list(eos_token_ids)
+    return frozenset(whole_numbers("eos_token_ids", eos_token_ids))
 
 
-def resident_depth(cursor: Cursor, below: int) -> int:
-    """Return how many tokens of the path, `below` at most, have KV without a gap."""
-    depth = min(resolve(cursor).depth, below)
-    for node in climb(cursor):
-        if node.fragment is None:
-            depth = min(depth, node.start)
-    return depth
-
-
-KNOWN = ("hf", "vllm", "mlx", "mock")
-OWN = ("batch_size", "strict", "strict_bytes", "as_torch", "on_device")
-_log = logging.getLogger(__name__)
-
-
-@overload
-def load_model_by_name(  # type: ignore[overload-overlap]  # "mock" is a str, too
-    name: str, backend: Literal["mock"], llm_opts: Mapping[str, Any] | None = None
-) -> MockAsyncLM: ...
-
-
-@overload
-def load_model_by_name(
-    name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
-) -> AsyncLM: ...
-
-
-def load_model_by_name(
-    name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
-) -> AsyncLM | MockAsyncLM:
-    """Load a model and return its AsyncLM.
-
-    backend: "hf", "vllm", "mlx" or "mock", with that class's options (`weft.compat.genlm`); or an
-    engine of Weft's, with the options of `AsyncLM` and of `weft.load`. None: hf, or vllm where CUDA
-    and vLLM are and Weft has that engine; for the embedded "tiny" the numpy engine. Rows are
-    tensors where torch is installed. Raises: ValueError for another backend.
-    """
-    from ..engines import engine_names
-
-    if not isinstance(name, str | os.PathLike):
+def whole_numbers(name: str, given: Any) -> list[int]:
+    """Return a list, tuple, array or tensor of ids as ints; refuse what has no order, or no ids."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        if isinstance(values, str | bytes | bytearray | set | frozenset | dict):
+            raise TypeError
+        return list(map(operator.index, values))
+    except TypeError as error:
         raise ConfigError(
-            f"name is of type {type(name).__name__}; allowed are a name and a folder. For a loaded"
-            " model: AsyncLM(weft.load(model, tokenizer))"
-        )
-    options, engines = dict(llm_opts or {}), engine_names()
-    chosen = backend if backend is not None else _best(name, engines, options)
-    if chosen in KNOWN:
-        made: AsyncLM | MockAsyncLM = doors.BACKENDS[chosen].from_name(name, **options)
-        return made
-    if chosen not in ("auto", *engines):
-        allowed = ", ".join((*KNOWN, "auto", *engines))
-        raise ConfigError(f"Invalid backend: {chosen!r}; allowed are {allowed}")
-    from ..loading import load
-
-    own = {"as_torch": find_spec("torch") is not None}
-    own |= {option: options.pop(option) for option in OWN if option in options}
-    return AsyncLM(load(name, engine=chosen, **options), **own)
+            f"{name} is {given!r:.80}; allowed is a list of ids: whole numbers"
+        ) from error
 
 
-def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
-    """Choose a backend; what programs give for vLLM on CUDA is left out where torch is taken."""
-    if name == "tiny":
-        return "numpy"
-    if not _has_cuda():
-        return "hf"
-    if "vllm" in engines and find_spec("vllm") is not None:
-        return "vllm"
-    if options.pop("engine_opts", None):
-        _log.warning("engine_opts are for vLLM, which is not installed; torch is used without")
-    return "hf"
+def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
+    """Return every prefix of a context, from its first token to all of it."""
+    ids = checked_ids(token_ids)
+    return [ids[:n] for n in range(1, len(ids) + 1)]
 
 
-def _has_cuda() -> bool:
-    if find_spec("torch") is None:
-        return False
-    import torch
+def stacked(rows: Sequence[Any]) -> Any:
+    """Return rows as one array or tensor, [N, V]."""
+    if rows and type(rows[0]).__module__.startswith("torch"):
+        import torch
 
-    return bool(torch.cuda.is_available())
+        return torch.stack(list(rows))
+    return np.stack(rows) if rows else np.zeros((0, 0), dtype=np.float32)
+
+
+def on_host(row: Any) -> NDArray[np.float32]:
+    """Return a row as an array, wherever the tensor is."""
+    if type(row).__module__.startswith("torch"):
+        row = row.detach().cpu().numpy()
+    return np.asarray(row, dtype=np.float32)
+
+
+def top_of(row: Any, k: int) -> TopRows:
+    """Return the `k` likeliest of one row (all, if it has fewer), as arrays: [k], [k]."""
+    values = on_host(row)
+    some = np.flatnonzero(values >= np.partition(values, -k)[-k]) if k < len(values) else None
+    ids = np.arange(len(values)) if some is None else some
+    order = np.argsort(-values[ids], kind="stable")[:k]
+    return TopRows(ids[order].astype(np.int64), values[ids[order]])
+
+
+def joined(rows: Sequence[TopRows], k: int) -> TopRows:
+    """Return single rows as one: [N, k], [N, k]."""
+    if not rows:
+        return TopRows(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
+    return TopRows(np.stack([row.ids for row in rows]), np.stack([row.logprobs for row in rows]))

@@ -302,7 +302,11 @@ class Branch(Tunable):
         await arun(self.lm, branches, CommitCall, [(self, token)])
 
     def produce(self) -> Produced:
-        """Draw the next token; changes nothing, and runs the model only if the logits are gone."""
+        """Draw the next token; changes nothing, and runs the model only if the logits are gone.
+
+        It is drawn from the logits after the last token that was run. Tokens that `accept` went on
+        by count in grammar and penalties; their logits are not there before they are run.
+        """
         self.alive()
         self.lm.see_weights()
         drawn = self.drawn

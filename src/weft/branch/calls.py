@@ -117,6 +117,8 @@ class PrefillCall:
     def __init__(self, pairs: Pairs) -> None:
         self.parts: list[_PrefillPart] = []
         for branch, tokens in pairs:
+            if not _is_iterable(tokens):
+                raise ConfigError(f"tokens are {tokens!r}; allowed is a sequence of token ids")
             ids = [branch.checked_token(token) for token in tokens]
             if ids:
                 self.parts.append(_PrefillPart(branch, ids))
@@ -216,6 +218,8 @@ async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
 def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
     """Return the branches of a call. Raises before anything ran: StaleHandle, ConfigError."""
     branches: dict[Branch, None] = {}
+    if not _is_iterable(pairs):
+        raise ConfigError(f"{call} has {pairs!r}; allowed are pairs of a branch and its tokens")
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not hasattr(pair[0], "alive"):
             raise ConfigError(f"{call} has {pair!r}; allowed are pairs of a branch and its tokens")
@@ -227,6 +231,14 @@ def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
             raise ConfigError(f"{branch!r} is twice in one {call}; give each branch once")
         branches[branch] = None
     return list(branches)
+
+
+def _is_iterable(given: object) -> bool:
+    try:
+        iter(given)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
 
 
 @contextmanager

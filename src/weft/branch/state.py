@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..adapters import name_of
+from ..checks import as_index
 from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
 from ..kv.place import Place, climb, resolve
 from ..sampling.metrics import surprisal
@@ -140,9 +141,9 @@ class State:
         n_vocab = self.lm.info.n_vocab
         if type(token) is int and 0 <= token < n_vocab:
             return token
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        index = as_index(token)
+        if index is None:
             raise ConfigError(f"a token is {token!r}; allowed are ids from 0 to {n_vocab - 1}")
-        index = int(token)
         if not 0 <= index < n_vocab:
             raise ConfigError(f"token id {index}; allowed are 0 to {n_vocab - 1}")
         return index

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..viz.lanes import Lanes, LaneWatcher, Silent, watch
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.terminal import Picture, show_votes
+from ..viz.text import Picture, show_votes
 from . import advice, options, solve
 from .failures import guarded
 from .model import TINY, load_model

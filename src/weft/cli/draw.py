@@ -10,7 +10,7 @@ from rich.text import Text
 from ..viz.lanes import Lanes, LaneWatcher, Printer, watch
 from ..viz.out import Out
 from ..viz.outline import counted
-from ..viz.terminal import Picture, legend, tinted
+from ..viz.text import Picture, legend, tinted
 from .options import Tint
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.terminal import called
-from ..viz.text import draw, folded
+from ..viz.text import called, draw, folded
 from . import advice, options
 from .failures import guarded
 from .kept import Kept, opened, with_model, written

@@ -17,8 +17,7 @@ import typer
 
 from .. import errors
 from ..errors import ConfigError
-from ..viz.escape import visible
-from ..viz.out import Out, write_object
+from ..viz.out import Out, visible, write_object
 
 Args = ParamSpec("Args")
 # What parsing raises: the library that does it has a module of its own for it in some versions.

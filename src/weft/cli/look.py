@@ -10,8 +10,8 @@ import typer
 from ..errors import ConfigError
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.terminal import Picture, called, legend, show_distribution, tinted
-from ..viz.tint import TerminalRamp
+from ..viz.text import Picture, called, legend, show_distribution, tinted
+from ..viz.tint import Ramp
 from . import advice, options
 from .draw import below_root
 from .failures import guarded
@@ -179,7 +179,7 @@ def tokenizer_of(kept: Kept) -> Tokenizer:
     return Tokenizer.from_folder(resolve(kept.shelf.summary(kept.name).model))
 
 
-def _show_tinted(out: Out, node: Heddle, text: Tokenizer, ramp: TerminalRamp) -> None:
+def _show_tinted(out: Out, node: Heddle, text: Tokenizer, ramp: Ramp) -> None:
     from rich.text import Text
 
     whole = Text()

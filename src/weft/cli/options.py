@@ -16,10 +16,9 @@ import typer
 from .. import files
 from ..errors import ConfigError, GrammarError, WeftError
 from ..sampling.params import NAMES, PARAMETERS, TEMPERATURE
-from ..viz.escape import visible
-from ..viz.out import Out
-from ..viz.terminal import called
-from ..viz.tint import TERMINAL_ENTROPY, TERMINAL_PROBABILITY, TerminalRamp
+from ..viz.out import Out, visible
+from ..viz.text import called
+from ..viz.tint import ENTROPY, PROBABILITY, Ramp
 from .advice import quoted
 
 _LABEL = 40
@@ -32,9 +31,9 @@ class Tint(StrEnum):
     ENTROPY = "entropy"
 
     @property
-    def ramp(self) -> TerminalRamp:
+    def ramp(self) -> Ramp:
         """The colours."""
-        return TERMINAL_PROBABILITY if self is Tint.PROB else TERMINAL_ENTROPY
+        return PROBABILITY if self is Tint.PROB else ENTROPY
 
 
 def complete_models(incomplete: str) -> list[str]:

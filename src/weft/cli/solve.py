@@ -18,7 +18,7 @@ from ..errors import ConfigError, FormatError
 from ..search.strategies import DEFAULT, STRATEGIES, Strategy, defaults, meanings
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.terminal import Picture, show_votes
+from ..viz.text import Picture, show_votes
 from . import advice, options
 from .failures import INTERRUPTED, guarded
 from .kept import Kept
@@ -93,11 +93,13 @@ def solve(
     budget_tokens: BudgetTokens = None,
     budget_s: BudgetSeconds = None,
     resume: Resume = None,
+    text_or_tree: options.AsText = None,
     kv_budget: options.KvBudget = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
+    as_text = options.is_text(text_or_tree, json=as_json)
     begun = _begun(resume)
     words = prompt or ([begun["prompt"]] if begun else None)
     text = options.read_prompt(words, "solve", example=f'weft solve "{samples.game24}"')
@@ -122,7 +124,9 @@ def solve(
         how = {name: value for name, value in chosen.items() if name in _FLAGS}
         loom.meta[SOLVE] = {"strategy": by.name, "options": how}
         asked = {**chosen, **options.given(resume=resume)}
-        result = _search_to_end(out, lm, kept, by, asked, as_json)
+        if not as_json:
+            _tell_unchecked(loom)
+        result = _search_to_end(out, lm, kept, by, asked, is_drawn=not (as_json or as_text))
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
@@ -131,7 +135,21 @@ def solve(
             name, answer = kept.name if is_kept else None, answer_of(result)
             write_object(search_object(lm, model, by.name, result, answer, name))
         else:
-            _report(out, lm, model, by, result, kept.name if is_kept else "")
+            _report(out, lm, model, by, result, kept.name if is_kept else "", as_text=as_text)
+
+
+def _tell_unchecked(loom: Loom) -> None:
+    """Say where the prompt states no task that is known; of bare numbers, how one is asked."""
+    from ..search import Game24
+
+    if Game24.read(loom.user_prompt) is not None:
+        return
+    out = Out.of(sys.stderr)
+    out.line(("no task is known in this prompt, so nothing checks the answer", "dim"))
+    numbers = loom.user_prompt.replace(",", " ").split()
+    if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
+        puzzle = Game24(tuple(map(int, numbers))).prompt
+        out.line(("a Game of 24 is asked like this: ", "dim"), (f'weft solve "{puzzle}"', "cyan"))
 
 
 def _begun(resume: Path | None) -> dict[str, Any]:
@@ -201,9 +219,9 @@ def verdict(result: SearchResult) -> tuple[str, str]:
 
 
 def _search_to_end(
-    out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], as_json: bool
+    out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], *, is_drawn: bool
 ) -> SearchResult:
-    quiet = Out(out.console, False, out.is_ascii) if as_json else out
+    quiet = out if is_drawn else Out(out.console, False, out.is_ascii)
 
     def noted(level: Level, show: Callable[[Level], object]) -> None:
         kept.loom = root_of(level, kept.loom)
@@ -220,17 +238,37 @@ def _search_to_end(
         kept.loom = result.loom
     except KeyboardInterrupt:
         is_kept = kept.try_save()
-        if not as_json:
+        if is_drawn:
             out.console.print(picture_of(out, kept.loom))
             out.facts(str(lm.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
-        Out.of(sys.stderr).line("interrupted; the tree so far is above")
+        where = "above" if is_drawn else f"kept as {kept.name}" if is_kept else "not kept"
+        Out.of(sys.stderr).line(f"interrupted; the tree so far is {where}")
         raise typer.Exit(INTERRUPTED) from None
     return result
 
 
 def _report(
-    out: Out, lm: LM, model: str, strategy: Strategy, result: SearchResult, name: str
+    out: Out,
+    lm: LM,
+    model: str,
+    strategy: Strategy,
+    result: SearchResult,
+    name: str,
+    *,
+    as_text: bool,
 ) -> None:
+    if as_text:
+        out.write(f"{result.text}\n")
+        out = Out.of(sys.stderr)
+    else:
+        _draw_result(out, result)
+    out.facts(f"{strategy.title} · {result.cost}", "")
+    out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
+    kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
+    advice.suggest(*_again(model, strategy, result), *kept)
+
+
+def _draw_result(out: Out, result: SearchResult) -> None:
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:
@@ -240,10 +278,6 @@ def _report(
             out.line((f"  … {counted(rest, 'more answer')}", "dim"))
         out.line()
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
-    out.facts(f"{strategy.title} · {result.cost}", "")
-    out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
-    kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
-    advice.suggest(*_again(model, strategy, result), *kept)
 
 
 def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:

@@ -20,6 +20,7 @@ _BUILT_IN = {
     "mlx": "weft.engines.mlx:MlxEngine",
     "llamacpp": "weft.engines.llamacpp:LlamaCppEngine",
     "vllm": "weft.engines.vllm:VllmEngine",
+    "remote": "weft.engines.remote:RemoteEngine",
 }
 
 

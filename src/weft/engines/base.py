@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .native import NativeRuns
 
 KVKind = Literal["addressable", "sequence", "hidden"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Abilities:
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
+    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
+    that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
     entropy, in runs of both kinds.
     shared_attention: a shared prefix is attended once a step, not once a branch.
@@ -58,6 +61,7 @@ class Abilities:
 
     steps: bool = True
     native_runs: bool = False
+    scoring: bool = True
     entropy: bool = True
     shared_attention: bool = False
     fork: str = ""
@@ -86,6 +90,8 @@ class EngineInfo:
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
+    recomputes: hidden only: nothing is kept between forwards, so a row costs its whole path and is
+    counted so in a step's budget. A row of another hidden engine counts as its new tokens.
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
@@ -98,7 +104,7 @@ class EngineInfo:
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these.
+    Raises: ConfigError for a `kv` that is none of these, and for `recomputes` with another.
     """
 
     name: str
@@ -113,10 +119,11 @@ class EngineInfo:
     kv: KVKind = "addressable"
     max_paths: int | None = None
     kv_slots: int | None = None
+    recomputes: bool = False
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
-    pooling: str | None = None
+    pooling: Pooling | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     own_random: bool = False
@@ -127,6 +134,8 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
+        if self.recomputes and self.kv != "hidden":
+            raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
 
 
 class Fragment:
@@ -170,12 +179,13 @@ class Score:
     """Answer to a ScoreSpan of n targets, from raw logits, full vocabulary, natural log.
 
     logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top],
-    top_logprobs float32 [n, top], likeliest first, ties by lower id.
+    top_logprobs float32 [n, top], likeliest first, ties by lower id. An engine without steps may
+    leave entropies and ranks out.
     """
 
     logprobs: NDArray[np.float32]
-    entropies: NDArray[np.float32]
-    ranks: NDArray[np.int64]
+    entropies: NDArray[np.float32] | None
+    ranks: NDArray[np.int64] | None
     top_ids: NDArray[np.int64]
     top_logprobs: NDArray[np.float32]
 
@@ -404,6 +414,14 @@ class Engine(ABC):
         """
         raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
 
+    @classmethod
+    def backends(cls) -> str:
+        """Return in words what the installed library can run on; "": nothing to add.
+
+        For `weft doctor`; where it has builds for several kinds of devices.
+        """
+        return ""
+
     def tokenizer(self) -> Any:
         """Return the tokenizer that came with the model; None: it lies beside it as files.
 
@@ -435,6 +453,13 @@ class Engine(ABC):
         Raises: Unsupported, unless the engine says otherwise.
         """
         raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
+
+    def library_array(self, array: NDArray[Any]) -> Any:
+        """Return a host array of KV as callers who use the engine's library expect it.
+
+        array: float, bfloat16 widened to float32. NumPy's own unless the engine says otherwise.
+        """
+        return array
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter for rows that name it; return a fingerprint of what it computes.

@@ -65,7 +65,8 @@ class Admission:
         counters = self.desk.counters
         for claim, (reused, missing) in zip(job.claims, counts, strict=True):
             if not claim.seen:
-                counters.reused += reused
+                if self.tree.fragments is not None:
+                    counters.reused += reused
                 claim.seen = True
             else:
                 counters.recomputed += missing

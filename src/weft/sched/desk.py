@@ -56,8 +56,10 @@ class Desk:
         self.info = info
         self.counters = counters
         self.n_ctx = n_ctx
+        # Hidden engines are given whole paths, of which most may be known to them.
+        self.counts_rows_whole = info.recomputes or tree.fragments is not None
         self.rows = rows
-        self.reader = Reader(tree, rows)
+        self.reader = Reader(tree, rows, recomputes=info.recomputes)
         self.to_join: list[Place] = []
         self.lines = Lines(tree, self.to_join.append)
         self.queue: list[tuple[int, Job]] = []

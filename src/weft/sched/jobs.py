@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engines.base import LateTokens, Row, ScoreSpan
@@ -274,6 +274,7 @@ class RunJob(Job):
         assert part.output is not None
         forced, self.forced = self.forced, []
         score = part.output.scores()[part.first_row + number][0]
+        assert score.entropies is not None  # left out only by engines without steps
         figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
         for token, logprob, entropy in figures:
             if self.done:
@@ -444,7 +445,7 @@ class RunsPart(Part):
             run.outstanding += 1
             # Of one token, mostly; hidden engines run the whole path.
             n = 1 if row.logits_at is LAST else row.n_tokens
-            self._n_tokens += n
+            self._n_tokens += n if desk.counts_rows_whole else 1 + len(run.forced)
             self._ends.append(row.position + n)
 
     def rows(self) -> list[Row]:
@@ -559,8 +560,11 @@ class CommitJob(Job):
     def ready(self, claim: Claim, desk: Desk) -> None:
         self.n_waiting -= 1
 
-    def share(self, most: int) -> int:
-        """Return the line before which a step stops: `most` lines on, all of one adapter."""
+    def share(self, most: int, desk: Desk) -> int:
+        """Return the line before which a step stops: `most` tokens on, all of one adapter."""
+        if desk.info.recomputes:
+            costs = accumulate(line.depth + 1 for line in self.item.lines[self.next :])
+            most = max(sum(1 for _ in takewhile(lambda cost: cost <= most, costs)), 1)
         if not self._is_mixed:
             return min(self.next + most, len(self.item.lines))
         lines = self.item.lines[self.next : self.next + most]
@@ -603,6 +607,9 @@ class CommitPart(Part):
         self.last = last
         pairs = zip(item.lines[first:last], item.tokens[first:last], strict=True)
         self._rows = [line.row(desk.tree, (token,), len(line.tokens)) for line, token in pairs]
+        self._n_tokens = len(self._rows)
+        if desk.info.recomputes:
+            self._n_tokens = sum([row.n_tokens for row in self._rows])
         self._samplers = item.samplers[first:last]
         drawing = [sampler for sampler in self._samplers if sampler is not None]
         self._chain: Chain | None = None
@@ -617,7 +624,7 @@ class CommitPart(Part):
         return self._rows
 
     def n_tokens(self) -> int:
-        return len(self._rows)
+        return self._n_tokens
 
     def n_logits(self) -> int:
         return len(self._rows)

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Engine
@@ -15,7 +16,7 @@ from ..errors import ForwardError, Unsupported
 from .jobs import MergeKey, RunJob
 from .reads import Claim
 from .step import as_forward_error
-from .work import Item, Run, Ticket
+from .work import Extend, Item, Run, Scores, Ticket
 
 if TYPE_CHECKING:
     from ..sampling.sampler import Sampler
@@ -27,12 +28,14 @@ _log = logging.getLogger(__name__)
 class NativeJob(RunJob):
     """A run that the engine generates: waiting to be handed over, then heard of until it ends.
 
-    flight: what it is on its way as; None while it waits.
+    family: what it has in common with its siblings, while it waits. flight: what it is on its way
+    as; None while it waits.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket], abroad: Abroad) -> None:
         super().__init__(age, tickets)
         self.abroad = abroad
+        self.family: MergeKey = None
         self.flight: Flight | None = None
         self._figures: tuple[bool, bool] | None = None  # whether logprobs, entropies are told
 
@@ -136,32 +139,44 @@ class Flight:
 class Abroad:
     """The runs that an engine generates by itself, under the scheduler's lock but for `tell`.
 
-    queue: those that wait for room there, by age. n_away: siblings there that are not over.
+    n_away: siblings there that are not over.
     """
 
     def __init__(self, native: NativeRuns) -> None:
         self._native = native
-        self.queue: dict[NativeJob, None] = {}
         self.n_away = 0
-        self._flights: set[Flight] = set()
+        # Those that wait for room there; families and their members in the order they came, which
+        # is that of their age.
+        self._waiting: dict[MergeKey, dict[NativeJob, None]] = {}
+        self._n_heard_of = 0  # jobs on their way that somebody waits for
         self._heard: deque[tuple[Flight, NativeEvent]] = deque()
         self._news = threading.Event()
 
     @property
     def is_idle(self) -> bool:
         """Nobody waits for news."""
-        return not self.queue and not any(any(flight.jobs) for flight in self._flights)
+        return not self._waiting and not self._n_heard_of
 
     def add(self, job: NativeJob) -> None:
         """Let a job wait for its turn."""
-        self.queue[job] = None
+        job.family = job.merge_key()
+        self._waiting.setdefault(job.family, {})[job] = None
+
+    def _take(self, job: NativeJob) -> None:
+        """A job waits no longer."""
+        family = self._waiting.get(job.family)
+        if family is not None:
+            family.pop(job, None)
+            if not family:
+                del self._waiting[job.family]
 
     def leave(self, job: NativeJob) -> None:
         """A job is over, or waits again: what of it is on its way is not wanted any more."""
-        self.queue.pop(job, None)
+        self._take(job)
         flight, job.flight = job.flight, None
         if flight is None:
             return
+        self._n_heard_of -= 1
         number = flight.jobs.index(job)
         flight.jobs[number] = None
         if number in flight.open and flight.handle is not None:
@@ -181,31 +196,26 @@ class Abroad:
     # Handing over
 
     def send(self, desk: Desk) -> int:
-        """Hand over what may go, the oldest first; return how many jobs went, or failed."""
-        n_before = len(self.queue)
-        while self.queue and self.n_away < self._native.most:
-            siblings = self._siblings(desk)
-            if siblings:
-                self._start(siblings, desk)
-        return n_before - len(self.queue)
+        """Hand over what may go, the oldest first; return how often something did, or failed."""
+        n_sent = 0
+        while self._waiting and self.n_away < self._native.most:
+            self._start(self._siblings(desk), desk)
+            n_sent += 1
+        return n_sent
 
     def _siblings(self, desk: Desk) -> list[NativeJob]:
-        """Take the oldest job out of the queue, with its siblings as far as there is room."""
-        first = min(self.queue, key=lambda job: job.age)
-        key = first.merge_key()
-        alike = [job for job in self.queue if job is first or job.merge_key() == key]
-        alike.sort(key=lambda job: job.age)
+        """Take the oldest waiting job, with its siblings as far as there is room."""
+        family = next(iter(self._waiting.values()))
+        first = next(iter(family))
         if first.sampler.greedy:  # all say the same
-            for job in alike[1:]:
-                self.queue.pop(job)
+            for job in list(family)[1:]:
+                self._take(job)
                 first.carry(job, desk)
-            alike = alike[:1]
-        elif first.sampler.matcher is not None:
-            alike = alike[:1]
-        room = self._native.most - self.n_away
-        for job in alike[:room]:
-            self.queue.pop(job, None)
-        return alike[:room]
+        most = 1 if first.sampler.matcher is not None else self._native.most - self.n_away
+        siblings = list(islice(family, most))
+        for job in siblings:
+            self._take(job)
+        return siblings
 
     def _start(self, jobs: list[NativeJob], desk: Desk) -> None:
         for job in jobs:
@@ -223,8 +233,8 @@ class Abroad:
             return
         for job in jobs:
             job.flight = flight
-        self._flights.add(flight)
         self.n_away += len(jobs)
+        self._n_heard_of += len(jobs)
 
     # Hearing
 
@@ -243,8 +253,6 @@ class Abroad:
             if event.is_last and event.sibling in flight.open:
                 flight.open.discard(event.sibling)
                 self.n_away -= 1
-                if not flight.open:
-                    self._flights.discard(flight)
             if job is not None:
                 desk.guard(job, job.hear, event, desk)
         return n_heard
@@ -258,14 +266,15 @@ def _prime(job: NativeJob, desk: Desk) -> None:
 
 def refuse(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for work that an engine without steps cannot do."""
-    if engine.info.abilities.steps:
-        return
-    name = engine.info.name
+    name, scores = engine.info.name, engine.info.abilities.scoring
+    measuring = "" if scores else ", no measuring"
     for item in items:
+        if scores and isinstance(item, Extend) and _is_scoring(item):
+            continue
         if not isinstance(item, Run):
             raise Unsupported(
                 f"{engine.info.model} on the {name} engine generates whole runs only: no next-token"
-                " distributions, no measuring, no branches that are committed token by token"
+                f" distributions{measuring}, no branches that are committed token by token"
             )
         why = why_not_native(item.sampler, engine.native)
         if why is not None:
@@ -273,6 +282,13 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
                 f"{engine.info.model} on the {name} engine generates whole runs only, and cannot"
                 f" honour {why}"
             )
+
+
+def _is_scoring(item: Extend) -> bool:
+    """Whether nothing is wanted but the scores of given tokens."""
+    return bool(item.wants) and all(
+        isinstance(want, Scores) and not want.top for want in item.wants
+    )
 
 
 def why_not_native(sampler: Sampler, native: NativeRuns | None) -> str | None:

@@ -253,9 +253,11 @@ class Reader:
                                                 └── another's: a later step
     """
 
-    def __init__(self, tree: TokenTree, rows: RowStore) -> None:
+    def __init__(self, tree: TokenTree, rows: RowStore, *, recomputes: bool = False) -> None:
+        """recomputes: a whole path counts as its tokens, not as a row; see `EngineInfo`."""
         self.tree = tree
         self.rows = rows
+        self._recomputes = recomputes
         self.open: dict[PathPart, None] = {}  # packed, and neither delivered nor discarded yet
         self.n_computed = 0
         self.n_reread = 0
@@ -330,8 +332,8 @@ class Reader:
         """Pack for one claim; return the tokens it costs."""
         self._serve_stored(claim)
         if self.tree.fragments is None:
-            # What a whole path costs is the engine's affair: rows are counted.
-            return int(self._whole(claim) > 0)
+            cost = self._whole(claim)  # else what it costs is the engine's affair
+            return cost if self._recomputes else int(cost > 0)
         absent = self._absent(claim)
         assert claim.cursor is not None
         known = absent[0].start if absent else claim.cursor.depth

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import logging
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
@@ -72,7 +73,8 @@ class Scheduler:
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         self._refuse_retired(items)
-        refuse(items, self.engine)
+        if not self.engine.info.abilities.steps:
+            refuse(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         return tickets, [self._job_of(group) for group in groups if group]
@@ -151,7 +153,8 @@ class Scheduler:
 
     def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
-        self.lines.drain()
+        if self.lines.gone:
+            self.lines.drain()
         self.tree.drain_released()
         n_taken = len(self._inbox)
         while self._inbox:
@@ -165,7 +168,7 @@ class Scheduler:
         return n_taken
 
     def _add(self, jobs: list[Job]) -> None:
-        if any(job.by_content for job in jobs):
+        if self.lines.opened and any(job.by_content for job in jobs):
             self.lines.relieve()
         for job in jobs:
             self.desk.add(job)
@@ -208,16 +211,21 @@ class Scheduler:
         others = desk.waiting or desk.commits
         spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
         runs = self._ready_runs(self.n_batch - spared) if desk.live else []
-        n_left = self.n_batch - sum([1 + len(run.forced) for run in runs])
-        shares = self._shares(n_left) if desk.commits else []
+        used = self._cost(runs) + sum([len(run.forced) for run in runs])
+        shares = self._shares(max(self.n_batch - used, spared)) if desk.commits else []
         if runs or shares:
             in_flight = self.flight is not None
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
         parts = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
+        if self.engine.info.recomputes:
+            again = [part.n_tokens() - part.n_logits() for part in parts]
+            self.counters.recomputed += sum(again)
         if desk.waiting:
-            used = sum([part.n_tokens() for part in parts])
-            parts += desk.reader.pack(desk.oldest_waiting(), self.n_batch - used, desk)
+            n_left = self.n_batch - sum([part.n_tokens() for part in parts])
+            if self.engine.info.recomputes:  # a long path may have been more than its share
+                n_left = max(n_left, spared)
+            parts += desk.reader.pack(desk.oldest_waiting(), n_left, desk)
         computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread
@@ -227,13 +235,21 @@ class Scheduler:
         return Step(parts)
 
     def _ready_runs(self, most: int) -> list[RunJob]:
-        """Return the runs whose next token can be run now, the oldest `most` of them."""
+        """Return the runs whose next token can be run now, `most` tokens of them.
+
+        The oldest, so that tails are short-lived. Where whole paths run there are none: all go on
+        in turn, and one longer than `most` goes alone.
+        """
         desk = self.desk
         ready = [run for run in desk.live if run.can_step(self.n_ctx)]
         ready = [run for run in ready if run.line.is_open or self._may_open(run)]
-        if len(ready) > most:
+        if self.engine.info.recomputes:
+            ready.sort(key=lambda run: (run.n_drawn, run.age))
+            costs = itertools.accumulate([run.line.depth for run in ready])
+            ready = ready[: max(bisect_right(list(costs), most), 1)]
+        elif len(ready) > most:
             ready = heapq.nsmallest(most, ready, key=lambda run: run.age)
-        spare = most - len(ready)
+        spare = most - self._cost(ready)
         for run in ready:
             if not run.line.is_open:
                 desk.guard(run, run.line.open, self.tree)
@@ -241,6 +257,12 @@ class Scheduler:
                 desk.guard(run, run.force, spare, desk)
                 spare -= len(run.forced)
         return [run for run in ready if not run.done]
+
+    def _cost(self, runs: list[RunJob]) -> int:
+        """Return how many tokens of a step's budget the next tokens of runs take."""
+        if self.engine.info.recomputes:
+            return sum([run.line.depth for run in runs])
+        return len(runs)
 
     def _may_open(self, run: RunJob) -> bool:
         """Whether nothing in flight writes where a run's line begins."""
@@ -259,12 +281,14 @@ class Scheduler:
                 cursors = (claim.cursor for claim in job.claims if claim.cursor is not None)
                 if any(self.desk.reader.is_written(cursor) for cursor in cursors):
                     continue
-            last = job.share(most)
+            last = job.share(most, self.desk)
             for line in job.item.lines[job.next : last]:
                 self.desk.guard(job, self.lines.open, line)
             if not job.done:
                 shares.append((job, job.next, last))
                 most -= last - job.next
+                if self.engine.info.recomputes:
+                    most -= sum([line.depth for line in job.item.lines[job.next : last]])
         return shares
 
     def _reserve(self, runs: list[RunJob], shares: list[Share]) -> None:

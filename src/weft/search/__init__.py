@@ -6,8 +6,9 @@ file is called like a search: a submodule would stand in its function's place.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazily
 
 if TYPE_CHECKING:
     from . import score
@@ -49,42 +50,21 @@ __all__ = [
     "tot",
 ]
 
-_HOME = {
-    "Cost": "core",
-    "Game24": "task",
-    "Level": "core",
-    "STRATEGIES": "strategies",
-    "SearchOptions": "core",
-    "SearchResult": "core",
-    "Strategy": "strategies",
-    "Task": "task",
-    "Vote": "core",
-    "aadaptive": "thompson",
-    "abeam": "beams",
-    "abest_of_n": "answers",
-    "adaptive": "thompson",
-    "agreedy": "answers",
-    "amcts": "uct",
-    "answer_number": "answers",
-    "asmc": "particles",
-    "atot": "thoughts",
-    "beam": "beams",
-    "best_of_n": "answers",
-    "greedy": "answers",
-    "mcts": "uct",
-    "smc": "particles",
-    "tot": "thoughts",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "score":
-        return import_module(".score", __name__)
-    if name in _HOME:
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'weft.search' has no attribute {name!r}")
+__getattr__ = lazily(
+    __name__,
+    {
+        "": "score",
+        "answers": "abest_of_n agreedy answer_number best_of_n greedy",
+        "beams": "abeam beam",
+        "core": "Cost Level SearchOptions SearchResult Vote",
+        "particles": "asmc smc",
+        "strategies": "STRATEGIES Strategy",
+        "task": "Game24 Task",
+        "thompson": "aadaptive adaptive",
+        "thoughts": "atot tot",
+        "uct": "amcts mcts",
+    },
+)
 
 
 def __dir__() -> list[str]:

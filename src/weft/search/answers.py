@@ -13,9 +13,8 @@ from ..lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Vote, branches
 from .driver import Search, Want
-from .judge import Judge
+from .judge import Judge, ranked
 from .propose import Proposer, is_cut
-from .ranking import ranked
 from .score import own_mean_logprob, text_of
 from .steps import Steps, awaitable, plain
 

@@ -10,9 +10,8 @@ from ..lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, branches
 from .driver import Search, Want
-from .judge import Judge
+from .judge import DEEPEST, Judge, ranked
 from .propose import Proposer
-from .ranking import DEEPEST, ranked
 from .steps import Steps, awaitable, plain
 from .thoughts import BreadthFirst
 

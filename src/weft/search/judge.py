@@ -1,11 +1,13 @@
-"""The judge of a search: what candidates are worth, and which answers are right."""
+"""The judge of a search, and what a tree of scored nodes says: what to follow, what is best."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
+from ..checks import whole_number
 from ..loom import Heddle
-from .driver import Search
+from .driver import LIKELIEST, Search
 from .score import likelihood, mean_logprob, verdict_steps
 from .steps import Steps
 from .task import Task, overrides
@@ -84,3 +86,177 @@ class Judge:
             self.search.meter.prompt_tokens += answers.n_tokens
             self._known.update(zip(new, answers.values, strict=True))
         return [0.0 if question is None else self._known[question] for question in questions]
+
+
+# Levels of a search that knows neither a task nor a depth.
+DEEPEST = 16
+# A path is completed when the model gives it at least this.
+LIKELY = 0.5
+
+
+def worth_following(search: Search, judge: Judge, told: Sequence[Heddle]) -> list[Heddle]:
+    """Return the candidates worth following, best first, the first of each state."""
+    kept: dict[object, Heddle] = {}
+    for node in ranked(search.in_order(told)):
+        place = search.place_of(node)
+        if place is not None and not judge.is_hopeless(node):
+            kept.setdefault(place, node)
+    return list(kept.values())
+
+
+def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
+    """Best first; equal scores in the order given."""
+    return sorted(nodes, key=lambda node: math.inf if node.score is None else -node.score)
+
+
+def deepest(depth: int | None, search: Search) -> int:
+    """Return how many levels there are to search below the start."""
+    given = DEEPEST if depth is None else whole_number("depth", depth, 1)
+    if search.over_states or search.task is None or search.task.steps is None:
+        return given
+    missing = max(search.task.steps - len(search.lines_of(search.start)), 0)
+    return missing if depth is None else min(given, missing)
+
+
+def most_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
+    """Return how many rounds a search has: many only where a checker can end it."""
+    if rounds is not None:
+        return whole_number("rounds", rounds, 1)
+    return checked if search.checks else blind
+
+
+def is_answered(search: Search) -> bool:
+    """Say whether the search is over early: there is a checker, and a right answer."""
+    return search.checks and any(map(search.is_solved, search.start.walk()))
+
+
+def paths(search: Search) -> list[Heddle]:
+    """Return what to answer with, best first: right answers before all else.
+
+    Where the model completes the answer: full paths of a task that have none yet, ends, then the
+    deepest. Where it does not, every node is an answer: those with the best scores, ends and the
+    deeper first among equals.
+    """
+    nodes = [n for n in search.start.walk() if n is not search.start and n.score is not None]
+    if not search.completes:
+        return sorted(
+            nodes,
+            key=lambda node: (
+                not search.is_solved(node),
+                -(node.score or 0.0),
+                not search.is_end(node),
+                -len(node.path),
+            ),
+        )
+    steps = search.task.steps if search.task is not None else None
+
+    def rank(node: Heddle) -> tuple[int, int, float]:
+        level = search.level(node)
+        kind = 1 if node.terminal else 0
+        if search.is_solved(node):
+            kind = 3
+        elif steps and level >= steps and not node.children and not node.terminal:
+            kind = 2
+        return (-kind, 0 if node.terminal else -level, -(node.score or 0.0))
+
+    return sorted(nodes, key=rank)
+
+
+def is_step(node: Heddle) -> bool:
+    """Say whether a node is a scored step, not a whole answer or a part of a line."""
+    return node.score is not None and not node.meta.get("answer")
+
+
+def is_answer_known(node: Heddle) -> bool:
+    """Say whether the model completed the path already, from here or by these steps from above."""
+    text = ""
+    for above in reversed(node.path):
+        for child in above.children:
+            is_likeliest = child.meta.get("answer") == LIKELIEST
+            if is_likeliest and child.text.strip().startswith(text.strip()):
+                return True
+        text = above.text + text
+    return any(child.meta.get("answer") for child in node.children)
+
+
+class Frontier:
+    """One reading of the tree: each scored node counts once for itself and all above it.
+
+    visits, total: by node id; how many scored nodes there are at or below, and their scores' sum.
+    repeats: by node id; how many lines drawn at or below it were there already.
+    steps: a node's children to go on from, in their order.
+    """
+
+    def __init__(self, search: Search, judge: Judge, depth: int) -> None:
+        """Cost: O(nodes), and the text of each path is read once."""
+        self.search = search
+        self.depth = depth
+        self.nodes = list(search.start.walk())
+        self.visits: dict[str, int] = {}
+        self.total: dict[str, float] = {}
+        self.repeats: dict[str, int] = {}
+        self.steps = {node.id: list(filter(is_step, node.children)) for node in self.nodes}
+        self._count()
+        self.closed = self._without_hope(judge)
+
+    def promising(self, *, anywhere: bool = False) -> list[Heddle]:
+        """Return the paths to complete now, best first: likely full ones without an answer.
+
+        anywhere: paths of any length, the start too: a completion may cost less than a level.
+        """
+        if not self.search.completes:
+            return []
+        found = [
+            node
+            for node in self.nodes
+            if node.id not in self.closed
+            and (anywhere or self.is_full(node))
+            and (node is self.search.start or (node.score or 0) >= LIKELY)
+            and not is_answer_known(node)
+        ]
+        return sorted(ranked(found), key=lambda node: node is not self.search.start)
+
+    def is_full(self, node: Heddle) -> bool:
+        """Say whether no step may follow the node."""
+        return self.search.level(node) - self.search.level(self.search.start) >= self.depth
+
+    def open(self, taken: Iterable[str] = (), *, widens: bool = False) -> set[str]:
+        """Return the ids of nodes at or below which there is something to do.
+
+        taken: ids of nodes with work on its way. widens: nodes that have steps may get more.
+        """
+        busy, found = set(taken), set[str]()
+        for node in reversed(self.nodes):
+            if node.id in self.closed or self.is_full(node):
+                continue
+            steps = self.steps[node.id]
+            below = any(child.id in found for child in steps)
+            may_open = (widens or not steps) and not node.meta.get("closed")
+            if below or (may_open and node.id not in busy):
+                found.add(node.id)
+        return found
+
+    def _count(self) -> None:
+        for node in reversed(self.nodes):
+            below = node.children
+            self.visits[node.id] = (node.score is not None) + sum(
+                self.visits[child.id] for child in below
+            )
+            self.total[node.id] = (node.score or 0.0) + sum(self.total[child.id] for child in below)
+            known = max(node.meta.get("drawn", 0) - len(self.steps[node.id]), 0)
+            self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
+
+    def _without_hope(self, judge: Judge) -> set[str]:
+        """Return what need not be followed: ends, the hopeless, and all but one of each state."""
+        search, closed, seen = self.search, set[str](), set[object]()
+        for node in self.nodes:
+            if node is search.start:
+                continue
+            place = search.place_of(node)
+            ended = search.is_end(node) or (self.is_full(node) and is_answer_known(node))
+            if not is_step(node) or ended or place is None or place in seen:
+                closed.add(node.id)
+            elif judge.is_hopeless(node):
+                closed.add(node.id)
+            seen.add(place)
+        return closed

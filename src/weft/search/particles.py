@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from ..checks import number, whole_number
 from ..errors import ConfigError
+from ..files import json_number
 from ..lm import LM
 from ..loom import Heddle
 from .callbacks import Callback
@@ -129,7 +130,10 @@ class Particles:
             log_z += log_mean_exp(weights)
             picked = systematic(weights, search.rng())
             moved = [(moved[index][0], 0.0) for index in picked]
-        kept = {"particles": [[node.id, _json(weight)] for node, weight in moved], "log_z": log_z}
+        kept = {
+            "particles": [[node.id, json_number(weight)] for node, weight in moved],
+            "log_z": log_z,
+        }
         search.state.setdefault("at", {})[str(search.round + 1)] = kept
         return self._by_weight(moved)
 
@@ -163,10 +167,6 @@ class Particles:
 def _rise(node: Heddle, child: Heddle, search: Search) -> float:
     before = 0.0 if node is search.start else (node.score or 0.0)
     return (child.score or 0.0) - before
-
-
-def _json(weight: float) -> float | str:
-    return weight if math.isfinite(weight) else str(weight)
 
 
 def effective_size(log_weights: Sequence[float]) -> float:

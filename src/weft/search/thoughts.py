@@ -11,9 +11,8 @@ from ..lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings
 from .driver import Algorithm, Search, Want
-from .judge import Judge
+from .judge import Judge, deepest, is_answered, paths, ranked, worth_following
 from .propose import Counts, Proposer
-from .ranking import deepest, is_answered, paths, ranked, worth_following
 from .steps import Steps, awaitable, plain
 
 

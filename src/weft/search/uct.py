@@ -13,9 +13,8 @@ from ..lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings
 from .driver import Search, Want
-from .judge import Judge
+from .judge import Frontier, Judge, deepest, is_answered, most_rounds, paths, ranked
 from .propose import Counts, Proposer
-from .ranking import Frontier, deepest, is_answered, most_rounds, paths, ranked
 from .steps import Steps, awaitable, plain
 
 

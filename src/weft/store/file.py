@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
 
 from .. import files
 from ..errors import ConfigError, FormatError, ModelMismatch, StoreError, WeftError
-from ..files import field, number, shown, whole
+from ..files import field, json_number, number, shown, whole
 from ..loom import Heddle, Loom
 from ..loom.loom import Prompt
 from ..loom.node import Home, child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
-from .wire import json_number
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -93,7 +92,7 @@ def read_header(data: object) -> ModelMark:
     return ModelMark(
         field(model, "name", str, "model"),
         field(model, "fingerprint", str, "model"),
-        whole(model.get("n_vocab"), "n_vocab of model", 1, 2**31),
+        whole(model.get("n_vocab"), "n_vocab of model", 1),
     )
 
 

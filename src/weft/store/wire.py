@@ -6,10 +6,11 @@ Here stands what is read once. Numbers of nodes are those of the tree as it was 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from ..files import json_number
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 
 Numbers = Mapping[str, int]
 Json = dict[str, Any]
-
-
-def json_number(value: float) -> float | str:
-    """Return a number as JSON can hold it; those it has no word for by name: inf, -inf, nan."""
-    return value if math.isfinite(value) else str(value)
 
 
 def stats_object(lm: LM) -> Json:

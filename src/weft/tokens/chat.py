@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
+ROLES = ("system", "user", "assistant", "tool")
+# How templates and callers name what an assistant thought.
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call that the model asks for.
@@ -80,6 +85,37 @@ def render_chat(
             f"the model's chat template refused the messages{_line(error)}: {_why(error)}. Change "
             "the messages, or give the prompt as plain text with template=False"
         ) from error
+
+
+def needs_form(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds what templates read in different ways."""
+    return (
+        bool(message.get("tool_calls"))
+        or message["role"] == "tool"
+        or any(message.get(name) for name in REASONING)
+    )
+
+
+def check_roles(template: str, messages: Sequence[Mapping[str, Any]], rendered: str) -> None:
+    """Refuse messages of roles that the template does not know, or leaves out.
+
+    A role is known if the template names it, or if it is a usual one and what it says is there.
+    """
+    words = template_words(template)
+    for index, message in enumerate(messages):
+        role, content = message["role"], message.get("content")
+        # Of other roles a template may well leave earlier messages out.
+        if role in words or role in ("user", "assistant"):
+            continue
+        said = content.strip() if isinstance(content, str) else ""
+        if role in ROLES and said in rendered:
+            continue
+        fault = "leaves out" if role in ROLES else "does not know"
+        allowed = [each for each in ROLES if each in words] or [r for r in ROLES if r != role]
+        raise ConfigError(
+            f"message {index} has role {role!r}, which this chat template {fault}; allowed are"
+            f" {', '.join(allowed)}"
+        )
 
 
 def check_variables(template: str, given: Iterable[str]) -> None:

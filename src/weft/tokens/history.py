@@ -1,4 +1,4 @@
-"""Messages as a template wants them: each role known, each call written once, nothing left out."""
+"""Messages as a template wants them: each call written once, nothing left out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .chat import template_words
+from .chat import REASONING
 from .form import INDEX, Calls, ChatForm
-
-ROLES = ("system", "user", "assistant", "tool")
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-
-
-def needs_form(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds what templates read in different ways."""
-    return (
-        bool(message.get("tool_calls"))
-        or message["role"] == "tool"
-        or any(message.get(name) for name in _REASONING)
-    )
 
 
 def as_wanted(messages: Sequence[Mapping[str, Any]], form: ChatForm) -> list[dict[str, Any]]:
@@ -49,28 +37,6 @@ def as_wanted(messages: Sequence[Mapping[str, Any]], form: ChatForm) -> list[dic
             _answer(message, ids, pending)
         out.append(_with_reasoning(message, form))
     return out
-
-
-def check_roles(template: str, messages: Sequence[Mapping[str, Any]], rendered: str) -> None:
-    """Refuse messages of roles that the template does not know, or leaves out.
-
-    A role is known if the template names it, or if it is a usual one and what it says is there.
-    """
-    words = template_words(template)
-    for index, message in enumerate(messages):
-        role, content = message["role"], message.get("content")
-        # Of other roles a template may well leave earlier messages out.
-        if role in words or role in ("user", "assistant"):
-            continue
-        said = content.strip() if isinstance(content, str) else ""
-        if role in ROLES and said in rendered:
-            continue
-        fault = "leaves out" if role in ROLES else "does not know"
-        allowed = [each for each in ROLES if each in words] or [r for r in ROLES if r != role]
-        raise ConfigError(
-            f"message {index} has role {role!r}, which this chat template {fault}; allowed are"
-            f" {', '.join(allowed)}"
-        )
 
 
 def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str, Any], str]:
@@ -169,7 +135,7 @@ def _answer(
 def _with_reasoning(message: dict[str, Any], form: ChatForm) -> dict[str, Any]:
     """Give the reasoning by the name that the template reads."""
     wanted = form.shape.reasoning
-    found = next((message[name] for name in _REASONING if message.get(name)), None)
+    found = next((message[name] for name in REASONING if message.get(name)), None)
     if not isinstance(found, str) or wanted is None or message.get(wanted):
         return message
     if wanted != "part":

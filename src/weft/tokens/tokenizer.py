@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import read, read_json, read_text, shown, shown_path
-from .chat import check_messages, render_chat
+from .chat import check_messages, check_roles, needs_form, render_chat
 from .codec import Codec, TokenizersCodec, copy_of, is_librarys
 from .form import ChatForm, chat_form
-from .history import as_wanted, check_roles, needs_form
+from .history import as_wanted
 from .text import TextStream
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from .escape import cut, one_line, visible
+from .out import cut, one_line, visible
 from .outline import NOTHING, counted, facts, headline, nearest
 from .tint import PROBABILITY
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..loom import Loom
 from ..loom.node import numbered
-from .escape import as_html, cut, one_line
+from .out import as_html, cut, one_line
 from .outline import (
     NOTHING,
     End,

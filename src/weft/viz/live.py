@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .escape import as_html, cut, one_line
 from .lanes import Lane, unseen
 from .notebook import LONGEST, SOFT
+from .out import as_html, cut, one_line
 from .outline import NOTHING, counted
 from .tint import PROBABILITY
 from .tokens import p_of

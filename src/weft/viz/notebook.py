@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..loom import Loom
 from ..stats import format_bytes
-from .escape import as_html, cut
+from .out import as_html, cut
 from .outline import NOTHING, Item, counted, facts, headline, outline
 from .text import draw
 from .tint import PROBABILITY
@@ -157,7 +157,11 @@ def stats_card(result: Stats) -> str:
         ("prefilled", f"{counted(result.prefilled, 'token')}", "run to read prompts"),
         ("reused", f"{counted(result.reused, 'token')}", "there already when work began"),
         ("decoded", f"{counted(result.decoded, 'token')}", f"{result.tokens_per_s:,.0f} a second"),
-        ("recomputed", f"{counted(result.recomputed, 'token')}", "run again"),
+        (
+            "recomputed",
+            f"{counted(result.recomputed, 'token')}",
+            "run again" if result.prefix_caching else "run again: prefix caching is disabled",
+        ),
         ("KV held", format_bytes(result.kv_bytes), counted(result.kv_tokens, "token")),
         ("unshared", format_bytes(result.kv_bytes_unshared), "a cache for every branch"),
         ("steps", counted(result.steps, "step"), f"{result.seconds:.2f} s"),

@@ -1,11 +1,13 @@
-"""Where text is written: what a stream can show, and text made so that it can."""
+"""Where text is written: what a stream can show, and text made harmless, so that it can."""
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -13,8 +15,6 @@ from typing import Any, TextIO
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
-
-from .escape import shows, visible
 
 # Width where the output is no terminal: as wide as a page is read.
 WIDTH = 100
@@ -156,3 +156,41 @@ def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
     # A lone surrogate is written as JSON's own escape.
     out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     out.flush()
+
+
+# Joiners that emoji and some scripts need; they move nothing.
+_JOINERS = "\u200c\u200d"
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""Return the text with controls, bidi marks and lone surrogates written out as \x1b.
+
+    keep: characters that stay although they are controls (line ends, tabs).
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if shows(c) or c in keep else _written(c) for c in text)
+
+
+def one_line(text: str, *, mark: str = "⏎") -> str:
+    """Return the text on one line, harmless, with a mark for each line end within."""
+    return visible(text.strip("\n").replace("\n", mark))
+
+
+def as_html(text: str) -> str:
+    """Return the text for HTML, as content or in a quoted attribute; line ends and tabs stay."""
+    return html.escape(visible(text, keep="\n\t"), quote=True)
+
+
+def cut(text: str, length: int) -> str:
+    """Return the first characters of the text, with a mark where some are left out."""
+    return text if len(text) <= length else text[: max(length - 1, 0)].rstrip() + "…"
+
+
+def shows(c: str) -> bool:
+    """Whether a character only shows itself: nothing that a terminal or a page would obey."""
+    return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
+
+
+def _written(c: str) -> str:
+    return ascii(c)[1:-1]

@@ -22,14 +22,23 @@ def check(tint: str) -> Tint:
 class Ramp:
     """Six steps from "as expected" (no tint) to "surprising" (the strongest).
 
-    key: "p" or "h", what is measured; the letter of its classes in page.css. bounds: where a step
-    ends. labels: a step's figures.
+    key: "p" or "h", what is measured; the letter of its classes in page.css. name, title: what it
+    is called, short and longer. bounds: where a step ends. labels: a step's figures. rgb: the hue
+    of translucent steps, on light and on dark. colours: of a terminal's 256, of the steps after the
+    first; black on them is readable. Where there are none, figures with `digits` are written in
+    braces beside tokens beyond `limit`; in_braces says so.
     """
 
     key: str
+    name: str
     title: str
     bounds: tuple[float, ...]
     labels: tuple[str, ...]
+    rgb: tuple[int, int, int]
+    colours: tuple[int, ...]
+    limit: float
+    digits: int
+    in_braces: str
 
     @property
     def falls(self) -> bool:
@@ -43,59 +52,16 @@ class Ramp:
                 return step
         return len(self.bounds)
 
-
-@dataclass(frozen=True, slots=True)
-class PageRamp(Ramp):
-    """A ramp of pages. rgb: the hue where a translucent colour must do, on light and on dark."""
-
-    rgb: tuple[int, int, int]
-
     def inline(self, value: float) -> str:
         """Return the style of a step where there is no style sheet; empty for none."""
         alpha = _ALPHA[self.level(value)]
         r, g, b = self.rgb
         return f"background-color:rgba({r},{g},{b},{alpha})" if alpha else ""
 
-
-_ALPHA = (0, 0.13, 0.25, 0.38, 0.52, 0.66)
-
-PROBABILITY = PageRamp(
-    "p",
-    "probability of the token",
-    (0.9, 0.7, 0.4, 0.2, 0.05),
-    ("90–100 %", "70–90 %", "40–70 %", "20–40 %", "5–20 %", "below 5 %"),
-    (222, 112, 28),
-)
-ENTROPY = PageRamp(
-    "h",
-    "entropy before the token",
-    (0.1, 0.5, 1.0, 2.0, 3.0),
-    ("below 0.1", "0.1–0.5", "0.5–1", "1–2", "2–3", "3 nats or more"),
-    (52, 120, 220),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalRamp(Ramp):
-    """A ramp of a terminal's 256 colours: one hue growing darker, black on it is readable.
-
-    colours: of the steps after the first. Where there are none, figures with `digits` are written
-    in braces beside tokens beyond `limit`; in_braces says so.
-    """
-
-    colours: tuple[int, ...]
-    limit: float
-    digits: int
-    in_braces: str
-
     @property
     def styles(self) -> tuple[str, ...]:
-        """The styles of the steps; empty where nothing stands out."""
+        """The steps' styles on a terminal; empty where nothing stands out."""
         return ("", *(f"black on color({colour})" for colour in self.colours))
-
-    def style(self, value: float) -> str:
-        """Return the style of a token."""
-        return self.styles[self.level(value)]
 
     def figure(self, value: float) -> str:
         """Return the figure in braces; empty where nothing stands out."""
@@ -103,22 +69,28 @@ class TerminalRamp(Ramp):
         return f"{{{value:.{self.digits}f}}}" if stands_out else ""
 
 
-TERMINAL_PROBABILITY = TerminalRamp(
-    "p",
-    "p",
-    (0.9, 0.6, 0.3, 0.1, 0.01),
-    ("≥ 0.9", "< 0.9", "< 0.6", "< 0.3", "< 0.1", "< 0.01"),
-    (230, 223, 216, 209, 203),
+_ALPHA = (0, 0.13, 0.25, 0.38, 0.52, 0.66)
+
+PROBABILITY = Ramp(
+    key="p",
+    name="p",
+    title="probability of the token",
+    bounds=(0.9, 0.7, 0.4, 0.2, 0.05),
+    labels=("90–100 %", "70–90 %", "40–70 %", "20–40 %", "5–20 %", "below 5 %"),
+    rgb=(222, 112, 28),
+    colours=(230, 223, 216, 209, 203),
     limit=0.5,
     digits=2,
     in_braces="p below 0.5",
 )
-TERMINAL_ENTROPY = TerminalRamp(
-    "h",
-    "entropy in nats",
-    (0.2, 0.7, 1.5, 2.5, 4.0),
-    ("< 0.2", "0.2 +", "0.7 +", "1.5 +", "2.5 +", "4.0 +"),
-    (195, 153, 117, 75, 69),
+ENTROPY = Ramp(
+    key="h",
+    name="entropy",
+    title="entropy before the token",
+    bounds=(0.1, 0.5, 1.0, 2.0, 3.0),
+    labels=("below 0.1", "0.1–0.5", "0.5–1", "1–2", "2–3", "3 nats or more"),
+    rgb=(52, 120, 220),
+    colours=(195, 153, 117, 75, 69),
     limit=1.0,
     digits=1,
     in_braces="entropy from 1.0 nats",

@@ -12,7 +12,7 @@ from ..loom import Loom
 from ..loom.node import lm_of
 from ..results import TokenProb
 from ..sched.work import Extend, Scores
-from .escape import as_html, visible
+from .out import as_html, visible
 from .outline import NOTHING, counted, facts
 from .tint import ENTROPY, PROBABILITY
 
@@ -140,6 +140,7 @@ def _item(node: Heddle, top: int) -> Extend:
 
 
 def _seen(lm: LM, score: Score) -> Iterator[TokenRank]:
+    assert score.ranks is not None  # with likeliest tokens come ranks
     rows = zip(
         score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
     )

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...aio.asynclm import CacheNode, walk
+from ...aio.cached import CacheNode, walk
 from ...lm import LM
 from ...sampling.metrics import log_softmax
 

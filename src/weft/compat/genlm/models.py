@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...aio import AsyncLM
-from ...aio.base import AbstractAsyncLM, whole_numbers
+from ...aio import AbstractAsyncLM, AsyncLM
+from ...aio.asynclm import whole_numbers
 from ...checks import whole_number
 from ...engines.source import EMBEDDED, resolve
 from ...errors import ConfigError, EngineUnavailable, Unsupported

@@ -10,73 +10,68 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ...errors import (
-    ConfigError,
-    ContextOverflow,
-    EngineError,
-    ForwardError,
-    ModelLoadError,
-    Unsupported,
-    WeftError,
-)
-from ...sampling import metrics
+from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
-from ..base import Engine, EngineInfo, HostDraws, LateTokens, Output, Row, Score, Span, check_rows
-from .check import check_paths, check_tree, refuse_model, refuse_probe
+from ..base import EngineInfo, Row, Span, check_rows
+from .check import (
+    NoTree,
+    check_paths,
+    check_tree,
+    plain_logits,
+    refuse_handed_over,
+    refuse_model,
+    refuse_probe,
+    why_no_tree,
+)
+from .dequantised import load_gguf
 from .fused import FusedDecoder
-from .hook import NAME, number_layers, probing, seat_modules
+from .held import ModelEngine
+from .hook import NAME, attention_of, number_layers, probing, seat_modules
 from .layout import Layout
-from .lora import LoraAdapters
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
     config_of,
-    context_of,
     fingerprint_of,
-    freeze_rope,
     load_model,
     resolve_device,
     structural_copy,
 )
+from .output import TorchOutput
 from .padded.step import PaddedMemory
+from .whole import WholePathEngine
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...sampling.sampler import DrawBatch
     from ..source import Progress
 
 Answer = TypeVar("Answer")
 
 
-class TorchEngine(Engine):
-    """A decoder-only Transformers model on one device.
+class TorchEngine(ModelEngine):
+    """A decoder-only Transformers model on one device, its KV in fragments.
 
-    `model` is the engine's own copy; its tensors may be an owner's, who keeps using the original.
+    `load` and `adopt` give a `WholePathEngine` for a model whose KV cannot be held so.
     """
 
-    info: EngineInfo
     fragments: KVMemory
-    model: PreTrainedModel
     _now: Head | FusedDecoder  # what the forward under way runs
 
     def __init__(self, model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str) -> None:
-        """Take over `model`, which nobody else uses any more; see `load` and `adopt`."""
-        refuse_model(model)
-        self.model = model.eval()
-        model.config.output_router_logits = False
-        n_positions = context_of(model.config, n_ctx)
-        rope = freeze_rope(model, n_positions)
+        """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
+
+        Raises: NoTree where its attention is not the interface's, and the model is as it was.
+        """
+        super().__init__(model, n_ctx=n_ctx)
         self._call = seat_modules(model)
-        self._lora = LoraAdapters(model)
-        self._device = model.device
-        self._closed = False
-        self._counted = [each for each in model.parameters() if not each.is_inference()]
-        extra: dict[str, Any] = {"rope": rope} if rope else {}
-        if self._device.type == "cuda":
-            extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
-        self._start(n_positions, fingerprint, extra)
+        own = attention_of(model)
+        try:
+            self._start(fingerprint)
+        except NoTree:
+            model.set_attn_implementation(own)
+            raise
 
     @classmethod
     def refuse(cls, folder: Path) -> None:
@@ -93,27 +88,41 @@ class TorchEngine(Engine):
         n_ctx: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        quantization_config: Any = None,
         progress: Progress | None = None,
-    ) -> TorchEngine:
-        """Load a Transformers-format folder.
+    ) -> TorchEngine | WholePathEngine:
+        """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
 
         Args:
-            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own (of a GGUF
+                file float32).
             n_ctx: longest path; None for all the model knows. Rotary frequencies that depend on
                 the length are chosen for it, once.
+            quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
+                weights are quantised as they are read. A folder that is quantised needs none.
 
         Raises:
             ModelLoadError: files are missing or broken.
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        if Path(source).suffix.lower() == ".gguf":
+            found = load_gguf(Path(source), place, dtype)
+            engine = open_model(found.model, n_ctx=n_ctx, fingerprint=found.fingerprint)
+            engine.brought = found.tokenizer
+            return engine
         model, fingerprint = load_model(
-            Path(source), place, dtype, trust_remote_code=trust_remote_code, progress=progress
+            Path(source),
+            place,
+            dtype,
+            trust_remote_code=trust_remote_code,
+            quantization_config=quantization_config,
+            progress=progress,
         )
-        return cls(model, n_ctx=n_ctx, fingerprint=fingerprint)
+        return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint)
 
     @classmethod
-    def adopt(cls, model: Any, *, n_ctx: int | None = None) -> TorchEngine:
+    def adopt(cls, model: Any, *, n_ctx: int | None = None) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
 
         Raises:
@@ -126,23 +135,21 @@ class TorchEngine(Engine):
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
         refuse_model(model)
-        return cls(structural_copy(model), n_ctx=n_ctx, fingerprint=fingerprint_of(model))
+        refuse_handed_over(model)
+        copied = structural_copy(model)
+        return open_model(copied, n_ctx=n_ctx, fingerprint=fingerprint_of(model))
 
     # The protocol
-
-    def weights_mark(self) -> int:
-        """Count the changes that PyTorch has seen of the parameters: 0.05 µs each.
-
-        What is written through `.data`, or was made in inference mode, it does not count.
-        """
-        return sum([parameter._version for parameter in self._counted])
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
         """Run all rows as one packed sequence; see Engine.forward."""
 
         def answers(step: KVStep, hidden: Tensor) -> TorchOutput:
-            scores = [self._scores(row, step.starts[i], hidden) for i, row in enumerate(rows)]
+            scores = [
+                self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
+                for row, start in zip(rows, step.starts, strict=True)
+            ]
             return TorchOutput(self._logits(step, rows, hidden), scores)
 
         return self._run(rows, answers)
@@ -157,19 +164,12 @@ class TorchEngine(Engine):
 
         return self._run(rows, states)
 
-    def add_adapter(self, name: str, folder: Any) -> str:
-        """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
-        return self._lora.add(name, folder)
-
-    def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; rows that still name it are refused."""
-        self._lora.remove(name)
-
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.fragments.clear()
-            del self._head, self._fused, self._now, self.model, self._modules, self._lora
+            self._let_go()
+            del self._head, self._fused, self._now, self._modules
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
@@ -190,11 +190,12 @@ class TorchEngine(Engine):
     # Loading
 
     @torch.inference_mode()
-    def _start(self, n_positions: int, fingerprint: str, extra: dict[str, Any]) -> None:
+    def _start(self, fingerprint: str) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
-        model, paths = self.model, check_paths(self.model.get_input_embeddings().num_embeddings)
+        model, n_positions = self.model, self._n_positions
+        paths = check_paths(model.get_input_embeddings().num_embeddings)
+        own = plain_logits(model, paths)
         try:
-            own = model(input_ids=paths.to(self._device), use_cache=False).logits.float().cpu()
             model.set_attn_implementation(NAME)
             self._head = self._now = Head(model)
             with probing(self._call) as probe:
@@ -204,8 +205,8 @@ class TorchEngine(Engine):
         except EngineError:
             raise
         except Exception as error:
-            raise ModelLoadError(
-                f"{type(model).__name__} failed on a first forward: {type(error).__name__}: {error}"
+            raise NoTree(
+                f"it fails with an attention that is not its own ({type(error).__name__}: {error})"
             ) from error
         refuse_probe(model, probe, n_positions)
         number_layers(probe)
@@ -224,12 +225,12 @@ class TorchEngine(Engine):
             device=str(self._device),
             n_embd=n_embd,
             abilities=OWN["torch"],
-            extra=extra,
+            extra=self._extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         try:
             check_tree(self, own)
-        except Unsupported:
+        except NoTree:
             if self._fused is None:
                 raise
             self._fused = None  # its own code does something else by now
@@ -237,29 +238,11 @@ class TorchEngine(Engine):
 
     # One forward
 
-    def _tokens_of(self, row: Row) -> Sequence[int]:
-        n, limit = row.position + row.n_tokens, self.info.n_positions
-        if n > limit:
-            raise ContextOverflow(
-                f"a path of {n} tokens is longer than the context of {limit}",
-                n_tokens=n,
-                n_ctx=limit,
-            )
-        if isinstance(row.tokens, LateTokens):
-            return [int(row.tokens.draws.result().ids[row.tokens.number])]
-        n_vocab = self.info.n_vocab
-        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
-            raise ConfigError(
-                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
-            )
-        return row.tokens
-
     def _run(self, rows: Sequence[Row], answer: Callable[[KVStep, Tensor], Answer]) -> Answer:
         """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, E] what
         is asked. No fragment has grown where something fails.
         """
-        if self._closed:
-            raise ForwardError("the engine is closed; load the model again")
+        self._refuse_changed()
         check_rows(rows)
         tokens = [self._tokens_of(row) for row in rows]
         try:
@@ -295,40 +278,16 @@ class TorchEngine(Engine):
             hidden = hidden[torch.tensor(at, device=self._device)]
         return self._now.logits(hidden)
 
-    def _scores(self, row: Row, start: int, hidden: Tensor) -> list[Score]:
-        def logits_of(first: int, last: int) -> NDArray[np.float32]:
-            logits = self._now.logits(hidden[start + first : start + last]).float().cpu()
-            found: NDArray[np.float32] = logits.numpy()
-            return found
 
-        return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
-
-
-class TorchOutput(Output):
-    """Logits [N, V] on the engine's device and in its dtype; scores on the host."""
-
-    __slots__ = ("_device_logits", "_host_logits", "_scores")
-
-    def __init__(self, logits: Tensor, scores: list[list[Score]]) -> None:
-        self._device_logits = logits
-        self._host_logits: NDArray[np.float32] | None = None
-        self._scores = scores
-
-    def wait(self) -> None:
-        self._host()
-
-    def logits(self, index: int) -> NDArray[np.float32]:
-        return self._host()[index].copy()
-
-    def scores(self) -> list[list[Score]]:
-        return self._scores
-
-    def draw(self, batch: DrawBatch) -> HostDraws:
-        return HostDraws(
-            batch.chain.draw(self._host(), batch.rows, batch.positions, kept=batch.kept)
-        )
-
-    def _host(self) -> NDArray[np.float32]:
-        if self._host_logits is None:
-            self._host_logits = self._device_logits.float().cpu().numpy()
-        return self._host_logits
+def open_model(
+    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str
+) -> TorchEngine | WholePathEngine:
+    """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
+    refuse_model(model)
+    why = why_no_tree(model.config)
+    if not why:
+        try:
+            return TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint)
+        except NoTree as error:
+            why = error.why
+    return WholePathEngine(model, why, n_ctx=n_ctx, fingerprint=fingerprint)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .layout import LayerShape
 from .memory import KVStep, Spec
@@ -95,6 +95,11 @@ def seat_modules(model: nn.Module) -> RunningForward:
     for module in model.modules():
         module.__dict__[_SEAT] = Seat(call)
     return call
+
+
+def attention_of(model: PreTrainedModel) -> Any:
+    """Return the attention that a model has now, for `set_attn_implementation` to put back."""
+    return getattr(model.config, "_attn_implementation", None)
 
 
 def number_layers(probe: Probe) -> None:

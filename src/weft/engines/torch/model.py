@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,17 +51,23 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise ConfigError for a dtype that no model is loaded in."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+
+
 def load_model(
     folder: Path,
     device: torch.device,
     dtype: str,
     *,
     trust_remote_code: bool,
+    quantization_config: Any,
     progress: Progress | None,
 ) -> tuple[PreTrainedModel, str]:
     """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    check_dtype(dtype)
     config = config_of(folder, trust_remote_code=trust_remote_code)
     stored = checkpoint.open_checkpoint(folder)
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
@@ -71,14 +78,24 @@ def load_model(
         )
     if progress is not None:
         progress("load", 0, 1, str(folder))
-    model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
+    given: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    is_quantised = quantization_config is not None or hasattr(config, "quantization_config")
+    if is_quantised:  # some kinds are made where they stay, and moved by nobody
+        given["device_map"] = {"": device}
+        if quantization_config is not None:
+            given["quantization_config"] = quantization_config
+    model = _from_pretrained(folder, config, dtype, **given)
+    if not is_quantised:
+        model = model.to(device)
     lay_by_column(model)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:
-        return model, stored.fingerprint()
+        if quantization_config is None:
+            return model, stored.fingerprint()
     except Unsupported:  # tensors in a quantised format
-        return model, fingerprint_of(model)
+        pass
+    return model, fingerprint_of(model)
 
 
 def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
@@ -101,7 +118,8 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
 def context_of(config: PretrainedConfig, n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
     text: Any = config.get_text_config()
-    known = next((int(v) for n in _CONTEXT_NAMES if (v := getattr(text, n, None))), _NO_LIMIT)
+    given = [int(getattr(text, name, None) or 0) for name in _CONTEXT_NAMES]
+    known = next((n for n in given if n > 0), _NO_LIMIT)
     if n_ctx is None:
         return known
     if not 1 <= n_ctx <= known:
@@ -136,17 +154,17 @@ def _sample(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _from_pretrained(
-    folder: Path, config: PretrainedConfig, dtype: str, *, trust_remote_code: bool
+    folder: Path, config: PretrainedConfig, dtype: str, **given: Any
 ) -> PreTrainedModel:
     try:
-        with _quiet():
+        with quiet():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES.get(dtype, "auto"),
-                trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
+                **given,
             )
     except EngineError:
         raise
@@ -166,7 +184,7 @@ def _from_pretrained(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Transformers' progress bars and loading report off the terminal."""
     bars, level = (
         transformers_logging.is_progress_bar_enabled(),
@@ -186,10 +204,18 @@ _log = logging.getLogger("weft.engines.torch")
 
 # Buffers up to this size are copied: rotary tables are small, and models rewrite them at run time.
 _COPIED_BUFFER_BYTES = 1 << 20
+# At its first forward RWKV divides weights of later layers, and bitsandbytes packs its own anew.
+_REWRITERS = ("rwkv", "bitsandbytes")
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy modules and config; parameters and large buffers stay shared with the owner."""
+    """Copy modules and config; parameters and large buffers stay shared with the owner.
+
+    Not those of a model that rewrites its own weights as it runs: it would do so twice.
+    """
+    named = (model.config.model_type, getattr(model, "quantization_method", None))
+    if any(name in _REWRITERS for name in named):
+        return copy.deepcopy(model).eval()
     shared: list[Tensor] = list(model.parameters())
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
     memo: dict[int, Any] = {id(t): t for t in shared}
@@ -221,6 +247,29 @@ def lay_by_column(model: PreTrainedModel) -> None:
     for tensor in [*model.parameters(), *model.buffers()] if laid else ():
         if id(tensor) not in laid:
             tensor.data = tensor.data.clone()
+    if laid:
+        model.save_pretrained = SavingByRow(model)
+
+
+class SavingByRow:
+    """`save_pretrained` of a model whose weights lie by column: Transformers writes no such ones.
+
+    It gives copies of them, so the weights are in memory twice while it saves.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, save_directory: str | Path, *args: Any, **options: Any) -> Any:
+        """Save as `PreTrainedModel.save_pretrained` does."""
+        model = self._model()
+        assert model is not None
+        if not args and "state_dict" not in options:
+            options["state_dict"] = {n: w.contiguous() for n, w in model.state_dict().items()}
+        return type(model).save_pretrained(model, save_directory, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavingByRow:
+        return SavingByRow(memo.get(id(self._model()), self._model()))
 
 
 def _lay_together(weights: Sequence[Tensor]) -> bool:
@@ -257,11 +306,13 @@ class Head(nn.Module):
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the base model over packed tokens, both [1, T]; return hidden states [T, E]."""
-        output = self.base(
-            input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True
-        )
+        return self.states(token_ids, position_ids=positions)[0]
+
+    def states(self, token_ids: Tensor, **more: Any) -> Tensor:
+        """Run the base model over token ids [B, T]; return hidden states [B, T, E]."""
+        output = self.base(input_ids=token_ids, use_cache=False, return_dict=True, **more)
         self._replay.kind = type(output)
-        hidden: Tensor = output.last_hidden_state[0]
+        hidden: Tensor = output.last_hidden_state
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -273,6 +324,22 @@ class Head(nn.Module):
         finally:
             self._replay.hidden = None
         return logits
+
+
+class BareHead:
+    """Stands in for `Head` where a model cannot be parted so: its logits are its states."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def states(self, token_ids: Tensor) -> Tensor:
+        """Run the model over token ids [B, T]; return logits [B, T, V]."""
+        logits: Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits
+        return logits
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return what is logits already."""
+        return states
 
 
 class _Replay(nn.Module):

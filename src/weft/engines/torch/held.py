@@ -1,0 +1,124 @@
+"""A Transformers model that an engine holds: what both kinds of torch engine do with it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...errors import ConfigError, ContextOverflow, ForwardError
+from ...sampling import metrics
+from ..base import Engine, EngineInfo, LateTokens, Row, Score
+from .check import quantised, refuse_model
+from .lora import LoraAdapters
+from .model import context_of, freeze_rope
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...tokens.tokenizer import Tokenizer
+
+
+class ModelEngine(Engine):
+    """An engine over a Transformers model, its tensors perhaps an owner's.
+
+    `model` is the engine's own copy of the modules; the owner keeps using the original.
+    brought: the tokenizer that came in the model's own file; None: it lies beside it.
+    """
+
+    info: EngineInfo
+    model: PreTrainedModel
+    brought: Tokenizer | None = None
+
+    def __init__(self, model: PreTrainedModel, *, n_ctx: int | None) -> None:
+        refuse_model(model)
+        self.model = model.eval()
+        model.config.output_router_logits = False
+        self._n_positions = context_of(model.config, n_ctx)
+        rope = freeze_rope(model, self._n_positions)
+        self._lora = LoraAdapters(model)
+        self._device = model.device
+        self._closed = False
+        self._counted = [each for each in model.parameters() if not each.is_inference()]
+        # Whoever converts or moves the model it handed over changes these very objects.
+        self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
+        self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
+        self._known_as = self._kind()
+        named = {"rope": rope, "quantised": quantised(model)}
+        self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
+        if self._device.type == "cuda":
+            self._extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return self.brought
+
+    def weights_mark(self) -> tuple[int, int]:
+        """Count the changes that PyTorch has seen of the parameters: 0.05 µs each. With it, where
+        the first one lies: a model that was converted and turned back has lost digits.
+
+        What is written through `.data`, or was made in inference mode, it does not count.
+        """
+        place = 0 if self._watched is None else self._watched.data_ptr()
+        return sum([parameter._version for parameter in self._counted]), place
+
+    def add_adapter(self, name: str, folder: Any) -> str:
+        """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
+        return self._lora.add(name, folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; rows that still name it are refused."""
+        self._lora.remove(name)
+
+    def _let_go(self) -> None:
+        """Give the model's memory back."""
+        self._counted, self._watched, self._as_was = [], None, None
+        del self.model, self._lora
+
+    # What every forward checks
+
+    def _kind(self) -> tuple[torch.dtype, torch.device] | None:
+        watched = self._watched
+        return None if watched is None else (watched.dtype, watched.device)
+
+    def _refuse_changed(self) -> None:
+        """Refuse to run a closed model, or one that its owner has converted or moved."""
+        if self._closed:
+            raise ForwardError("the engine is closed; load the model again")
+        known, now = self._known_as, self._kind()
+        if now != known and now is not None and known is not None:
+            raise ForwardError(
+                f"the model was {known[0]} on {known[1]} when it was handed over and is {now[0]} on"
+                f" {now[1]} now; close this LM and load the model again, or turn it back",
+                hint="close this LM and load the model again, or turn the model back",
+            )
+
+    def _tokens_of(self, row: Row) -> Sequence[int]:
+        n, limit = row.position + row.n_tokens, self.info.n_positions
+        if n > limit:
+            raise ContextOverflow(
+                f"a path of {n} tokens is longer than the context of {limit}",
+                n_tokens=n,
+                n_ctx=limit,
+            )
+        if isinstance(row.tokens, LateTokens):
+            return [int(row.tokens.draws.result().ids[row.tokens.number])]
+        n_vocab = self.info.n_vocab
+        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
+            raise ConfigError(
+                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
+            )
+        return row.tokens
+
+    def _scores_of(self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> list[Score]:
+        """Score a row's spans; hidden: [T, E] of its tokens, of which `head` makes logits."""
+
+        def logits_of(first: int, last: int) -> NDArray[np.float32]:
+            logits = head(hidden[first:last]).float().cpu()
+            found: NDArray[np.float32] = logits.numpy()
+            return found
+
+        return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]

@@ -1,0 +1,382 @@
+"""Models without KV of single tokens run whole paths, and equal their own plain forward."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import re
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from families import N_VOCAB, WHOLE_FAMILIES, build, plain_logits  # noqa: E402
+from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
+from weft.constraints import Regex  # noqa: E402
+from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.whole import WholePathEngine, calls  # noqa: E402
+from weft.errors import (  # noqa: E402
+    ConfigError,
+    ContextOverflow,
+    ForwardError,
+    ModelLoadError,
+    Unsupported,
+)
+from weft.sampling import metrics  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# Largest absolute difference of logits (they reach about 4) from the model's own plain forward.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.06, torch.bfloat16: 0.35}
+IDS = [(i * i * 5 + 11 * i + 3) % (N_VOCAB - 3) + 3 for i in range(60)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny models only lose time to others
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=WHOLE_FAMILIES)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, WholePathEngine]:
+    """A model that its owner keeps, and its engine."""
+    model = build(request.param)
+    engine = TorchEngine.adopt(model)
+    assert isinstance(engine, WholePathEngine)
+    return model, engine
+
+
+def whole(ids: list[int], *at: int, scores: tuple[ScoreSpan, ...] = ()) -> Row:
+    return Row((), ids, 0, None, at or (len(ids) - 1,), scores)
+
+
+def _near(got: Any, want: Any, tolerance: float = 1e-4) -> None:
+    assert float(np.abs(np.asarray(got) - np.asarray(want)).max()) <= tolerance
+
+
+def mixed(seed: int = 1) -> list[list[int]]:
+    """Paths of many lengths; some begin others, some are equal."""
+    rng = random.Random(seed)
+    paths = [rng.choices(IDS, k=rng.choice((1, 2, 5, 9, 17, 30))) for _ in range(9)]
+    return [*paths, paths[4][:1], paths[5] + [7], IDS[:20], IDS[:11], IDS[:20]]
+
+
+# Every family --------------------------------------------------------------------------------
+
+
+def test_every_position_of_a_path_equals_the_plain_forward(pair: Any) -> None:
+    model, engine = pair
+    output = engine.forward([whole(IDS[:37], *range(37))])
+    _near([output.logits(i) for i in range(37)], plain_logits(model, IDS[:37]))
+
+
+def test_logits_depend_on_no_companion_and_no_order(pair: Any) -> None:
+    model, engine = pair
+    for seed in (1, 2):
+        paths = mixed(seed)
+        random.Random(seed).shuffle(paths)
+        output = engine.forward([whole(ids) for ids in paths])
+        for index, ids in enumerate(paths):
+            _near(output.logits(index), plain_logits(model, ids)[-1])
+
+
+def test_scores_equal_log_softmax(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, engine = pair
+    monkeypatch.setattr("weft.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
+    spans = (ScoreSpan(5, tuple(IDS[6:16]), 3), ScoreSpan(14, (4,)))
+    output = engine.forward([whole(IDS[:9]), whole(IDS[:16], scores=spans)])
+    long, single = output.scores()[1]
+    logits = plain_logits(model, IDS[:16])[5:].numpy()
+    want = metrics.score(logits[:10], np.array(IDS[6:16]), 3)
+    np.testing.assert_allclose(long.logprobs, want.logprobs, atol=1e-4)
+    np.testing.assert_allclose(long.entropies, want.entropies, atol=1e-4)
+    np.testing.assert_allclose(long.top_logprobs, want.top_logprobs, atol=1e-4)
+    assert long.ranks.tolist() == want.ranks.tolist()
+    np.testing.assert_allclose(single.logprobs, metrics.log_softmax(logits[9:10])[:, 4], atol=1e-4)
+    assert output.scores()[0] == []
+
+
+def test_the_owners_model_stays_as_it_was() -> None:
+    for name in WHOLE_FAMILIES:
+        model, untouched = build(name), build(name)
+        first, second = TorchEngine.adopt(model), TorchEngine.adopt(model)
+        got = [each.forward([whole(IDS[:30])]).logits(0) for each in (first, second)]
+        first.close()
+        want = plain_logits(untouched, IDS[:40])
+        _near(got, want[29])
+        assert torch.equal(plain_logits(model, IDS[:40]), want), name
+        _near(second.forward([whole(IDS[:12])]).logits(0), want[11])
+        assert model.config.to_dict() == untouched.config.to_dict()
+        second.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", WHOLE_FAMILIES)
+def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
+    try:
+        model = build(name, dtype)
+        plain_logits(model, IDS[:16])
+    except RuntimeError as error:
+        pytest.skip(f"Transformers' own forward fails in this dtype: {error}")
+    engine = TorchEngine.adopt(model)
+    assert engine.info.dtype == str(dtype).removeprefix("torch.")
+    paths = [IDS[:30], IDS[20:33], IDS[3:9]]
+    output = engine.forward([whole(ids) for ids in paths])
+    for index, ids in enumerate(paths):
+        _near(output.logits(index), plain_logits(model, ids)[-1], TOLERANCE[dtype])
+
+
+def test_hidden_states_are_the_base_models_own(pair: Any) -> None:
+    model, engine = pair
+    rows = [Row((), IDS[:9], 0), Row((), IDS[4:20], 0)]
+    if not engine.info.n_embd:
+        with pytest.raises(Unsupported, match="embed"):
+            engine.hidden_states(rows)
+        return
+    for row, states in zip(rows, engine.hidden_states(rows), strict=True):
+        with torch.no_grad():
+            want = model.base_model(torch.tensor([row.tokens]), use_cache=False)[0][0]
+        assert states.shape == (row.n_tokens, engine.info.n_embd)
+        _near(states, want.numpy(), 1e-3)
+
+
+# What runs together ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 8, 64, 4096])
+def test_every_row_is_answered_once_by_a_path_that_it_begins(most: int) -> None:
+    tokens = [tuple(ids) for ids in mixed()]
+    answered: dict[int, tuple[int, ...]] = {}
+    n_paths = 0
+    for call in calls(tokens, most):
+        longest = max(len(path.ids) for path in call)
+        assert len(call) == 1 or len(call) * longest <= most
+        n_paths += len(call)
+        for path in call:
+            for number in path.rows:
+                assert number not in answered
+                answered[number] = path.ids
+    assert answered.keys() == set(range(len(tokens)))
+    for number, ids in answered.items():
+        assert ids[: len(tokens[number])] == tokens[number]
+    begun = [t for t in set(tokens) if any(o[: len(t)] == t != o for o in tokens)]
+    assert n_paths == len(set(tokens)) - len(begun)
+
+
+def test_many_long_paths_run_in_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine.adopt(build("bloom"))
+    sizes: list[int] = []
+    states = engine._head.states
+
+    def watched(token_ids: Any) -> Any:
+        sizes.append(token_ids.numel())
+        return states(token_ids)
+
+    monkeypatch.setattr(engine._head, "states", watched)
+    rng = random.Random(3)
+    paths = [rng.choices(IDS, k=rng.randint(100, 200)) for _ in range(20)]
+    output = engine.forward([whole(ids) for ids in paths])
+    assert max(sizes) <= 512
+    assert len(sizes) >= sum(map(len, paths)) // 512
+    _near(output.logits(7), plain_logits(engine.model, paths[7])[-1])
+
+
+def test_what_a_hidden_engine_cannot_hold_is_refused() -> None:
+    model = build("bloom")
+    engine = TorchEngine.adopt(model, n_ctx=20)
+    with pytest.raises(ForwardError, match="whole paths"):
+        engine.forward([Row((), IDS[:3], 0, Fragment())])
+    with pytest.raises(ForwardError, match="position 3"):
+        engine.forward([Row((), IDS[:3], 3)])
+    with pytest.raises(ForwardError, match="no tokens"):
+        engine.forward([Row((), [], 0)])
+    with pytest.raises(ConfigError, match=f"0 to {N_VOCAB - 1}"):
+        engine.forward([whole([3, N_VOCAB])])
+    with pytest.raises(ContextOverflow, match="20"):
+        engine.forward([whole(IDS[:21])])
+    _near(engine.forward([whole(IDS[:20])]).logits(0), plain_logits(model, IDS[:20])[-1])
+    assert engine.forward([]).scores() == []
+    engine.close()
+    engine.close()
+    with pytest.raises(ForwardError, match="closed"):
+        engine.forward([whole(IDS[:3])])
+
+
+def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine.adopt(build("mamba"))
+    want = engine.forward([whole(IDS[:9])]).logits(0)
+
+    def full(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._head, "states", full)
+        with pytest.raises(ForwardError, match="no room"):
+            engine.forward([whole(IDS[:9])])
+    _near(engine.forward([whole(IDS[:9])]).logits(0), want, 1e-6)
+
+
+# Loading ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("bloom", "ALiBi"), ("mamba", "recurrent"), ("jamba", "recurrent")]
+    + [("llama4_chunked", "chunks"), ("gptj", "AttentionInterface"), ("opt", "not its own")],
+)
+def test_one_warning_says_that_prefixes_are_not_cached_and_why(
+    name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "weft"):
+        engine = TorchEngine.adopt(build(name))
+        engine.forward([whole(IDS[:5])])
+    (record,) = [each for each in caplog.records if each.name.startswith("weft")]
+    assert record.getMessage().startswith("prefix caching disabled")
+    assert why in record.getMessage()
+    assert why in engine.info.extra["no_prefix_caching"]
+    assert (engine.info.kv, engine.info.kv_bytes_per_token) == ("hidden", 0)
+    assert engine.fragments is None
+
+
+@pytest.mark.parametrize("name", ["bloom", "mamba", "jamba", "gptj"])
+def test_a_folder_gives_the_logits_of_its_model(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    engine = TorchEngine.load(tmp_path)
+    assert engine.info.kv == "hidden"
+    if name != "jamba":  # whose experts lie in files otherwise than in memory
+        assert engine.info.fingerprint == TorchEngine.adopt(model).info.fingerprint
+    _near(engine.forward([whole(IDS[:20])]).logits(0), plain_logits(model, IDS[:20])[-1])
+    assert TorchEngine.load(tmp_path, dtype="bfloat16").info.dtype == "bfloat16"
+
+
+def test_weights_that_give_nan_are_refused() -> None:
+    model = build("mamba")
+    with torch.no_grad():
+        model.backbone.norm_f.weight.fill_(float("nan"))
+    with pytest.raises(ModelLoadError, match="not finite"):
+        TorchEngine.adopt(model)
+
+
+def test_a_closed_engine_gives_its_weights_back() -> None:
+    model = build("bloom")
+    engine = TorchEngine.adopt(model)
+    held = weakref.ref(model.get_input_embeddings().weight)
+    del model
+    engine.close()
+    gc.collect()
+    assert held() is None
+
+
+# Above it --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["bloom", "mamba", "jamba"])
+def owned(request: pytest.FixtureRequest) -> Iterator[tuple[Any, LM]]:
+    from tokenizers import Tokenizer, decoders, models
+
+    backend = Tokenizer(models.BPE({chr(40 + i): i for i in range(80)}, []))
+    backend.decoder = decoders.ByteLevel()
+    model = build(request.param)
+    with load(model, backend) as lm:
+        yield model, lm
+
+
+def truth(model: Any, ids: list[int]) -> Any:
+    return plain_logits(model, ids)[-1].log_softmax(-1).numpy()
+
+
+def test_every_face_follows_the_plain_model(owned: tuple[Any, LM]) -> None:
+    model, lm = owned
+    ids = [id % 80 for id in IDS[:7]]
+    loom = Loom(lm, ids, template=False)
+    (greedy,) = loom.grow(temperature=0, max_tokens=6)
+    for at, token in enumerate(greedy.tokens):
+        logprobs = truth(model, [*ids, *greedy.tokens[:at]])
+        assert logprobs[token] >= logprobs.max() - 1e-4
+        assert greedy.logprobs[at] == pytest.approx(logprobs[token], abs=1e-4)
+    grown = loom.grow(n=5, max_tokens=8, seed=3)
+    again = Loom(lm, ids, template=False).grow(n=5, max_tokens=8, seed=3)
+    assert [each.tokens for each in grown] == [each.tokens for each in again]
+    assert loom.next(1)[0].logprob == pytest.approx(truth(model, ids).max(), abs=1e-4)
+    text = "".join(delta.text for delta in loom.stream(max_tokens=4, temperature=0))
+    assert greedy.text.startswith(text)
+    measured = loom.measure(greedy.tokens)
+    assert measured.logprobs == pytest.approx(greedy.logprobs, abs=1e-4)
+    got = AsyncLM(lm, as_torch=False).next_token_logprobs_sync([*ids, 9])
+    np.testing.assert_allclose(got, truth(model, [*ids, 9]), atol=1e-4)
+    batch = asyncio.run(AsyncLM(lm, as_torch=False).batch_next_token_logprobs([ids, ids[:3]]))
+    np.testing.assert_allclose(batch[1], truth(model, ids[:3]), atol=1e-4)
+
+
+def test_branches_fork_commit_and_are_pruned(owned: tuple[Any, LM]) -> None:
+    model, lm = owned
+    ids = [id % 80 for id in IDS[:7]]
+    trunk = Branch.create(lm, seed=1)
+    trunk.prefill(ids)
+    forks = [trunk.fork() for _ in range(3)]
+    store = BranchStore(lm)
+    store.commit([(fork, 10 + i) for i, fork in enumerate(forks)])
+    for i, fork in enumerate(forks):
+        got = torch.tensor(np.array(fork.logits)).log_softmax(-1).numpy()
+        np.testing.assert_allclose(got, truth(model, [*ids, 10 + i]), atol=1e-4)
+    forks[0].prune()
+    again = Branch.load(lm, forks[1].save())  # tokens and state, no KV
+    np.testing.assert_allclose(again.logits, forks[1].logits, atol=1e-4)
+    assert again.produce().token == forks[1].produce().token
+
+
+def test_what_needs_kv_is_refused_by_name(owned: tuple[Any, LM], tmp_path: Path) -> None:
+    _, lm = owned
+    branch = Branch.create(lm, seed=1)
+    branch.prefill([5, 6, 7])
+    with pytest.raises(Unsupported, match="keeps its KV to itself"):
+        lm.kv.save([5, 6, 7], tmp_path / "kv")
+    with pytest.raises(Unsupported):
+        lm.kv.size([5, 6, 7])
+    with pytest.raises(Unsupported):
+        Loom(lm, [5, 6, 7], template=False).get_prefix_cache()
+    with pytest.raises(Unsupported, match="kv_budget"):
+        LM(lm.engine, lm.text, kv_bytes=1 << 20)
+
+
+def test_rows_are_cached_though_prefixes_are_not(owned: tuple[Any, LM]) -> None:
+    _, lm = owned
+    model = AsyncLM(lm, as_torch=False)
+    model.next_token_logprobs_sync([5, 6, 7])
+    before = lm.stats()
+    model.next_token_logprobs_sync([5, 6, 7])
+    model.next_token_logprobs_sync([5, 6, 7])
+    assert (lm.stats().prefilled, lm.stats().steps) == (before.prefilled, before.steps)
+
+
+def test_weights_changed_in_place_are_seen(owned: tuple[Any, LM]) -> None:
+    model, lm = owned
+    face = AsyncLM(lm, as_torch=False)
+    before = face.next_token_logprobs_sync([5, 6, 7])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.7)
+    after = face.next_token_logprobs_sync([5, 6, 7])
+    assert np.abs(after - before).max() > 0.05
+    np.testing.assert_allclose(after, truth(model, [5, 6, 7]), atol=1e-4)
+
+
+def test_a_search_and_a_constraint_run_on_them(owned: tuple[Any, LM]) -> None:
+    _, lm = owned
+    loom = Loom(lm, [5, 6, 7], template=False)
+    (made,) = loom.grow(max_tokens=6, seed=1, constraint=Regex("[A-F]{4}"))
+    assert re.fullmatch("[A-F]{4}", made.text)
+    found = search.beam(lm, "AB", width=2, n=2, depth=2, max_tokens=3, seed=1)
+    assert found.best is not None

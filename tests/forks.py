@@ -1,0 +1,298 @@
+"""Programs as processes of their own, forked from one that has imported what they would import.
+
+A law about the command needs its streams, its terminal, its signals and its exit code, hardly ever
+its imports, and these are most of what a small command costs. `start` is as `subprocess.Popen`; a
+program whose environment is read by imports (HF_HOME …) is started from nothing, and so is every
+program where there is no fork.
+
+`python tests/forks.py FD` is the one that forks: it takes programs from a socket, and tells of
+each its number, and how it ended, by a pipe of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, BinaryIO, NamedTuple
+
+WEFT = "from weft.cli import main; main()"
+PRELOADED = """
+import huggingface_hub, rich.live, tokenizers, numpy, jinja2, llguidance
+import weft, weft.cli.app, weft.loading, weft.loom, weft.branch, weft.aio, weft.engines.numpy.engine
+import weft.tokens.sandbox, weft.store.file, weft.store.wire, weft.viz.html, weft.viz.notebook
+from weft.search import *
+# The parser, from the signatures of the verbs, is the same for all.
+import functools, typer.main
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.main.get_command(weft.cli.app.app)
+"""
+# What imports read: a program that has another value of these begins from nothing.
+_READ_BY_IMPORTS = ("HF_", "HUGGINGFACE_", "PYTHON", "OMP_", "OPENBLAS_", "LD_")
+_PIPED = ("stdin", "stdout", "stderr")
+
+
+class Process:
+    """A forked program, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, asked: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+        self.args = asked["arguments"]
+        self.returncode: int | None = None
+        theirs: list[int] = []
+        for name in _PIPED:
+            ours, given = _ends(name, files.get(name))
+            setattr(self, name, ours)
+            theirs.append(given)
+        self._told, tell = os.pipe()
+        socket.send_fds(_server().socket, [json.dumps(asked).encode()], [*theirs, tell])
+        for number, name in zip([*theirs, tell], (*_PIPED, ""), strict=True):
+            if not name or files.get(name) in (None, subprocess.PIPE, subprocess.DEVNULL):
+                os.close(number)
+        self.pid = int(self._line(60))
+
+    stdin: BinaryIO | None
+    stdout: BinaryIO | None
+    stderr: BinaryIO | None
+
+    def poll(self) -> int | None:
+        """Return how it ended; None while it goes on."""
+        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            self._end()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return how it ended: its code, or minus the signal."""
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self._end()
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Return all that it writes, when it has ended."""
+        found: dict[str, bytes] = {}
+
+        def read(name: str) -> None:
+            found[name] = getattr(self, name).read()
+
+        readers = [threading.Thread(target=read, args=(each,)) for each in ("stdout", "stderr")]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        return found["stdout"], found["stderr"]
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it goes on."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        self.returncode = int(self._line(1))
+        os.close(self._told)
+
+    def _line(self, timeout: float) -> bytes:
+        if not select.select([self._told], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        line = b""
+        while not line.endswith(b"\n"):
+            line += os.read(self._told, 1) or b"\n"
+        return line
+
+
+def start(
+    code: str = WEFT,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    **files: Any,
+) -> Any:
+    """Start a program. stdin, stdout, stderr: as of `subprocess.Popen`; None is nothing."""
+    env = _base() if env is None else env
+    if _is_of_imports(env) or not hasattr(os, "fork"):
+        files = {name: files.get(name, subprocess.DEVNULL) for name in _PIPED}
+        return subprocess.Popen([sys.executable, "-c", code, *arguments], env=env, cwd=cwd, **files)
+    place = os.fspath(cwd) if cwd is not None else os.getcwd()
+    asked = {"code": code, "arguments": arguments, "environment": dict(env), "cwd": place}
+    return Process(asked, files)
+
+
+def run(
+    code: str = WEFT,
+    *arguments: str,
+    input: str = "",
+    encoding: str = "utf-8",
+    timeout: float = 120,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; return what it wrote."""
+    import tempfile
+
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as errors,
+    ):
+        given.write(input.encode(encoding))
+        given.seek(0)
+        process = start(code, *arguments, stdin=given, stdout=out, stderr=errors, **options)
+        try:
+            code_ = process.wait(timeout)
+        finally:
+            process.kill()
+        texts = []
+        for file in (out, errors):
+            file.seek(0)
+            texts.append(file.read().decode(encoding).replace("\r\n", "\n"))
+    return subprocess.CompletedProcess(process.args, code_, *texts)
+
+
+def _ends(name: str, asked: Any) -> tuple[BinaryIO | None, int]:
+    """Return our end of a stream, if it is a pipe, and the program's."""
+    if asked == subprocess.PIPE:
+        reading, writing = os.pipe()
+        if name == "stdin":
+            return os.fdopen(writing, "wb"), reading
+        return os.fdopen(reading, "rb"), writing
+    if asked in (None, subprocess.DEVNULL):
+        return None, os.open(os.devnull, os.O_RDWR)
+    return None, asked if isinstance(asked, int) else asked.fileno()
+
+
+def _is_of_imports(env: Mapping[str, str]) -> bool:
+    return any(
+        env.get(name) != _base().get(name)
+        for name in {*env, *_base()}
+        if name.startswith(_READ_BY_IMPORTS) and name != "PYTHONIOENCODING"
+    )
+
+
+@cache
+def _base() -> dict[str, str]:
+    """Return the environment in which imports are made."""
+    from pathlib import Path
+
+    source = str(Path(__file__).parents[1] / "src")
+    own = {"PYTHONPATH": source, "PYTHONIOENCODING": "utf-8", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **own, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Server(NamedTuple):
+    """The one that forks, and the socket to it."""
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+
+
+@cache
+def _server() -> Server:
+    ours, theirs = socket.socketpair()
+    number = theirs.fileno()
+    command = [sys.executable, __file__, str(number)]
+    process = subprocess.Popen(command, env=_base(), pass_fds=(number,), stdin=subprocess.DEVNULL)
+    theirs.close()
+    return Server(process, ours)
+
+
+def close() -> None:
+    """End the one that forks, if it was begun."""
+    if _server.cache_info().currsize:
+        server = _server()
+        server.socket.close()
+        server.process.wait()
+        _server.cache_clear()
+
+
+def serve(server: socket.socket) -> None:
+    """Fork the programs that are asked for; in a fork, return when it shall end."""
+    exec(PRELOADED, {})
+    gc.collect()
+    gc.freeze()  # or each fork would look at all of it again when it ends
+    assert threading.active_count() == 1
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal's Ctrl-C each has its own
+    told: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([server, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell(told)
+        if server not in ready:
+            continue
+        data, files, _, _ = socket.recv_fds(server, 1 << 20, 4)
+        if not data:
+            return
+        *streams, tell = files
+        child = os.fork()
+        if not child:
+            signal.set_wakeup_fd(-1)
+            for number in (server.detach(), woken, wake, tell, *told.values()):
+                os.close(number)
+            _be(json.loads(data), streams)
+            return
+        os.write(tell, b"%d\n" % child)
+        told[child] = tell
+        for number in streams:
+            os.close(number)
+
+
+def _tell(told: dict[int, int]) -> None:
+    while told:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        os.write(told[child], b"%d\n" % os.waitstatus_to_exitcode(status))
+        os.close(told.pop(child))
+
+
+def _be(asked: Mapping[str, Any], streams: list[int]) -> None:
+    """Do a program's work, as `python -c` would. Raises: what it raises."""
+    for number, theirs in enumerate(streams):
+        os.dup2(theirs, number)
+        os.close(theirs)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    time.tzset()
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "utf-8").partition(":")
+    for number, name in enumerate(_PIPED):
+        raw = open(number, "rb" if name == "stdin" else "wb", closefd=False)
+        file = io.TextIOWrapper(
+            raw,
+            encoding or "utf-8",
+            "backslashreplace" if name == "stderr" else errors or "strict",
+            line_buffering=name == "stderr" or raw.isatty(),
+        )
+        setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c", *asked["arguments"]]
+    sys.path[0] = ""
+    exec(compile(asked["code"], "<string>", "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
