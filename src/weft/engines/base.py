@@ -100,7 +100,9 @@ class EngineInfo:
     n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
     files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
     abilities: what it can do with this model. temperature_first: its native runs divide by the
-    temperature before they filter; the LM's own defaults then say so, too.
+    temperature before they filter; the LM's own defaults then say so, too. own_random: they draw by
+    random numbers of the library's: a seed gives the same text again there, and not the one that
+    Weft's samplers draw by it.
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
@@ -127,6 +129,7 @@ class EngineInfo:
     pooling: Pooling | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
+    own_random: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
