@@ -29,6 +29,7 @@ from weft.engines.base import Row, ScoreSpan, Span
 from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp.threads import ThreadCount
+from weft.sampling.params import SamplingParams
 from weft.errors import ConfigError, ForwardError, KVFull, ModelLoadError, Unsupported
 
 pytestmark = pytest.mark.llamacpp
@@ -133,6 +134,12 @@ def test_embeddings_are_pooled_as_the_file_says(folder: Path, lm: weft.LM) -> No
         assert other.info.pooling == "last"
         np.testing.assert_array_equal(other.embed(texts), other.embed(texts, pooling="last"))
         assert np.abs(other.embed(texts) - other.embed(texts, pooling="mean")).max() > 0.01
+
+
+def test_a_model_is_sampled_as_its_file_says(folder: Path, lm: weft.LM) -> None:
+    assert lm.defaults == SamplingParams()
+    with load(folder / "windowed.gguf") as other:
+        assert (other.defaults.temperature, other.defaults.top_k) == (0.5, 7)
 
 
 def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
