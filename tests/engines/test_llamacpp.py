@@ -29,8 +29,8 @@ from weft.engines.base import Row, ScoreSpan, Span
 from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp.threads import ThreadCount
-from weft.sampling.params import SamplingParams
 from weft.errors import ConfigError, ForwardError, KVFull, ModelLoadError, Unsupported
+from weft.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.llamacpp
 
