@@ -141,7 +141,7 @@ class RemoteEngine(Engine):
             return cls(
                 wire,
                 found,
-                tokenizer or PieceTokenizer(is_chat=is_chat),
+                tokenizer or PieceTokenizer(is_chat=is_chat, made_from=found.root),
                 most=most,
                 together=bool(shared),
                 steps=bool(given["steps"]),
