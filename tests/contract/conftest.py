@@ -24,9 +24,10 @@ from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-ENGINES = ["numpy", "torch", "mlx", "llamacpp"]
+ADDRESSED = ["numpy", "torch", "mlx", "llamacpp"]
+ENGINES = [*ADDRESSED, "vllm"]
 KINDS = [*ENGINES, "whole", "sequence", "hidden", "ownloop", "late"]
-WITH_KV = [*ENGINES, "sequence", "late"]
+WITH_KV = [*ADDRESSED, "sequence", "late"]
 
 FAKES = {
     "sequence": SequenceFake,
@@ -79,6 +80,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "vllm" in _params(item).values():  # it leaves sockets to the collector
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
     if config.getoption("--engine"):
         laws = [item for item in items if GIVEN in _params(item).values()]
         config.hook.pytest_deselected(items=[item for item in items if item not in laws])
@@ -141,6 +146,13 @@ def _load_remote() -> Engine:
     return engine
 
 
+def _load_vllm() -> Engine:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from vllm_float32 import Float32Vllm
+
+    return Float32Vllm.load(shallow())
+
+
 LOADERS: dict[str, NewEngine] = {
     "numpy": lambda: NumpyEngine.load(shallow()),
     "torch": _load_torch,
@@ -148,6 +160,7 @@ LOADERS: dict[str, NewEngine] = {
     "mlx": _load_mlx,
     "llamacpp": _load_llamacpp,
     "remote": _load_remote,
+    "vllm": _load_vllm,
 }
 
 
