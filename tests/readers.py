@@ -48,7 +48,8 @@ class Reader:
     """Good files in a folder, and how they are read and used.
 
     may: what reading and using may raise, may_read: reading only. named: those of them that name a
-    file when they are raised by reading. names: the files that are broken, in turn. name: the one that is broken now.
+    file when they are raised by reading. names: the files that are broken, in turn. name: the one
+    that is broken now.
     """
 
     may: Errors = (StoreError,)
