@@ -66,6 +66,13 @@ def _young() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line which engines were here, and why the tests of the others did not run."""
+    missing = {marker: _why_not(marker) for marker in PACKAGES}
+    said = [f"{marker} {f'skipped: {why}' if why else 'here'}" for marker, why in missing.items()]
+    terminalreporter.write_line("engines: numpy here · " + " · ".join(said))
+
+
 @pytest.fixture(scope="session")
 def type_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where mypy keeps what it knows of Weft, for all tests that ask it."""

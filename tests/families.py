@@ -131,13 +131,16 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 WHOLE_FAMILIES: list[str] = list(_WHOLE)
 
+# Of sizes that quantising libraries take: they group 64 weights.
+_WIDE = {"llama_wide": ("llama", {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})}
+
 # The context to load a family with, where its own plain forward depends on how long it is.
 N_CTX: dict[str, int] = {"phi3_longrope": SHORT_CONTEXT}
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
     """A random model of the family `name` with weights large enough for attention to matter."""
-    kind, changes = (_CONFIGS | _WHOLE)[name]
+    kind, changes = (_CONFIGS | _WHOLE | _WIDE)[name]
     # GPT-2 calls its sizes otherwise and would take the common ones as aliases.
     common = {"vocab_size": N_VOCAB} if kind == "gpt2" else _COMMON
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

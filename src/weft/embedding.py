@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from .engines.base import Engine, Row
+from .engines.base import Engine, Pooling, Row
 from .errors import ConfigError, ContextOverflow
 
 if TYPE_CHECKING:
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
     from .lm import LM
 
-Pooling = Literal["mean", "cls", "last"]
 _TINY_NORM = 1e-8  # a vector this short has no direction
 
 
 def embed(
-    lm: LM, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True
+    lm: LM, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
 ) -> NDArray[np.float32]:
     """Return a vector for each text; see `LM.embed`."""
+    if pooling is None:
+        pooling = lm.info.pooling or "mean"
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling is {pooling!r}; allowed are {', '.join(get_args(Pooling))}")
     ids = [_token_ids(lm, index, text) for index, text in enumerate(_checked(texts))]

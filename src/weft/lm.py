@@ -15,8 +15,8 @@ from .chat import ChatPrompt
 from .checks import whole_number
 from .constraints import json_schema_to_grammar
 from .constraints.base import Compiler
-from .embedding import Pooling, embed
-from .engines.base import Engine, EngineInfo
+from .embedding import embed
+from .engines.base import Engine, EngineInfo, Pooling
 from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.place import Place
 from .kv.tree import TokenTree
@@ -139,7 +139,9 @@ class LM:
                 n_ctx=self.n_ctx,
                 hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
             )
-        name = after.namespace if after is not None else self.adapters.space(namespace)
+        name = None if after is None else after.namespace
+        if namespace is not None and after is None:
+            name = self.adapters.space(namespace)
         return Place(self.tree.holds, name, after, list(ids))
 
     def _check_ids(self, ids: Sequence[int]) -> None:
@@ -339,13 +341,14 @@ class LM:
         )
 
     def embed(
-        self, texts: Sequence[str], *, pooling: Pooling = "mean", normalize: bool = True
+        self, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> NDArray[np.float32]:
         """Return a vector for each text: float32 [N, n_embd], from the final hidden states.
 
-        pooling: the mean over a text's tokens, its first ("cls") or its last one. normalize: to
-        length 1. Keeps no KV. Raises: Unsupported where the engine gives no hidden states;
-        ConfigError for an empty text. Cost: a forward per n_batch tokens, between other work.
+        pooling: the "mean" over a text's tokens, its first ("cls") or its "last" one; None as the
+        model's file says, else the mean. normalize: to length 1. Keeps no KV.
+        Raises: Unsupported where the engine gives no hidden states; ConfigError for an empty text.
+        Cost: a forward per n_batch tokens, between other work.
         """
         return embed(self, texts, pooling=pooling, normalize=normalize)
 

@@ -197,6 +197,30 @@ def test_broken_folders_raise_model_load_error(folder: Path, tmp_path: Path) -> 
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("away", ["disk", "meta"])
+def test_a_model_that_device_map_spreads_is_refused_naming_the_map(
+    folder: Path, tmp_path: Path, away: str
+) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    parts = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"]
+    places = {**dict.fromkeys([*parts, "model.rotary_emb"], "cpu"), "model.layers.2": away}
+    if away == "disk":
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, device_map=places, offload_folder=tmp_path / "off"
+        )
+        shown = "disk: model.layers.2"
+    else:
+        model = build("llama")
+        model.model.layers[2].to("meta")
+        shown = r"meta: model.layers.2.*and \d more"
+    with pytest.raises(Unsupported, match=rf"device_map spreads it \(.*{shown}.*vllm"):
+        TorchEngine.adopt(model)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"": "cpu"})
+    ids = [5, 9, 40, 7]
+    got = TorchEngine.adopt(whole).forward([Row((), ids, 0, None, (3,))]).logits(0)
+    assert float((torch.from_numpy(got) - plain_logits(whole, ids)[-1]).abs().max()) < 1e-4
+
+
 def test_weights_that_give_nan_are_refused() -> None:
     model = build("llama")
     with torch.no_grad():

@@ -15,6 +15,9 @@ from . import screen
 _IN_WORDS = ("devices", "families", "quantised", "several_gpus")  # too long for a table's cells
 
 
+_ASKED = ("llamacpp",)  # for their back ends: built for several kinds, and quick to import
+
+
 def versions(name: str) -> dict[str, str] | None:
     """Return the versions of an engine's packages; None where one is not there. Imports none."""
     packages = OWN[name].packages
@@ -24,11 +27,22 @@ def versions(name: str) -> dict[str, str] | None:
     return {each: screen.installed(found.get(each, [each])[0]) for each in packages}
 
 
+def backends(name: str) -> str:
+    """Return what an engine's installed library runs on; "" where nobody asks."""
+    if name not in _ASKED or versions(name) is None:
+        return ""
+    try:
+        return engine_class(name).backends()
+    except Exception as error:  # a library that is there and broken
+        return f"cannot be loaded: {error}"
+
+
 def engines_object() -> dict[str, Any]:
     """Return what is here for --json: an engine's packages, or None, and what it can do."""
     return {
         name: {
             "packages": versions(name),
+            "backends": backends(name) or None,
             **{field: getattr(abilities, field) for _, field in ROWS},
         }
         for name, abilities in OWN.items()
@@ -58,6 +72,8 @@ def show(out: Out) -> None:
         else:
             which = ", ".join(f"{package} {version}" for package, version in there.items())
             _line(out, title, ("✓ ", "green"), f"{name}: {abilities.takes} ({which})")
+            if found := backends(name):
+                _line(out, "", f"  its back ends: {found}")
         title = ""
     for name, problem in plugin_problems().items():
         mark = ("- ", "yellow") if problem else ("✓ ", "green")

@@ -27,7 +27,7 @@ OWN: dict[str, Abilities] = {
         save_kv=True,
         quantised="torchao, bitsandbytes",
         devices="CPU, CUDA",
-        families="decoders of Transformers",
+        families="decoders of Transformers; ALiBi, recurrent, hybrid: no prefix caching",
         takes="most models of the Hub",
         packages=("torch", "transformers"),
     ),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .native import NativeRuns
 
 KVKind = Literal["addressable", "sequence", "hidden"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class EngineInfo:
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
-    pooling: str | None = None
+    pooling: Pooling | None = None
     abilities: Abilities = Abilities()
     temperature_first: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -405,6 +406,14 @@ class Engine(ABC):
         it cannot run; Unsupported by default.
         """
         raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
+
+    @classmethod
+    def backends(cls) -> str:
+        """Return in words what the installed library can run on; "": nothing to add.
+
+        For `weft doctor`; where it has builds for several kinds of devices.
+        """
+        return ""
 
     def tokenizer(self) -> Any:
         """Return the tokenizer that came with the model; None: it lies beside it as files.

@@ -106,7 +106,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         ModelLoadError: there is no such folder, no config.json in it, or it is not a JSON object.
     """
     if not folder.is_dir():
-        raise ModelLoadError(f"there is no folder {folder}; give the path of a model folder")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise ModelLoadError(f"{what}; give the path of a model folder")
     file = folder / "config.json"
     if not file.is_file():
         raise ModelLoadError(

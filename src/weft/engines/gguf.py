@@ -74,7 +74,11 @@ _NUMBERS = {
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
+_MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # of llama.cpp
+_NONE = 0xFFFFFFFF  # no token, where one might be named
 _SAMPLE = 64
+_BYTE = 6  # a token's type
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -153,16 +157,21 @@ def check_model(header: GGUF) -> None:
         raise Unsupported(f"{file} holds a {values['general.type']}, not a model")
     if name == "clip" or "token_embd.weight" not in header.tensors:
         raise Unsupported(f"{file} holds no language model: it has no token embeddings ({name})")
-    n_layers = _number(header, "block_count", 1, 10_000)
+    n_layers = _number(header, "block_count", 1, _MOST_LAYERS)
     n_embd = _number(header, "embedding_length", 1, 1 << 24)
     _number(header, "context_length", 1, 1 << 30)
     n_vocab = _check_vocabulary(header, n_embd)
     _check_heads(header, n_layers, n_embd)
     _number(header, "vocab_size", 1, 1 << 24, default=n_vocab)
-    for key in ("expert_count", "expert_used_count"):
-        _number(header, key, 0, 4096, default=0)
-    if header.of_model("expert_used_count", 0) > header.of_model("expert_count", 0):
-        raise _broken(file, "it uses more experts than it has")
+    n_experts = _number(header, "expert_count", 0, _MOST_EXPERTS, default=0)
+    n_used = _number(header, "expert_used_count", 0, _MOST_EXPERTS, default=0)
+    if n_used > n_experts or (n_used == 0) != (n_experts == 0):
+        raise _broken(file, f"it uses {n_used} of {n_experts} experts")
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _broken(file, f"{key} is {value}")
+        if key.endswith("epsilon") and not (isinstance(value, float) and value >= 0):
+            raise _broken(file, f"{key} is {shown(value)}; allowed are numbers from 0 on")
 
 
 def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
@@ -204,11 +213,35 @@ def _check_vocabulary(header: GGUF, n_embd: int) -> int:
         each = values.get(f"tokenizer.ggml.{key}")
         if each is not None and (not isinstance(each, list) or len(each) != len(tokens)):
             raise _broken(file, f"tokenizer.ggml.{key} has not one entry a token")
+    named = [token for token in tokens if token]
+    if len(set(named)) != len(named):
+        raise _broken(file, "it has two tokens of the same text")
     for key, value in values.items():
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
-            if not _is_whole(value, 0, len(tokens) - 1) and value != 0xFFFFFFFF:
+            if not _is_whole(value, 0, len(tokens) - 1) and value != _NONE:
                 raise _broken(file, f"{key} is {shown(value)}; it has {len(tokens)} tokens")
+    for name in ("bos", "eos", "sep"):
+        if values.get(f"tokenizer.ggml.add_{name}_token"):
+            key = {"sep": "seperator"}.get(name, name)  # as the format spells it
+            if values.get(f"tokenizer.ggml.{key}_token_id") == _NONE:
+                raise _broken(file, f"it puts a {name} token to texts, and names none")
+    _check_bytes(header, kind, tokens)
     return len(tokens)
+
+
+def _check_bytes(header: GGUF, kind: object, tokens: list[str]) -> None:
+    """Check that every byte that no other token has can be written, and none is odd."""
+    types = header.values.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    of_bytes = [token for token, kind_of in zip(tokens, types, strict=True) if kind_of == _BYTE]
+    if kind == "gpt2" and of_bytes:
+        raise _broken(header.file, "its byte-level tokenizer has tokens for bytes")
+    if not all(_BYTE_TOKEN.fullmatch(token) for token in of_bytes):
+        raise _broken(header.file, "it has a token for a byte that is none")
+    if kind == "llama":
+        known = set(tokens)
+        missing = [b for b in range(256) if f"<0x{b:02X}>" not in known and chr(b) not in known]
+        if missing:
+            raise _broken(header.file, f"its tokenizer cannot write the byte {missing[0]}")
 
 
 def _number(header: GGUF, key: str, low: int, high: int, default: int | None = None) -> int:
@@ -346,7 +379,7 @@ class _Reader:
         length = self._count(1)
         raw = self.data[self.at : self.at + length]
         self.at += length
-        return raw.decode("utf-8", "replace")
+        return raw.decode("utf-8", "surrogateescape")
 
     def _count(self, least_bytes: int) -> int:
         """Read how many of something follow, each of at least so many bytes."""

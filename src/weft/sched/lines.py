@@ -181,7 +181,8 @@ class Lease(weakref.ref[Any]):
 class Lines:
     """The lines that go on a token a call: a branch has one while it is committed to.
 
-    An idle one may be closed at any time. All but `begin` and `release` is called under the
+    An idle one may be closed at any time. opened: those that are. gone: leases of lines that were
+    released, or whose owners are gone. All but `begin` and `release` is called under the
     scheduler's lock.
     """
 
@@ -191,12 +192,12 @@ class Lines:
         self.opened: dict[Line, None] = {}
         self._join = join
         self._leases: dict[int, Lease] = {}
-        self._gone: deque[Any] = deque()
+        self.gone: deque[Any] = deque()
 
     def begin(self, owner: Any, place: Place) -> Line:
         """Return a line at a place, for as long as `owner` lives."""
         line = Line(place)
-        lease = line.lease = Lease(owner, self._gone.append)
+        lease = line.lease = Lease(owner, self.gone.append)
         lease.line = line
         self._leases[id(lease)] = lease
         return line
@@ -204,7 +205,7 @@ class Lines:
     def release(self, line: Line) -> Place:
         """Go on with a line no longer; return the place at its end. Its KV is there at once."""
         with self.tree.holds.lock:
-            self._gone.append(line.lease)
+            self.gone.append(line.lease)
             return line.end()
 
     def is_leased(self, line: Line) -> bool:
@@ -226,13 +227,13 @@ class Lines:
     def drain(self) -> None:
         """Close the lines that were released, or whose owners are gone."""
         busy = []
-        while self._gone:
-            lease = self._gone.popleft()
+        while self.gone:
+            lease = self.gone.popleft()
             if lease.line.job is not None:
                 busy.append(lease)
             elif self._leases.pop(id(lease), None) is not None:
                 self.close(lease.line)
-        self._gone.extend(busy)
+        self.gone.extend(busy)
 
     def relieve(self) -> bool:
         """Close all idle lines; return whether there were any."""

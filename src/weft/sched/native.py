@@ -266,8 +266,6 @@ def _prime(job: NativeJob, desk: Desk) -> None:
 
 def refuse(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for work that an engine without steps cannot do."""
-    if engine.info.abilities.steps:
-        return
     name = engine.info.name
     for item in items:
         if not isinstance(item, Run):

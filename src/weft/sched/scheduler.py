@@ -73,7 +73,8 @@ class Scheduler:
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         self._refuse_retired(items)
-        refuse(items, self.engine)
+        if not self.engine.info.abilities.steps:
+            refuse(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         return tickets, [self._job_of(group) for group in groups if group]
@@ -152,7 +153,8 @@ class Scheduler:
 
     def take_in(self) -> int:
         """Drain what others left: released places, cancellations, new jobs; return how many."""
-        self.lines.drain()
+        if self.lines.gone:
+            self.lines.drain()
         self.tree.drain_released()
         n_taken = len(self._inbox)
         while self._inbox:
@@ -166,7 +168,7 @@ class Scheduler:
         return n_taken
 
     def _add(self, jobs: list[Job]) -> None:
-        if any(job.by_content for job in jobs):
+        if self.lines.opened and any(job.by_content for job in jobs):
             self.lines.relieve()
         for job in jobs:
             self.desk.add(job)

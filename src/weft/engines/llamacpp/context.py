@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...errors import ForwardError, KVFull
 from .leases import END, Cells
 from .library import Handle, last_words
+from .threads import ThreadCount
 
 Floats = NDArray[np.float32]
 _HEAD_BYTES = 8  # of a state: what it is, and whose
@@ -28,8 +29,16 @@ class Context(Cells):
     """
 
     def __init__(
-        self, handle: Handle, *, n_vocab: int, n_embd: int, n_batch: int, width: int
+        self,
+        handle: Handle,
+        *,
+        n_vocab: int,
+        n_embd: int,
+        n_batch: int,
+        width: int,
+        threads: ThreadCount | None = None,
     ) -> None:
+        """threads: how many a call gets; None: as many as the context was made with."""
         self._handle: Handle | None = handle
         self._memory = C.llama_get_memory(handle.pointer)
         self._n_vocab = n_vocab
@@ -37,6 +46,8 @@ class Context(Cells):
         self._state_head = b""
         self._width = width
         self.n_batch = n_batch
+        self._threads = threads
+        self._n_threads = 0 if threads is None else threads.most
         self.n_cells = int(C.llama_n_ctx(handle.pointer))
         # NOTE: the library reads these arrays through the pointers in the batch.
         self._tokens = np.zeros(n_batch, np.int32)
@@ -121,7 +132,14 @@ class Context(Cells):
                 C.llama_set_embeddings(context, False)
 
     def _decode(self, context: object, n: int) -> None:
-        fault = C.llama_decode(context, self._batch)
+        if self._threads is None:
+            fault = C.llama_decode(context, self._batch)
+        else:
+            with self._threads.watched():
+                if self._threads.now != self._n_threads:
+                    self._n_threads = self._threads.now
+                    C.llama_set_n_threads(context, self._n_threads, self._n_threads)
+                fault = C.llama_decode(context, self._batch)
         if fault == 0:
             return
         why = f"llama.cpp cannot run {n} tokens: {_FAULTS.get(fault, f'error {fault}')}"

@@ -15,20 +15,21 @@ from ...cores import usable_cores
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Engine, EngineInfo, LateTokens, Row, check_rows
+from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf
 from . import settings as made
 from .context import Context, Floats
 from .kv import SequenceFragments
 from .leases import Leases
-from .library import Handle, chosen_devices, new_context
+from .library import Handle, chosen_devices, devices, new_context
 from .settings import N_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
+from .threads import ThreadCount
 from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
-_POOLING = {1: "mean", 2: "cls", 3: "last"}
+_POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 class LlamaCppEngine(Engine):
@@ -51,6 +52,7 @@ class LlamaCppEngine(Engine):
             n_embd=int(C.llama_model_n_embd_out(pointer)),
             n_batch=N_BATCH,
             width=width,
+            threads=ThreadCount(settings.n_threads) if settings.may_use_fewer else None,
         )
         self.fragments: SequenceFragments = SequenceFragments(
             context,
@@ -94,10 +96,11 @@ class LlamaCppEngine(Engine):
             dtype: of the KV: "auto" (float16), "float16", "bfloat16", or "float32", which also
                 turns flash attention off; weights stay as the file has them.
             n_ctx: a context shorter than the model's own.
-            kv_bytes: KV is allocated at once, so much; None for 4 GiB or 65,536 tokens at most.
+            kv_bytes: KV is allocated at once, so much; None for 32,768 tokens, 4 GiB at most.
             n_gpu_layers: layers on the GPU; None for all.
             main_gpu, tensor_split: as llama.cpp has them, for several GPUs.
-            n_threads: of a model call; None for the cores that may be used.
+            n_threads: of a model call; None for the cores that may be used, fewer while others use
+                them.
             type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
             flash_attention: None lets llama.cpp choose.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
@@ -113,18 +116,13 @@ class LlamaCppEngine(Engine):
         header = read_gguf(Path(file))
         length = made.context_length(header, n_ctx)
         of_keys, of_values, flash = made.kv_types(dtype, type_k, type_v, flash_attention)
-        settings = ContextSettings(
-            n_ctx=length,
-            n_slots=made.n_slots(header, kv_bytes, length, of_keys, of_values),
-            type_k=of_keys,
-            type_v=of_values,
-            flash=flash,
-            n_threads=usable_cores() if n_threads is None else whole_number("n_threads", n_threads),
-            gpus=tuple(chosen_devices(device)) if n_gpu_layers != 0 else (),
+        gpus = tuple(chosen_devices(device)) if n_gpu_layers != 0 else ()
+        most_threads = (
+            usable_cores() if n_threads is None else whole_number("n_threads", n_threads, 1)
         )
         model = made.load_weights(
             header,
-            settings.gpus,
+            gpus,
             n_gpu_layers=n_gpu_layers,
             main_gpu=main_gpu,
             tensor_split=tensor_split,
@@ -135,10 +133,26 @@ class LlamaCppEngine(Engine):
         )
         try:
             made.refuse(header, model)
+            left = tuple(chosen_devices(device)) if gpus else ()  # free once the weights are there
+            settings = ContextSettings(
+                n_ctx=length,
+                n_slots=made.n_slots(header, kv_bytes, length, (of_keys, of_values), left),
+                type_k=of_keys,
+                type_v=of_values,
+                flash=flash,
+                n_threads=most_threads,
+                may_use_fewer=n_threads is None and not gpus,
+                gpus=left,
+            )
             return cls(header, model, settings)
         except BaseException:
             model.close()
             raise
+
+    @classmethod
+    def backends(cls) -> str:
+        """Return the devices that the installed llama.cpp runs on, GPUs first."""
+        return ", ".join(f"{each.name} ({each.description})" for each in devices())
 
     def tokenizer(self) -> Tokenizer:
         """Return the file's own tokenizer, as llama.cpp reads it. Raises: ModelLoadError."""

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 from llama_cpp import llama_cpp as C
 
-from ...errors import ConfigError, ModelLoadError
+from ...errors import ConfigError, EngineUnavailable, ModelLoadError
+
+# What is newest of what is used: an older library would take our words for something else.
+if not all(hasattr(C.llama_model_params, name) for name in ("load_mode", "use_extra_bufts")):
+    raise EngineUnavailable(
+        "the installed llama-cpp-python is too old, 0.3.36 is needed; run:"
+        ' pip install --upgrade "llama-cpp-python>=0.3.36"'
+    )
 
 _log = logging.getLogger("weft.engines.llamacpp")
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.INFO, 4: logging.DEBUG}
@@ -158,6 +165,7 @@ def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle
     params = C.llama_model_default_params()
     params.vocab_only = vocab_only
     for name, value in values.items():
+        assert hasattr(params, name), name
         setattr(params, name, value)
     _said.clear()
     pointer = C.llama_model_load_from_file(os.fsencode(file), params)
@@ -173,6 +181,7 @@ def new_context(model: Handle, **values: Any) -> Handle:
     """
     params = C.llama_context_default_params()
     for name, value in values.items():
+        assert hasattr(params, name), name
         setattr(params, name, value)
     _said.clear()
     pointer = C.llama_init_from_model(model.pointer, params)

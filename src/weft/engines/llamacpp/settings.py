@@ -7,12 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as C
 
 from ...checks import whole_number
-from ...errors import ConfigError, Unsupported
+from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..gguf import GGUF, TYPES
 from .library import Device, Handle, load_model
 
@@ -25,12 +26,16 @@ _FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _SPLIT_LAYERS, _ONE_GPU = C.LLAMA_SPLIT_MODE_LAYER, C.LLAMA_SPLIT_MODE_NONE
 _KV_BYTES = 4 << 30
+_GPU_SHARE = 0.8  # of what is free there
 _MOST_SLOTS = 1 << 15  # that are allocated where no budget asks for more
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto."""
+    """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto.
+
+    may_use_fewer: threads than `n_threads`, where cores are busy with something else.
+    """
 
     n_ctx: int
     n_slots: int
@@ -38,6 +43,7 @@ class ContextSettings:
     type_v: str
     flash: bool | None
     n_threads: int
+    may_use_fewer: bool
     gpus: tuple[Device, ...]
 
     def context_values(self, n_sequences: int) -> dict[str, Any]:
@@ -102,11 +108,11 @@ def context_length(header: GGUF, n_ctx: int | None) -> int:
 
 def slot_bytes(header: GGUF, *types: str) -> int:
     """Return the bytes of one slot by the header alone, of plain attention."""
-    n_layers = header.of_model("block_count")
-    n_embd, heads = header.of_model("embedding_length"), header.of_model("attention.head_count")
+    n_layers, n_embd = header.of_model("block_count"), header.of_model("embedding_length")
+    heads = header.of_model("attention.head_count", 1)
     kv_heads = header.of_model("attention.head_count_kv", heads)
     each = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
-    most = max(heads) if isinstance(heads, list) else heads
+    most = max(1, *heads) if isinstance(heads, list) else max(1, heads)
     sizes = {name: block / count for name, count, block in TYPES.values()}
     of_key = header.of_model("attention.key_length", n_embd // most)
     of_value = header.of_model("attention.value_length", n_embd // most)
@@ -114,21 +120,42 @@ def slot_bytes(header: GGUF, *types: str) -> int:
     return max(1, math.ceil(sum(each[:n_layers]) * width))
 
 
-def n_slots(header: GGUF, kv_bytes: int | None, n_ctx: int, *types: str) -> int:
+def n_slots(
+    header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
+) -> int:
     """Return how many slots to allocate: a budget's, else enough for a path and many branches.
 
-    llama.cpp chooses between two sets of rotary factors (longrope) by the size of its cache: there
-    the cache is as long as a path may be, or shorter.
+    gpus: with what is free on them now. llama.cpp chooses between two sets of rotary factors
+    (longrope) by the size of its cache: there it is as long as a path may be, or shorter.
+    Raises: ConfigError for a budget that there is no memory for, as all of it is taken at once.
     """
     size = slot_bytes(header, *types)
-    found = max(1, kv_bytes // size) if kv_bytes else min(_KV_BYTES // size, _MOST_SLOTS)
+    free = sum(gpu.free_bytes for gpu in gpus) if gpus else available_bytes()
+    if kv_bytes is not None and free is not None and kv_bytes > free:
+        where = gpus[0].name if gpus else "memory"
+        raise ConfigError(
+            f"kv_budget is {kv_bytes} bytes, which llama.cpp takes at once, but {where} has {free}"
+        )
+    if kv_bytes is not None:
+        found = max(1, kv_bytes // size)
+    else:
+        most = int(free * _GPU_SHARE) if gpus and free is not None else _KV_BYTES
+        found = max(1, min(most // size, _MOST_SLOTS))
     trained = header.of_model("rope.scaling.original_context_length")
     if trained and any("rope_factors_short" in name for name in header.tensors):
         room = trained - N_BATCH
-        if n_ctx <= room:
-            return min(found, room)
-        return max(found, trained)
-    return max(1, found)
+        return min(found, room) if n_ctx <= room else max(found, trained)
+    return found
+
+
+def available_bytes() -> int | None:
+    """Return the memory that may be taken now; None where the system does not tell."""
+    try:
+        text = Path("/proc/meminfo").read_text("ascii")
+        line = next(each for each in text.splitlines() if each.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, ValueError, StopIteration, IndexError):
+        return None
 
 
 def weights_dtype(header: GGUF) -> str:
@@ -162,7 +189,9 @@ def load_weights(
         "load_mode": C.llama_load_mode_from_str(load_mode.encode()),
         "use_extra_bufts": bool(repack),
         "check_tensors": bool(check_tensors),
-        "n_gpu_layers": -1 if n_gpu_layers is None else n_gpu_layers,
+        "n_gpu_layers": -1
+        if n_gpu_layers is None
+        else whole_number("n_gpu_layers", n_gpu_layers, 0),
         "split_mode": _SPLIT_LAYERS if len(gpus) > 1 else _ONE_GPU if gpus else _SPLIT_LAYERS,
     }
     handles = (ctypes.c_void_p * (len(gpus) + 1))(*[gpu.handle for gpu in gpus], None)
@@ -177,15 +206,23 @@ def load_weights(
         values["tensor_split"] = ctypes.cast(room, ctypes.POINTER(ctypes.c_float))
     total = sum(tensor.n_bytes for tensor in header.tensors.values())
 
-    def told(share: float, _: Any) -> bool:
-        if progress is not None:
-            progress("load", int(share * total), total, "")
-        return True
+    stopped: list[BaseException] = []
 
-    values["progress_callback"] = call = C.llama_progress_callback(told)
-    model = load_model(header.file, **values)
-    del call, handles
-    return model
+    def told(share: float, _: Any) -> bool:
+        try:
+            if progress is not None:
+                progress("load", int(share * total), total, "")
+        except BaseException as error:  # no exception passes through the library
+            stopped.append(error)
+        return not stopped
+
+    values["progress_callback"] = C.llama_progress_callback(told)
+    try:
+        return load_model(header.file, **values)
+    except ModelLoadError:
+        if stopped:
+            raise stopped[0] from None
+        raise
 
 
 def refuse(header: GGUF, model: Handle) -> None:

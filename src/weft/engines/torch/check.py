@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from ...errors import ForwardError, ModelLoadError, Unsupported
@@ -79,8 +79,18 @@ def refuse_model(model: PreTrainedModel) -> None:
         )
 
 
-def refuse_spread(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a model whose parts lie on several devices, or not in memory."""
+def refuse_handed_over(model: PreTrainedModel) -> None:
+    """Raise Unsupported for a model that an engine cannot run beside its owner.
+
+    Its parts lie on several devices, or not in memory; or it cannot be copied.
+    """
+    if getattr(model, "is_loaded_in_4bit", False) and model.device.type == "cpu":
+        raise _unsupported(
+            type(model).__name__,
+            "bitsandbytes packs 4-bit weights anew at their first forward on a CPU, and no copy of"
+            " them says what they said",
+            "load its folder instead, with quantization_config in engine_options",
+        )
     places: dict[str, list[str]] = {}
     for part, place in (getattr(model, "hf_device_map", None) or {}).items():
         places.setdefault(str(place), []).append(part or "all of it")
@@ -148,9 +158,21 @@ def _unsupported(name: str, why: str, alternative: str = _ALTERNATIVE) -> Unsupp
 
 
 # Root-mean-square error of a position, relative to the spread of the logits.
+# Where activations are quantised, a last bit of one may become a whole step of its grid.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.08, torch.bfloat16: 0.15}
+_QUANTISED_TOLERANCE = 0.15
 
 _TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6 + 3 single tokens = 24
+
+
+def quantised(model: PreTrainedModel) -> str:
+    """Return what stands for the numbers of a model's weights; "" where they are numbers."""
+    for parameter in model.parameters():
+        kind = type(parameter)
+        is_number = parameter.is_floating_point() and parameter.dtype.itemsize > 1
+        if hasattr(kind, "__tensor_flatten__") or not is_number:
+            return kind.__name__ if kind is not nn.Parameter else str(parameter.dtype)
+    return type(model.hf_quantizer).__name__ if getattr(model, "hf_quantizer", None) else ""
 
 
 def check_paths(n_vocab: int) -> Tensor:
@@ -207,6 +229,8 @@ def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float
     errors = (got - want).square().mean(-1).sqrt() / spread.clamp_min(1e-6)
     # In half precision a router may send a token to another expert for a last bit: a lone position
     # may then differ. What the engine does not know of a model is wrong at most positions.
+    if quantised(model):
+        return float(errors.median()), _QUANTISED_TOLERANCE
     error = errors.max() if model.dtype == torch.float32 else errors.median()
     return float(error), _TOLERANCE.get(model.dtype, 0.15)
 

@@ -18,11 +18,12 @@ from .check import (
     check_paths,
     check_tree,
     plain_logits,
+    refuse_handed_over,
     refuse_model,
     refuse_probe,
-    refuse_spread,
     why_no_tree,
 )
+from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
@@ -87,22 +88,36 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        quantization_config: Any = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
-        """Load a Transformers-format folder.
+        """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
 
         Args:
-            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own (of a GGUF
+                file float32).
             n_ctx: longest path; None for all the model knows. Rotary frequencies that depend on
                 the length are chosen for it, once.
+            quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
+                weights are quantised as they are read. A folder that is quantised needs none.
 
         Raises:
             ModelLoadError: files are missing or broken.
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        if Path(source).suffix.lower() == ".gguf":
+            found = load_gguf(Path(source), place, dtype)
+            engine = open_model(found.model, n_ctx=n_ctx, fingerprint=found.fingerprint)
+            engine.brought = found.tokenizer
+            return engine
         model, fingerprint = load_model(
-            Path(source), place, dtype, trust_remote_code=trust_remote_code, progress=progress
+            Path(source),
+            place,
+            dtype,
+            trust_remote_code=trust_remote_code,
+            quantization_config=quantization_config,
+            progress=progress,
         )
         return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint)
 
@@ -120,7 +135,7 @@ class TorchEngine(ModelEngine):
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
         refuse_model(model)
-        refuse_spread(model)
+        refuse_handed_over(model)
         copied = structural_copy(model)
         return open_model(copied, n_ctx=n_ctx, fingerprint=fingerprint_of(model))
 

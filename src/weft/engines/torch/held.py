@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...errors import ConfigError, ContextOverflow, ForwardError
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, LateTokens, Row, Score
-from .check import refuse_model
+from .check import quantised, refuse_model
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
 
@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ...tokens.tokenizer import Tokenizer
+
 
 class ModelEngine(Engine):
     """An engine over a Transformers model, its tensors perhaps an owner's.
 
     `model` is the engine's own copy of the modules; the owner keeps using the original.
+    brought: the tokenizer that came in the model's own file; None: it lies beside it.
     """
 
     info: EngineInfo
     model: PreTrainedModel
+    brought: Tokenizer | None = None
 
     def __init__(self, model: PreTrainedModel, *, n_ctx: int | None) -> None:
         refuse_model(model)
@@ -44,9 +48,13 @@ class ModelEngine(Engine):
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
         self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
         self._known_as = self._kind()
-        self._extra: dict[str, Any] = {"rope": rope} if rope else {}
+        named = {"rope": rope, "quantised": quantised(model)}
+        self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
         if self._device.type == "cuda":
             self._extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return self.brought
 
     def weights_mark(self) -> tuple[int, int]:
         """Count the changes that PyTorch has seen of the parameters: 0.05 µs each. With it, where

@@ -87,7 +87,9 @@ class LoraAdapters:
             low = self._layers[self.active].get(path) if self.active is not None else None
             if low is None:
                 return output
-            return output + low.scale * (inputs[0] @ low.down.T @ low.up.T)
+            x = inputs[0]
+            more = x @ low.down.to(x.dtype).T @ low.up.to(x.dtype).T
+            return output + low.scale * more
 
         return add_low
 
@@ -110,7 +112,9 @@ def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, Lo
     layers = {}
     for path, pair in halves.items():
         weight = weight_for(path, pair, folder, modules)
-        down, up = (pair[half].to(weight.device, weight.dtype) for half in "AB")
+        # What stands for a quantised weight's numbers may be bytes.
+        dtype = weight.dtype if weight.dtype.itemsize > 1 else None
+        down, up = (pair[half].to(weight.device, dtype) for half in "AB")
         layers[path] = Low(down, up, scale_of(config, path, down.shape[0]))
     return layers
 
@@ -128,7 +132,10 @@ def weight_for(
             " linear layers"
         )
     down, up, weight = pair["A"], pair["B"], module.weight
-    n_out, n_in = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
+    shape = weight.shape[::-1]
+    if isinstance(module, nn.Linear):  # a quantised weight may be of any shape
+        shape = module.out_features, module.in_features
+    n_out, n_in = shape
     if down.shape[1:] != (n_in,) or up.shape != (n_out, down.shape[0]):
         raise ConfigError(
             f"the adapter in {folder} is of another model: {path} takes {n_in} to {n_out} numbers,"

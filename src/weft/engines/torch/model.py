@@ -51,17 +51,23 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise ConfigError for a dtype that no model is loaded in."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+
+
 def load_model(
     folder: Path,
     device: torch.device,
     dtype: str,
     *,
     trust_remote_code: bool,
+    quantization_config: Any,
     progress: Progress | None,
 ) -> tuple[PreTrainedModel, str]:
     """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    check_dtype(dtype)
     config = config_of(folder, trust_remote_code=trust_remote_code)
     stored = checkpoint.open_checkpoint(folder)
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
@@ -72,14 +78,24 @@ def load_model(
         )
     if progress is not None:
         progress("load", 0, 1, str(folder))
-    model = _from_pretrained(folder, config, dtype, trust_remote_code=trust_remote_code).to(device)
+    given: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    is_quantised = quantization_config is not None or hasattr(config, "quantization_config")
+    if is_quantised:  # some kinds are made where they stay, and moved by nobody
+        given["device_map"] = {"": device}
+        if quantization_config is not None:
+            given["quantization_config"] = quantization_config
+    model = _from_pretrained(folder, config, dtype, **given)
+    if not is_quantised:
+        model = model.to(device)
     lay_by_column(model)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:
-        return model, stored.fingerprint()
+        if quantization_config is None:
+            return model, stored.fingerprint()
     except Unsupported:  # tensors in a quantised format
-        return model, fingerprint_of(model)
+        pass
+    return model, fingerprint_of(model)
 
 
 def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
@@ -138,7 +154,7 @@ def _sample(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _from_pretrained(
-    folder: Path, config: PretrainedConfig, dtype: str, *, trust_remote_code: bool
+    folder: Path, config: PretrainedConfig, dtype: str, **given: Any
 ) -> PreTrainedModel:
     try:
         with quiet():
@@ -146,9 +162,9 @@ def _from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES.get(dtype, "auto"),
-                trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
+                **given,
             )
     except EngineError:
         raise
@@ -188,7 +204,8 @@ _log = logging.getLogger("weft.engines.torch")
 
 # Buffers up to this size are copied: rotary tables are small, and models rewrite them at run time.
 _COPIED_BUFFER_BYTES = 1 << 20
-_REWRITERS = ("rwkv",)  # it divides weights of later layers before its first forward in eval mode
+# At its first forward RWKV divides weights of later layers, and bitsandbytes packs its own anew.
+_REWRITERS = ("rwkv", "bitsandbytes")
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -196,7 +213,8 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
 
     Not those of a model that rewrites its own weights as it runs: it would do so twice.
     """
-    if model.config.model_type in _REWRITERS:
+    named = (model.config.model_type, getattr(model, "quantization_method", None))
+    if any(name in _REWRITERS for name in named):
         return copy.deepcopy(model).eval()
     shared: list[Tensor] = list(model.parameters())
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import ForwardError, Unsupported, WeftError
-from ..base import Abilities, EngineInfo, Row, Score, check_rows
+from ..abilities import OWN
+from ..base import EngineInfo, Row, Score, check_rows
 from .check import check_paths, difference, plain_logits
 from .held import ModelEngine
 from .model import BareHead, Head, quiet
@@ -128,11 +130,13 @@ class WholePathEngine(ModelEngine):
             kv="hidden",
             recomputes=True,
             n_embd=n_embd,
-            abilities=Abilities(
-                lora=True,
+            abilities=replace(
+                OWN["torch"],
+                shared_attention=False,
+                fork="its path runs again",
                 embed=n_embd > 0,
-                devices="CPU, CUDA",
-                families="ALiBi, recurrent, hybrid, or attention of its own",
+                offload=False,
+                save_kv=False,
             ),
             extra={**self._extra, "no_prefix_caching": why},
         )

@@ -1,0 +1,483 @@
+"""The llamacpp engine beyond the laws: other models, options, threads, broken files, closing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytest.importorskip("gguf", reason="gguf is not installed")
+
+import weft
+from recipe.corpus import game24
+from recipe.export_gguf import export_gguf
+from shallow import TINY, shallow, shallow_gguf
+from small_gguf import windowed
+from weft import samples
+from weft.engines.base import Row, ScoreSpan, Span
+from weft.engines.gguf import read_gguf
+from weft.engines.llamacpp import LlamaCppEngine
+from weft.engines.llamacpp.threads import ThreadCount
+from weft.errors import ConfigError, ForwardError, KVFull, ModelLoadError, Unsupported
+
+pytestmark = pytest.mark.llamacpp
+
+PROMPTS = [
+    *samples.ALL.values(),
+    *[game24.ask(numbers) for numbers in game24.held_out24()[:20]],
+    *[f"What is {7 * i + 3} + {11 * i + 8}?" for i in range(10)],
+    *[f"Tell me a story about a {name}." for name in "owl cat bear frog bee hen dog".split()],
+    *[f"Can {numbers} make 24?" for numbers in ("1 2 3 4", "5 5 5 1", "8 8 3 3")],
+]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model as GGUF files, a type each."""
+    made = tmp_path_factory.mktemp("gguf")
+    for kind in ("f32", "f16", "q8_0"):
+        export_gguf(TINY, made / f"{kind}.gguf", kind)
+    windowed(made / "windowed.gguf", made / "f32.gguf")
+    return made
+
+
+def load(path: Path, **options: Any) -> weft.LM:
+    options.setdefault("n_threads", 1)
+    dtype = options.pop("dtype", "float32")
+    return weft.load(path, dtype=dtype, kv_budget=options.pop("kv_budget", "64MiB"),
+                     engine_options=options)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def lm(folder: Path) -> Iterator[weft.LM]:
+    with load(folder / "f32.gguf") as lm:
+        yield lm
+
+
+@pytest.fixture(scope="session")
+def reference() -> Iterator[weft.LM]:
+    with weft.load("tiny", engine_options={"threads": 1}) as lm:
+        yield lm
+
+
+@pytest.fixture
+def engine() -> Iterator[LlamaCppEngine]:
+    engine = LlamaCppEngine.load(shallow_gguf(), dtype="float32", n_threads=1, kv_bytes=1 << 21)
+    yield engine
+    engine.close()
+
+
+# The same model as elsewhere ------------------------------------------------------------------
+
+
+def test_50_greedy_texts_are_those_of_the_numpy_engine(lm: weft.LM, reference: weft.LM) -> None:
+    assert len(set(PROMPTS)) == 50
+    for prompt in PROMPTS:
+        found, wanted = (
+            weft.Loom(each, prompt).grow(max_tokens=24, temperature=0)[0].tokens
+            for each in (lm, reference)
+        )
+        assert found == wanted, prompt
+
+
+def test_the_files_tokenizer_is_the_folders(lm: weft.LM, reference: weft.LM) -> None:
+    ours, theirs = lm.text, reference.text
+    assert ours.vocab_bytes == theirs.vocab_bytes
+    assert ours.special_ids == theirs.special_ids
+    assert ours.stop_ids == theirs.stop_ids
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.chat_template == theirs.chat_template
+    rng = random.Random(0)
+    letters = "abc XYZ 0123 \n\t.,<|user|> éß漢字😀\u200b"
+    texts = ["", " ", *PROMPTS, *["".join(rng.choices(letters, k=20)) for _ in range(200)]]
+    for text in texts:
+        for special in (False, True):
+            assert ours.encode(text, special=special) == theirs.encode(text, special=special)
+            found = ours.continuation(text, special=special)
+            assert found == theirs.continuation(text, special=special)
+            assert ours.decode(found) == theirs.decode(found)
+    with pytest.raises(ConfigError, match="no text"):
+        ours.encode("\ud800")
+
+
+def test_constraints_and_embeddings_are_those_of_the_numpy_engine(
+    lm: weft.LM, reference: weft.LM
+) -> None:
+    made = []
+    for each in (lm, reference):
+        loom = weft.Loom(each, samples.record)
+        made.append(loom.grow(max_tokens=40, temperature=0, constraint={"type": "object"})[0].text)
+    assert made[0] == made[1]
+    texts = ["a fox", "What is 37 + 58?"]
+    for pooling in ("mean", "cls", "last"):
+        found, wanted = (e.embed(texts, pooling=pooling) for e in (lm, reference))
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
+    with load(folder / "q8_0.gguf", dtype="auto", type_k="q8_0", type_v="q8_0") as lm:
+        assert lm.info.dtype == "q8_0"
+        assert lm.info.extra["kv_types"] == ["q8_0", "q8_0"]
+        text = weft.Loom(lm, samples.sum).grow(max_tokens=16, temperature=0)[0].text
+        assert "95" in text
+        data = lm.kv.to_bytes(lm.tokenize("Once upon a time"))
+        lm.clear_cache()
+        assert lm.kv.size(lm.kv.load(data)) == len(lm.tokenize("Once upon a time"))
+
+
+@pytest.mark.torch
+def test_the_torch_engine_reads_the_same_file_dequantised(folder: Path, reference: weft.LM) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with weft.load(folder / "f32.gguf", engine="torch") as lm:
+        assert lm.info.name == "torch"
+        assert lm.tokenize("12 <|user|>", special=True) == reference.tokenize(
+            "12 <|user|>", special=True
+        )
+        for prompt in PROMPTS[:3]:
+            found, wanted = (
+                weft.Loom(each, prompt).grow(max_tokens=12, temperature=0)[0].tokens
+                for each in (lm, reference)
+            )
+            assert found == wanted
+
+
+# Windows, many branches, saving ---------------------------------------------------------------
+
+
+def test_a_branch_may_begin_before_a_sliding_window(folder: Path) -> None:
+    """The library writes over cells that have left every window, unless two sequences see them."""
+    file = folder / "windowed.gguf"
+    engine = LlamaCppEngine.load(file, dtype="float32", n_threads=1, kv_bytes=600 * 1024)
+    store, ids = engine.fragments, [random.Random(1).randrange(10, 2000) for _ in range(160)]
+
+    def plain(tokens: list[int]) -> Any:
+        return engine.forward([Row((), tokens, 0, None, (len(tokens) - 1,))]).logits(0)
+
+    def after(*path: Span) -> Any:
+        at = sum(span.length for span in path)
+        return engine.forward([Row(path, [5, 6], at, None, (1,))]).logits(0)
+
+    upper = store.new(None)
+    engine.forward([Row((), ids[:80], 0, upper)])
+    for _ in range(8):  # the place where the cache is written goes round
+        other = store.new(upper)
+        engine.forward([Row((Span(upper, 80),), ids[80:], 80, other)])
+        store.free(other)
+    lower = store.new(upper)
+    for at in range(80, 120):
+        engine.forward([Row((Span(upper, 80),), [ids[at]], at, lower)])
+    for length in (3, 40, 79):
+        wanted = plain([*ids[:length], 5, 6])
+        np.testing.assert_allclose(after(Span(upper, length)), wanted, atol=0.02)
+    wanted = plain([*ids[:120], 5, 6])
+    np.testing.assert_allclose(after(Span(upper, 80), Span(lower, 40)), wanted, atol=0.02)
+    saved = [store.export(each) for each in (upper, lower)]
+    store.free(lower)
+    store.free(upper)
+    assert store.usage() == (0, 0)
+    upper = store.load(saved[0], None)
+    lower = store.load(saved[1], upper)
+    np.testing.assert_allclose(after(Span(upper, 80), Span(lower, 40)), wanted, atol=0.02)
+    engine.close()
+
+
+def test_more_branches_than_sequences_grow_and_wake(lm: weft.LM) -> None:
+    assert lm.info.max_paths is not None
+    n = 2 * lm.info.max_paths
+    grown = weft.Loom(lm, samples.story).grow(n=n, max_tokens=4, seed=3)
+    assert len(grown) == n
+    root = weft.Branch.create(lm, temperature=1.0)
+    root.prefill(lm.tokenize("Once upon a time"))
+    branches = [root.fork() for _ in range(n)]
+    for number, branch in enumerate(branches):
+        branch.reseed_sampler(number)
+        branch.commit(branch.produce().token)
+    again = root.fork()
+    again.reseed_sampler(0)
+    again.commit(again.produce().token)
+    assert again.perplexity == branches[0].perplexity
+    np.testing.assert_allclose(again.logits, branches[0].logits, atol=1e-4)
+
+
+def test_a_tree_and_a_branch_come_back_from_their_files(lm: weft.LM, tmp_path: Path) -> None:
+    loom = weft.Loom(lm, samples.game24)
+    texts = [node.text for node in loom.grow(n=2, max_tokens=8, seed=1)]
+    loom.save(tmp_path / "a.loom.json")
+    opened = weft.Loom.open(tmp_path / "a.loom.json", lm=lm)
+    assert [node.text for node in opened.children] == texts
+    branch = weft.Branch.create(lm)
+    branch.prefill(lm.tokenize("Once upon a"))
+    branch.save(tmp_path / "b.branch")
+    again = weft.Branch.load(lm, tmp_path / "b.branch")
+    np.testing.assert_allclose(again.logits, branch.logits, atol=1e-4)
+
+
+def test_kv_of_another_type_is_of_another_model(folder: Path) -> None:
+    marks = set()
+    for dtype in ("float32", "float16"):
+        with load(folder / "f32.gguf", dtype=dtype) as lm:
+            marks.add(lm.info.fingerprint)
+    with load(folder / "f16.gguf") as lm:
+        marks.add(lm.info.fingerprint)
+    assert len(marks) == 3
+
+
+# Batches --------------------------------------------------------------------------------------
+
+
+def test_rows_of_any_length_and_number_are_cut_into_batches(engine: LlamaCppEngine) -> None:
+    ids = [random.Random(2).randrange(6, 2000) for _ in range(700)]
+    span = ScoreSpan(0, tuple(ids[1:] + [7]), 2)
+    whole = engine.forward([Row((), ids, 0, None, (0, 699), (span,))])
+    store = engine.fragments
+    fragment = store.new(None)
+    for at in range(0, 700, 100):
+        engine.forward([Row((), ids[at : at + 100], at, fragment)])
+    last = engine.forward([Row((Span(fragment, 699),), ids[699:], 699, None, (0,))]).logits(0)
+    np.testing.assert_allclose(whole.logits(1), last, atol=1e-4)
+    ((score,),) = whole.scores()
+    assert score.logprobs.shape == (700,)
+    rows = [Row((Span(fragment, n),), [5], n, None, (0,)) for n in range(1, 601)]
+    many = engine.forward(rows)
+    for n in (1, 300, 600):
+        one = engine.forward([Row((Span(fragment, n),), [5], n, None, (0,))]).logits(0)
+        np.testing.assert_allclose(many.logits(n - 1), one, atol=1e-4)
+    store.free(fragment)
+
+
+def test_logits_stay_what_they_were_whatever_runs_later(engine: LlamaCppEngine) -> None:
+    first = engine.forward([Row((), [5, 6, 7], 0, None, (2,))])
+    again = engine.forward([Row((), [5, 6, 7], 0, None, (2,))]).logits(0)
+    engine.forward([Row((), [9, 9, 9], 0, None, (0, 1, 2))])
+    np.testing.assert_array_equal(first.logits(0), again)
+    engine.close()
+    np.testing.assert_array_equal(first.logits(0), again)
+
+
+def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngine) -> None:
+    store = engine.fragments
+    assert engine.info.kv_slots is not None
+    fragment = store.new(None)
+    engine.forward([Row((), [5] * 1000, 0, fragment)])
+    others = [store.new(fragment) for _ in range(4)]
+    path = (Span(fragment, 1000),)
+    with pytest.raises(KVFull):
+        engine.forward([Row(path, [5] * 500, 1000, each) for each in others])
+    with pytest.raises(ForwardError, match="two rows"):
+        engine.forward([Row(path, [5], 1000, others[0]) for _ in range(2)])
+    assert store.usage().slots == 1000
+    assert store.leases.n_free == store.leases.n_leases - 1
+    store.free(fragment)
+
+
+# Opening and closing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"type_k": "q3_k"}, "type_k is 'q3_k'"),
+        ({"type_v": "q8_0"}, "needs flash attention"),
+        ({"n_ctx": 4096}, "n_ctx is 4096"),
+        ({"kv_bytes": 1 << 60}, "kv_budget is 1152921504606846976 bytes"),
+        ({"n_threads": 0}, "n_threads is 0"),
+        ({"n_gpu_layers": -3}, "n_gpu_layers is -3"),
+        ({"device": "cuda:7"}, "device is 'cuda:7'"),
+        ({"load_mode": "fast"}, "load_mode is 'fast'"),
+        ({"tensor_split": [1.0, 2.0]}, "tensor_split is"),
+        ({"main_gpu": 3}, "main_gpu is 3"),
+        ({"flash_attention": "yes"}, "flash_attention is 'yes'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LlamaCppEngine.load(shallow_gguf(), **{"dtype": "float32", **options})
+
+
+def test_what_progress_raises_stops_the_loading() -> None:
+    heard: list[int] = []
+
+    def progress(phase: str, done: int, total: int, note: str) -> None:
+        heard.append(done)
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20, progress=progress)
+    assert heard
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="no option 'n_gpu'"):
+        weft.load(shallow_gguf(), engine_options={"n_gpu": 1})
+
+
+def test_an_engine_that_nobody_holds_is_freed_and_a_closed_one_forgets(
+    engine: LlamaCppEngine,
+) -> None:
+    other = LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20)
+    fragment = other.fragments.new(None)
+    other.forward([Row((), [5, 6], 0, fragment)])
+    finalizer = other._model._finalizer  # type: ignore[union-attr]
+    gone = weakref.ref(other)
+    del other
+    gc.collect()
+    assert gone() is None
+    fragment = engine.fragments.new(None)
+    engine.forward([Row((), [5, 6], 0, fragment)])
+    store = engine.fragments
+    engine.close()
+    store.free(fragment)  # as a tree does that is closed later
+    assert not finalizer.alive
+
+
+def test_the_tokenizer_outlives_the_engine() -> None:
+    with load(shallow_gguf()) as lm:
+        text, ids = lm.text, lm.tokenize("hello")
+    assert text.encode("hello") == ids
+    assert text.decode(ids[1:]) == "hello"
+
+
+def test_the_librarys_messages_are_logged_and_not_printed(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="weft.engines.llamacpp"):
+        LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20).close()
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records
+
+
+def test_threads_are_given_up_where_they_get_no_core_and_come_back() -> None:
+    idle = [1]
+    threads = ThreadCount(4, lambda: idle[0])
+    threads.saw(0.01, 0.039)
+    assert threads.now == 4
+    threads.saw(0.01, 0.015)
+    assert threads.now == 4  # once may be chance
+    threads.saw(0.01, 0.015)
+    assert threads.now == 1
+    for _ in range(40):
+        with threads.watched():
+            pass
+    assert threads.now == 1
+    idle[0] = 4
+    for _ in range(64):
+        with threads.watched():
+            pass
+    assert threads.now == 4
+
+
+# Broken files ---------------------------------------------------------------------------------
+
+Spoil = Callable[[bytearray], None]
+
+
+def _put(data: bytearray, key: bytes, value: bytes, skip: int = 4) -> None:
+    """Write a value over that of a key; a value's type stands before it."""
+    at = data.index(key) + len(key) + skip
+    data[at : at + len(value)] = value
+
+
+SPOILT: dict[str, tuple[Spoil, str]] = {
+    "empty": (lambda d: d.clear(), "does not begin with GGUF"),
+    "something else": (lambda d: d.__setitem__(slice(0, 4), b"PK\3\4"), "does not begin with GGUF"),
+    "a version to come": (lambda d: d.__setitem__(slice(4, 8), b"\x09\0\0\0"), "version 9"),
+    "half": (lambda d: d.__delitem__(slice(len(d) // 2, None)), "truncated"),
+    "a part of the header": (lambda d: d.__delitem__(slice(200, None)), "truncated"),
+    "the last byte": (lambda d: d.__delitem__(slice(len(d) - 1, None)), "truncated"),
+    "counts": (lambda d: d.__setitem__(slice(8, 16), b"\xff" * 8), "truncated"),
+    "layers": (lambda d: _put(d, b"llama.block_count", b"\xff\xff\0\0"), "block_count is 65535"),
+    "heads": (lambda d: _put(d, b"attention.head_count", b"\3\0\0\0"), "cannot share"),
+    "no heads": (lambda d: _put(d, b"attention.head_count_kv", b"\0\0\0\0"), "llama.cpp cannot|no"),
+    "width": (lambda d: _put(d, b"llama.embedding_length", b"\1\1\0\0"), "token_embd.weight is"),
+    "rotation": (lambda d: _put(d, b"rope.dimension_count", b"\1\1\0\0"), "cannot turn"),
+    "epsilon": (lambda d: _put(d, b"rms_epsilon", struct.pack("<f", -1)), "epsilon is -1"),
+    "an end token": (lambda d: _put(d, b"eos_token_id", b"\0\0\1\0"), "it has 2048 tokens"),
+    "a token twice": (lambda d: _put(d, b"<|pad|>", b"<|bos|>", -7), "two tokens of the same"),
+    "family": (lambda d: _put(d, b"general.architecture", b"nosuc", 12), "cannot load|no GGUF"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_a_broken_file_is_an_error_that_names_it(what: str, tmp_path: Path) -> None:
+    spoil, says = SPOILT[what]
+    data = bytearray(shallow_gguf().read_bytes())
+    spoil(data)
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(data)
+    with pytest.raises((ModelLoadError, Unsupported), match=says) as raised:
+        LlamaCppEngine.load(file, n_threads=1, kv_bytes=1 << 20)
+    assert "broken.gguf" in str(raised.value)
+
+
+CHILD = """
+import random, sys
+from pathlib import Path
+from weft.engines.base import Row
+from weft.engines.llamacpp import LlamaCppEngine
+from weft.errors import WeftError
+data, folder, end = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3])
+for seed in range(int(sys.argv[4]), int(sys.argv[5])):
+    rng, spoilt = random.Random(seed), bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        spoilt[rng.randrange(end)] = rng.choice([0, 1, 2, 127, 255, rng.randrange(256)])
+    file = folder / "spoilt.gguf"
+    file.write_bytes(spoilt)
+    print(seed, flush=True)
+    try:
+        engine = LlamaCppEngine.load(file, n_threads=1, kv_bytes=1 << 20)
+        ids = engine.tokenizer().encode("Hello wörld <|user|> 12 漢", special=True)
+        engine.tokenizer().vocab_bytes
+        engine.forward([Row((), ids or [0], 0, None, (0,))])
+        engine.close()
+    except WeftError:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(0, 60), pytest.param(60, 4000, marks=pytest.mark.slow)]
+)
+def test_no_header_with_wrong_bytes_ends_the_process(first: int, last: int, tmp_path: Path) -> None:
+    file = shallow_gguf()
+    end = min(tensor.begin for tensor in read_gguf(file).tensors.values())
+    given = [str(file), str(tmp_path), str(end), str(first), str(last)]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *given], capture_output=True, text=True, timeout=290
+    )
+    seeds = done.stdout.split()
+    assert done.returncode == 0, (seeds[-1:], done.stderr[-2000:])
+
+
+def test_what_is_no_language_model_is_refused_by_name(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "a.gguf", "clip")
+    writer.add_tensor("v.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(Unsupported, match="no language model"):
+        weft.load(tmp_path / "a.gguf")
+    with pytest.raises(ModelLoadError, match="there is no file"):
+        weft.load(tmp_path / "b.gguf")
+    with pytest.raises(ModelLoadError, match="is a file"):
+        weft.load(shallow_gguf(), engine="numpy")
+
+
+def test_a_folder_is_no_gguf_file() -> None:
+    with pytest.raises(ModelLoadError, match="cannot read"):
+        weft.load(shallow(), engine="llamacpp")
