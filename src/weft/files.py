@@ -318,13 +318,13 @@ def number(value: object, where: str) -> float:
     raise FormatError(f"{where} is {shown(value)}; a number belongs there")
 
 
-def whole(value: object, where: str, low: int, high: int) -> int:
-    """Return a whole number from `low` to below `high`. Raises: FormatError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
-        raise FormatError(
-            f"{where} is {shown(value)}; a whole number from {low} to {high - 1} belongs there"
-        )
-    return value
+def whole(value: object, where: str, low: int, high: int | None = None) -> int:
+    """Return a whole number from `low` to below `high`, if there is one. Raises: FormatError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value >= low and (high is None or value < high):
+            return value
+    last = "" if high is None else f" to {high - 1}"
+    raise FormatError(f"{where} is {shown(value)}; a whole number from {low}{last} belongs there")
 
 
 def json_number(value: float) -> float | str:

@@ -167,7 +167,8 @@ def _finish(
     Closes the engine when that fails.
     """
     try:
-        engine.info = replace(engine.info, model=display_name(source))
+        if not is_url(source):  # a server's engine says it all: the model's name there, too
+            engine.info = replace(engine.info, model=display_name(source))
         text = as_tokenizer(engine.tokenizer() if tokenizer is None else tokenizer)
         if text is None:
             raise ConfigError(f"{source} brings no tokenizer; give one: weft.load(…, tokenizer=…)")

@@ -32,6 +32,8 @@ FAKES = {
     "ownloop": OwnLoopFake,
     "late": LateFake,
 }
+# MLX takes ten times NumPy's time on a CPU; elsewhere the default run leaves it to `-m slow`.
+MLX_ALWAYS = ("laws", "protocol", "abilities", "heddles", "runs")
 N_SLOTS = 8192  # of engines that allocate their KV at once
 GIVEN = "given"  # the engine that --engine names
 
@@ -46,7 +48,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV), ("new_engine", ENGINES)):
         if name in metafunc.fixturenames and not any(name in names for names in own):
-            metafunc.parametrize(name, [GIVEN] if given else kinds, indirect=True)
+            is_core = metafunc.module.__name__.endswith(MLX_ALWAYS)
+            cases = [
+                pytest.param(each, marks=pytest.mark.slow)
+                if each == "mlx" and not is_core
+                else each
+                for each in kinds
+            ]
+            metafunc.parametrize(name, [GIVEN] if given else cases, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

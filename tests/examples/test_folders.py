@@ -16,8 +16,9 @@ from weft.constraints import Choice
 ROOT = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py").is_file())
 # These search, and take as long as the others together.
-LONG = ("game24", "reflection", "word_problem")
+LONG = ("game24", "mlx", "reflection", "word_problem")
 RUN = [pytest.param(f, marks=pytest.mark.slow) if f in LONG else f for f in FOLDERS]
+NEEDS = {"mlx": "mlx_lm"}
 # What the last lines must say.
 SAYS = {
     "best_of_n": "best: ",
@@ -27,6 +28,7 @@ SAYS = {
     "engine": "after 'The owl saw the': ' moon'",
     "entropy": "by entropy",
     "game24": "tree, breadth first  right",
+    "mlx": "16 answers",
     "json_record": "best: {'name': 'Lena', 'animal': 'owl'",
     "grammar": "valid: {'name': 'Lena'",
     "reflection": "answer: 5 (",
@@ -56,6 +58,8 @@ def module(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("name", RUN)
 def test_it_runs_and_says_what_it_promises(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
     module(name).main()
     assert SAYS[name] in capsys.readouterr().out
 

@@ -9,7 +9,10 @@ what is fused finds its way back into the token tree.
 are read as such, unless a call says `special=False`. What goes through a chat template never is.
 
 There is one difference in reading a call: `model` and `tokenizer` are an LM and its tokenizer (from
-`load_for_loom`), or a loaded Transformers model and tokenizer.
+`load_for_loom`), or a loaded model of Transformers or MLX and its tokenizer.
+
+Over a model of MLX, arrays are MLX's and the layers of a cache are mlx-lm's own `KVCache`, which
+the model accepts; elsewhere arrays are NumPy's.
 """
 
 from __future__ import annotations
@@ -82,12 +85,15 @@ class KVCache:
         return self.keys, self.values
 
 
-class PromptCache(list[KVCache]):
-    """One KVCache a layer. `rows` are the token ids of each row; `start` is where they begin."""
+class PromptCache(list[Any]):
+    """One KVCache a layer, mlx-lm's own over a model of MLX.
+
+    `rows` are the token ids of each row; `start` is where they begin.
+    """
 
     def __init__(
         self,
-        layers: Sequence[KVCache],
+        layers: Sequence[Any],
         rows: Sequence[Sequence[int]],
         start: int = 0,
         marks: Mapping[str, Any] | None = None,
@@ -105,7 +111,7 @@ class PromptCache(list[KVCache]):
     def place(self, lm: LM) -> Place:
         """Put the cache into an LM's token tree and return the place after it."""
         _whole_prefix(self)
-        layers = [(layer.keys[0], layer.values[0]) for layer in self]
+        layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in map(_held, self)]
         return kvfrag.load(lm, self.token_ids, layers, self.marks)
 
     def for_model(self, model: Any, tokenizer: Any = None) -> Any:
@@ -179,7 +185,7 @@ def prompt_to_cache(
     model: Any,
     tokenizer: Any,
     prompt_ids: Sequence[int],
-    c: PromptCache | None = None,
+    c: list[Any] | None = None,
     prefill_step_size: int = 512,
     offset: int = 0,
 ) -> tuple[PromptCache, int]:
@@ -194,26 +200,28 @@ def prompt_to_cache(
         raise ConfigError(f"offset is {offset}; allowed is 0 to {len(prompt_ids)}")
     lm = LM.of(model, tokenizer)
     ids = list(prompt_ids)[: len(prompt_ids) - offset]
-    known = [] if c is None else c.token_ids
-    before = None if c is None or not known else c.place(lm)
+    cache = c if isinstance(c, PromptCache) else _unknown(c or [])
+    known = cache.token_ids
+    before = cache.place(lm) if any(layer.offset for layer in cache) else None
     found = kvfrag.export(lm, lm.place(ids, after=before))
-    cache = PromptCache([], []) if c is None else c
-    cache[:], cache.rows, cache.marks = _layers([found], 0), [known + ids], found.marks
+    cache[:], cache.rows, cache.marks = _layers(lm, [found], 0), [known + ids], found.marks
+    if c is not None and c is not cache:
+        c[:] = cache
     return cache, len(ids)
 
 
-def frag_cache(cache: PromptCache, start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
+def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
     """Return slots start_idx to end_idx. NOTE: the default leaves the last one out."""
     start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
-    return _cut(cache, 0, start, stop)
+    return _cut(_unknown(cache), 0, start, stop)
 
 
 def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
     """Return the first `token_limit` slots of each layer's fragment."""
     return [
         KVFrag(
-            frag.keys[:, :, :token_limit].copy(),
-            frag.values[:, :, :token_limit].copy(),
+            _copied(frag.keys[:, :, :token_limit]),
+            _copied(frag.values[:, :, :token_limit]),
             frag.token_ids[:token_limit],
             frag.start,
             frag.marks,
@@ -223,14 +231,14 @@ def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
 
 
 def frag_batch_gen(
-    cache: PromptCache, total_prompt_len: int, generated_lengths: Sequence[int]
+    cache: Sequence[Any], total_prompt_len: int, generated_lengths: Sequence[int]
 ) -> list[list[KVFrag]]:
     """Return `[branch][layer]`: each branch's slots from `total_prompt_len` on, as many as it has.
 
     The cache of `generate_batched` holds new tokens only: pass 0.
     """
     return [
-        _cut(cache, row, total_prompt_len, total_prompt_len + length)
+        _cut(_unknown(cache), row, total_prompt_len, total_prompt_len + length)
         for row, length in enumerate(generated_lengths)
     ]
 
@@ -243,9 +251,8 @@ def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> Prom
     layers = []
     for of_layer in frags:
         _check_joints(of_layer)
-        keys = np.concatenate([frag.keys for frag in of_layer], axis=2)
-        values = np.concatenate([frag.values for frag in of_layer], axis=2)
-        layers.append(KVCache(keys, values))
+        keys, values = (_joined([frag[kind] for frag in of_layer]) for kind in (0, 1))
+        layers.append(_layer(keys, values))
     first = list(frags[0]) if frags else []
     ids = [token for frag in first for token in frag.token_ids]
     if not first:
@@ -372,15 +379,16 @@ def _path(cached: list[int], prompt: list[int]) -> list[int]:
 def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
     found = [kvfrag.export(lm, child.place) for child in children]
     rows = [child.tokens for child in children]
-    return PromptCache(_layers(found, start), rows, start, found[0].marks)
+    return PromptCache(_layers(lm, found, start), rows, start, found[0].marks)
 
 
-def _layers(found: Sequence[Exported], start: int) -> list[KVCache]:
-    """Return one KVCache a layer over all rows, from slot `start`, padded to the longest."""
+def _layers(lm: LM, found: Sequence[Exported], start: int) -> list[Any]:
+    """Return one cache a layer over all rows, from slot `start`, padded to the longest."""
+    given = lm.engine.library_array
     return [
-        KVCache(
-            _stacked([keys[:, start:] for keys, _ in of_layer]),
-            _stacked([values[:, start:] for _, values in of_layer]),
+        _layer(
+            given(_stacked([keys[:, start:] for keys, _ in of_layer])),
+            given(_stacked([values[:, start:] for _, values in of_layer])),
         )
         for of_layer in zip(*(each.layers for each in found), strict=True)
     ]
@@ -395,13 +403,61 @@ def _stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _cut(cache: PromptCache, row: int, start: int, stop: int) -> list[KVFrag]:
-    ids = cache.rows[row][start:stop]
+    ids = cache.rows[row][start:stop] if cache.rows else ()
     pick = (slice(row, row + 1), slice(None), slice(start, stop))
     begin = cache.start + start
     return [
-        KVFrag(layer.keys[pick].copy(), layer.values[pick].copy(), ids, begin, cache.marks)
-        for layer in cache
+        KVFrag(_copied(keys[pick]), _copied(values[pick]), ids, begin, cache.marks)
+        for keys, values in map(_held, cache)
     ]
+
+
+# Arrays and layers, NumPy's or MLX's
+
+
+def _is_mlx(array: Any) -> bool:
+    return type(array).__module__.partition(".")[0] == "mlx"
+
+
+def _copied(array: Any) -> Any:
+    return array if _is_mlx(array) else array.copy()  # arrays of MLX are values
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    if not _is_mlx(arrays[0]):
+        return np.concatenate(arrays, axis=2)
+    import mlx.core as mx
+
+    return mx.concatenate(list(arrays), axis=2)
+
+
+def _on_host(array: Any) -> NDArray[Any]:
+    if _is_mlx(array) and str(array.dtype).endswith("bfloat16"):
+        import mlx.core as mx
+
+        array = array.astype(mx.float32)  # what NumPy does not have
+    return np.asarray(array)
+
+
+def _layer(keys: Any, values: Any) -> Any:
+    """Return a layer's cache that holds these arrays, mlx-lm's own for arrays of MLX."""
+    if not _is_mlx(keys):
+        return KVCache(keys, values)
+    from mlx_lm.models.cache import KVCache as MlxCache
+
+    cache = MlxCache()
+    cache.keys, cache.values, cache.offset = keys, values, int(keys.shape[2])
+    return cache
+
+
+def _held(layer: Any) -> tuple[Any, Any]:
+    """Return a layer's keys and values without the room that mlx-lm's caches keep after them."""
+    return layer.keys[:, :, : layer.offset], layer.values[:, :, : layer.offset]
+
+
+def _unknown(cache: Sequence[Any]) -> PromptCache:
+    """Return a cache whose tokens are not known, such as `get_prefix_cache()`, as one of ours."""
+    return cache if isinstance(cache, PromptCache) else PromptCache(cache, [])
 
 
 def _check_joints(frags: Sequence[KVFrag]) -> None:

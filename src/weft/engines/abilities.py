@@ -56,14 +56,28 @@ OWN: dict[str, Abilities] = {
         takes="GGUF files",
         packages=("llama_cpp",),
     ),
+    "remote": Abilities(
+        steps=False,
+        native_runs=True,
+        entropy=False,
+        fork="as the server caches",
+        grammar="the server",
+        quantised="the server's",
+        devices="the server's",
+        families="the server's",
+        several_gpus="the server's",
+        takes="addresses of OpenAI-compatible servers",
+        packages=("httpx2",),
+    ),
 }
 
 # Those that need nothing but Weft itself.
-BASE = frozenset({"numpy"})
+BASE = frozenset({"numpy", "remote"})
 
 # The rows of the table: what each is called, and the field.
 ROWS: tuple[tuple[str, str], ...] = (
     ("steps, full-vocabulary logprobs", "steps"),
+    ("log-probabilities of given text", "scoring"),
     ("generates runs by itself", "native_runs"),
     ("entropy of every token", "entropy"),
     ("shared prefix attended once", "shared_attention"),

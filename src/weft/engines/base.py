@@ -48,6 +48,8 @@ class Abilities:
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
+    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
+    that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
     entropy, in runs of both kinds.
     shared_attention: a shared prefix is attended once a step, not once a branch.
@@ -59,6 +61,7 @@ class Abilities:
 
     steps: bool = True
     native_runs: bool = False
+    scoring: bool = True
     entropy: bool = True
     shared_attention: bool = False
     fork: str = ""
@@ -173,12 +176,13 @@ class Score:
     """Answer to a ScoreSpan of n targets, from raw logits, full vocabulary, natural log.
 
     logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top],
-    top_logprobs float32 [n, top], likeliest first, ties by lower id.
+    top_logprobs float32 [n, top], likeliest first, ties by lower id. An engine without steps may
+    leave entropies and ranks out.
     """
 
     logprobs: NDArray[np.float32]
-    entropies: NDArray[np.float32]
-    ranks: NDArray[np.int64]
+    entropies: NDArray[np.float32] | None
+    ranks: NDArray[np.int64] | None
     top_ids: NDArray[np.int64]
     top_logprobs: NDArray[np.float32]
 
@@ -446,6 +450,13 @@ class Engine(ABC):
         Raises: Unsupported, unless the engine says otherwise.
         """
         raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
+
+    def library_array(self, array: NDArray[Any]) -> Any:
+        """Return a host array of KV as callers who use the engine's library expect it.
+
+        array: float, bfloat16 widened to float32. NumPy's own unless the engine says otherwise.
+        """
+        return array
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter for rows that name it; return a fingerprint of what it computes.

@@ -24,6 +24,7 @@ ADAPTER = "adapter"  # among the marks: which one made the KV
 class KVFrag(tuple[Any, Any]):
     """Keys and values of consecutive tokens in one layer: arrays [1, n_kv_heads, T, head_dim].
 
+    They are NumPy's; of the mlx engine MLX's, in the model's dtype.
     `token_ids` are the tokens they belong to, `start` is where on the path they begin, `marks` is
     what the engine notes beside its arrays. Rotary positions are baked into keys: a fragment is
     valid only at its own position and after its own prefix.
@@ -104,9 +105,11 @@ def fragments(node: HeddleState) -> list[KVFrag]:
     if not place.depth:
         return []
     start = place.depth - len(tokens)
-    found = export(lm, place)
+    found, given = export(lm, place), lm.engine.library_array
     return [
-        KVFrag(keys[None, :, start:], values[None, :, start:], tokens, start, found.marks)
+        KVFrag(
+            given(keys[None, :, start:]), given(values[None, :, start:]), tokens, start, found.marks
+        )
         for keys, values in found.layers
     ]
 

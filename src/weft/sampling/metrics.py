@@ -117,12 +117,12 @@ def join_scores(parts: Sequence[Score]) -> Score:
     """Put the scores of consecutive positions together."""
     if len(parts) == 1:
         return parts[0]
-    return Score(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
-        )
-    )
+    names = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
+    columns = [[getattr(part, name) for part in parts] for name in names]
+    joined: list[Any] = [
+        None if any(each is None for each in some) else np.concatenate(some) for some in columns
+    ]
+    return Score(*joined)
 
 
 def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:

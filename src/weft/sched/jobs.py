@@ -274,6 +274,7 @@ class RunJob(Job):
         assert part.output is not None
         forced, self.forced = self.forced, []
         score = part.output.scores()[part.first_row + number][0]
+        assert score.entropies is not None  # left out only by engines without steps
         figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
         for token, logprob, entropy in figures:
             if self.done:

@@ -16,7 +16,7 @@ from ..errors import ForwardError, Unsupported
 from .jobs import MergeKey, RunJob
 from .reads import Claim
 from .step import as_forward_error
-from .work import Item, Run, Ticket
+from .work import Extend, Item, Run, Scores, Ticket
 
 if TYPE_CHECKING:
     from ..sampling.sampler import Sampler
@@ -266,12 +266,15 @@ def _prime(job: NativeJob, desk: Desk) -> None:
 
 def refuse(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for work that an engine without steps cannot do."""
-    name = engine.info.name
+    name, scores = engine.info.name, engine.info.abilities.scoring
+    measuring = "" if scores else ", no measuring"
     for item in items:
+        if scores and isinstance(item, Extend) and _is_scoring(item):
+            continue
         if not isinstance(item, Run):
             raise Unsupported(
                 f"{engine.info.model} on the {name} engine generates whole runs only: no next-token"
-                " distributions, no measuring, no branches that are committed token by token"
+                f" distributions{measuring}, no branches that are committed token by token"
             )
         why = why_not_native(item.sampler, engine.native)
         if why is not None:
@@ -279,6 +282,13 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
                 f"{engine.info.model} on the {name} engine generates whole runs only, and cannot"
                 f" honour {why}"
             )
+
+
+def _is_scoring(item: Extend) -> bool:
+    """Whether nothing is wanted but the scores of given tokens."""
+    return bool(item.wants) and all(
+        isinstance(want, Scores) and not want.top for want in item.wants
+    )
 
 
 def why_not_native(sampler: Sampler, native: NativeRuns | None) -> str | None:

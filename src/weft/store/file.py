@@ -92,7 +92,7 @@ def read_header(data: object) -> ModelMark:
     return ModelMark(
         field(model, "name", str, "model"),
         field(model, "fingerprint", str, "model"),
-        whole(model.get("n_vocab"), "n_vocab of model", 1, 2**31),
+        whole(model.get("n_vocab"), "n_vocab of model", 1),
     )
 
 

@@ -140,6 +140,7 @@ def _item(node: Heddle, top: int) -> Extend:
 
 
 def _seen(lm: LM, score: Score) -> Iterator[TokenRank]:
+    assert score.ranks is not None  # with likeliest tokens come ranks
     rows = zip(
         score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -149,7 +150,7 @@ class MlxEngine(Engine):
 
         def states(step: PackedStep, hidden: mx.array) -> list[NDArray[np.float32]]:
             mx.eval(hidden, step.state())
-            found = np.array(hidden[:, 0].astype(mx.float32))
+            found = np.array(hidden[:, 0].astype(mx.float32), order="C")
             return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
@@ -175,6 +176,16 @@ class MlxEngine(Engine):
         return self._on_owner(copied)
 
     # Loading
+
+    def library_array(self, array: NDArray[Any]) -> mx.array:
+        """Return a host array of KV as an array of MLX, in the dtype of the keys."""
+
+        def made() -> mx.array:
+            found = mx.array(array).astype(self._memory.slot[0].dtype)
+            mx.eval(found)
+            return found
+
+        return self._on_owner(made)
 
     def _on_owner(self, work: Callable[[], Answer]) -> Answer:
         """Call `work` on the thread that runs MLX, with its arrays on the engine's device."""
@@ -214,13 +225,14 @@ class MlxEngine(Engine):
         carry_tree_caches(model)
         self._call: RunningCall | None = RunningCall(self._make_cache())
         try:
-            self._take(self._probe_tree(self._call), name, n_positions, fingerprint, "tree")
+            self._take(self._probe_tree(self._call), name, fingerprint, "tree")
             check_tree(self, paths, known)
         except Exception as error:
             _log.info("%s runs path by path: %s", name, error)
             self._call = None
-            self._take(self._probe_path(), name, n_positions, fingerprint, "paths")
+            self._take(self._probe_path(), name, fingerprint, "paths")
             check_tree(self, paths, known)
+        self.info = replace(self.info, n_positions=n_positions)
 
     def _probe_tree(self, call: RunningCall) -> SlotShape:
         """Run a few tokens through caches of ours; raises where the model does not use them."""
@@ -241,10 +253,8 @@ class MlxEngine(Engine):
         mx.eval(self._head.hidden(mx.array([_FEW]), caches))
         return slot_of([cache.shapes() for cache in caches])
 
-    def _take(
-        self, slot: SlotShape, name: str, n_positions: int, fingerprint: str, attention: str
-    ) -> None:
-        """Begin with an empty memory for slots of this shape."""
+    def _take(self, slot: SlotShape, name: str, fingerprint: str, attention: str) -> None:
+        """Begin with an empty memory for slots of this shape, and room for the check."""
         self._memory = MlxMemory(slot)
         self.fragments = MlxFragments(self._memory, self._on_owner)
         logits = self._head.logits(self._head.hidden(mx.array([_FEW]), self._make_cache()))
@@ -257,13 +267,17 @@ class MlxEngine(Engine):
             model=name,
             n_layers=slot.n_layers,
             n_vocab=int(logits.shape[-1]),
-            n_positions=n_positions,
+            n_positions=_CHECKED,
             kv_bytes_per_token=slot.n_bytes,
             dtype=dtype_name(logits.dtype),
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
             n_embd=self._head.n_embd,
-            abilities=OWN["mlx"],
+            abilities=replace(
+                OWN["mlx"],
+                embed=bool(self._head.n_embd),
+                shared_attention=attention == "tree",
+            ),
             extra=extra,
         )
 
@@ -326,17 +340,18 @@ class MlxEngine(Engine):
             return np.empty((0, self.info.n_vocab), np.float32)
         if at != list(range(len(hidden))):
             hidden = hidden[mx.array(at)]
-        return np.array(self._head.logits(hidden)[:, 0].astype(mx.float32))
+        return np.array(self._head.logits(hidden)[:, 0].astype(mx.float32), order="C")
 
     def _scores(self, row: Row, start: int, hidden: mx.array) -> list[Score]:
         def logits_of(first: int, last: int) -> NDArray[np.float32]:
             logits = self._head.logits(hidden[start + first : start + last])
-            return np.array(logits[:, 0].astype(mx.float32))
+            return np.array(logits[:, 0].astype(mx.float32), order="C")
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
 
 
 _FEW = [1, 2, 3, 1, 2]
+_CHECKED = 64  # more than a path of the check has
 
 
 def free_bytes(device: mx.Device) -> int | None:

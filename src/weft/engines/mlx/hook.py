@@ -102,6 +102,7 @@ class TreeCache:
         queries = queries * scale
         if isinstance(mask, mx.array):
             if not self.is_latent:
+                self.is_latent = True
                 raise LatentKeys
             queries = mx.concatenate([queries, mask], axis=-1)
         elif mask is not None and not isinstance(mask, WindowMask):
@@ -111,7 +112,7 @@ class TreeCache:
 
 
 class LatentKeys(Exception):
-    """A layer brought scores of its own with it: `TreeCache.is_latent` belongs set."""
+    """A layer brought scores of its own with it: the forward has to be made again, knowing that."""
 
 
 class Recorder:

@@ -514,7 +514,7 @@ def dtype_name(dtype: mx.Dtype) -> str:
 def to_host(array: mx.array) -> NDArray[Any]:
     """Copy to the host; bfloat16, which NumPy lacks, as its uint16 bits."""
     bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.array(bits)
+    return np.array(bits, order="C")  # a slice of MLX brings its strides
 
 
 def _from_host(data: dict[str, NDArray[Any]], name: str, shape: KVShape) -> mx.array:

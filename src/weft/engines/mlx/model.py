@@ -229,6 +229,8 @@ class ModelHead:
             hidden = self._trunk.seen
             if not isinstance(hidden, mx.array) or hidden.shape[:2] != (1, 4) or hidden.ndim != 3:
                 continue
+            if hidden.shape == logits.shape and mx.array_equal(hidden, logits):
+                continue  # the head is in there, too
             last = self.logits(hidden[:, -1:])
             if mx.array_equal(logits, want) and mx.allclose(last[0, 0], want[0, -1], atol=1e-3):
                 self.n_embd = int(hidden.shape[-1])

@@ -54,8 +54,10 @@ def meet(
     scores = scores_of(q, k, v, is_latent)
     if bias is not None:
         scores = scores + bias
-    weights = mx.softmax(scores, axis=-1).astype(v.dtype)
-    return weights @ (k if is_latent else v), mx.logsumexp(scores, axis=-1)
+    weights = mx.softmax(scores, axis=-1)
+    # The likeliest key's weight is exp(its score - lse): half the cost of a second pass.
+    lse = scores.max(axis=-1) - mx.log(weights.max(axis=-1))
+    return weights.astype(v.dtype) @ (k if is_latent else v), lse
 
 
 def meet_span(

@@ -1,0 +1,91 @@
+"""`Address`: where a server is, which of its models is meant, and who may have the key."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from ...errors import ConfigError
+
+_KEY = re.compile(r"[\x21-\x7e]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server's base address, `http://host:8000/v1`, without its fragment.
+
+    model: its name for the model; "" for the only one it has. options: what stands behind a `?` of
+    the fragment, as text: `http://host:8000/v1#model?tokenizer=./folder`.
+    """
+
+    base: str
+    model: str
+    options: dict[str, str]
+
+    @classmethod
+    def read(cls, url: str, model: str = "") -> Address:
+        """Return the parts of an address. Raises: ConfigError, which shows no secret of it."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"the server's address cannot be read: {error}") from None
+        if not host:
+            raise ConfigError(f"{url!r} names no host; an address is http://host:8000/v1#model")
+        if parts.username is not None or parts.query:
+            raise ConfigError(
+                "the server's address has a user, a password or a ? before its #; these would stand"
+                " in saved looms. Give a key by token=… or WEFT_API_KEY"
+            )
+        name, _, rest = parts.fragment.partition("?")
+        if model and name and model != name:
+            raise ConfigError(f"two models: {name!r} in the address and model={model!r}; give one")
+        shown = f"[{host}]" if ":" in host else host
+        place = shown if port is None else f"{shown}:{port}"
+        base = f"{parts.scheme.lower()}://{place}{parts.path.rstrip('/')}"
+        return cls(base, model or name, dict(parse_qsl(rest, keep_blank_values=True)))
+
+    @property
+    def root(self) -> str:
+        """The address without the protocol's /v1."""
+        return self.base.removesuffix("/v1")
+
+    @property
+    def host(self) -> str:
+        """Host and port."""
+        return urlsplit(self.base).netloc
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Nobody on the way can read what is sent."""
+        return self.base.startswith("https:")
+
+    @property
+    def is_here(self) -> bool:
+        """It is this machine."""
+        name = urlsplit(self.base).hostname or ""
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return name == "localhost"
+
+    def with_model(self, model: str) -> str:
+        """Return the whole address again, with this name."""
+        rest = "&".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.base}#{model}" + (f"?{rest}" if rest else "")
+
+    def key(self, token: str | None) -> str | None:
+        """Return the key to send: the one given, WEFT_API_KEY, or OPENAI_API_KEY.
+
+        The last is some other service's as a rule: it goes to encrypted addresses and to this
+        machine only. Raises: ConfigError for what no header can hold, without showing it.
+        """
+        key = token or os.environ.get("WEFT_API_KEY")
+        if not key and (self.is_encrypted or self.is_here):
+            key = os.environ.get("OPENAI_API_KEY")
+        if key and not _KEY.fullmatch(key):
+            raise ConfigError("the key has characters that no key has: spaces or letters like ä")
+        return key or None

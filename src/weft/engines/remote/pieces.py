@@ -1,0 +1,151 @@
+"""`PieceTokenizer`: a tree without a tokenizer, over pieces of text as a server names its tokens.
+
+A piece's id is its bytes, read as a number behind a leading 1, so that no table is needed: a saved
+loom is read by any process. Roles of a chat are ids of their own, behind a leading 2.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from ...errors import Unsupported
+from ...tokens.text import TextStream
+from ...tokens.tokenizer import Tokenizer
+
+MOST_BYTES = 64
+N_PIECES = 3 << (8 * MOST_BYTES)  # one more than the highest id
+_WORDS = re.compile(rb"\s*\S+|\s+")
+_ROLE = re.compile(r"<\|(system|user|assistant|tool)\|>")
+_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_NEEDS = "needs the model's tokenizer, which this server does not tell; give tokenizer=…"
+
+
+def piece_id(piece: bytes) -> int:
+    """Return the id of a piece of at most 64 bytes; of none, too."""
+    return int.from_bytes(b"\x01" + piece, "big")
+
+
+def _role_id(role: str) -> int:
+    return int.from_bytes(b"\x02" + role.encode(), "big")
+
+
+END = _role_id("")
+ROLES = {_role_id(role): role for role in ("system", "user", "assistant", "tool")}
+
+
+def spelled(token_id: int) -> bytes:
+    """Return a piece's bytes; a role as it is written in prompts; b"" for the end."""
+    if token_id in ROLES:
+        return f"<|{ROLES[token_id]}|>".encode()
+    raw = token_id.to_bytes(max((token_id.bit_length() + 7) // 8, 1), "big")
+    return raw[1:] if raw[0] == 1 else b""
+
+
+class PieceTokenizer(Tokenizer):
+    """What the faces ask of a tokenizer, as far as text alone can answer.
+
+    is_chat: prompts are messages, which the server's own template puts into words.
+    """
+
+    def __init__(self, *, is_chat: bool) -> None:
+        self._special_tokens = {}
+        self.chat_template = _TEMPLATE if is_chat else None
+        self.name = "pieces of text"
+        self.object: Any = self
+        self.bos_token_id = None
+        self.eos_token_id = END
+        self.pad_token_id = None
+        self.stop_ids = frozenset({END})
+
+    def __len__(self) -> int:
+        raise Unsupported(f"the size of the vocabulary {_NEEDS}")
+
+    @property
+    def n_vocab(self) -> int:
+        return N_PIECES
+
+    @cached_property
+    def vocab_bytes(self) -> list[bytes]:
+        raise Unsupported(f"the vocabulary (constraints, byte_vocab) {_NEEDS}")
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(ROLES)
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+        if add_bos:
+            raise Unsupported(f"a begin token {_NEEDS}")
+        return self._encode(text, special=special)
+
+    def continuation(self, text: str, *, special: bool = False) -> list[int]:
+        return self._encode(text, special=special)
+
+    def decode(self, ids: Iterable[int], *, first: bool = False) -> str:
+        return b"".join(map(spelled, ids)).decode(errors="replace")
+
+    def stream(self, *, first: bool = False) -> TextStream:
+        return PieceStream()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return spelled(token_id)
+
+    def spelling(self, token_id: int) -> str:
+        return self.token_text(token_id)
+
+    def _encode(self, text: str, *, special: bool, decorated: bool = False) -> list[int]:
+        if not special:
+            return pieces_of(text.encode(errors="replace"))
+        ids: list[int] = []
+        for at, part in enumerate(_ROLE.split(text)):
+            ids += [_role_id(part)] if at % 2 else pieces_of(part.encode(errors="replace"))
+        return ids
+
+    def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
+        """Return the chat that a path is; the last one may be an answer's beginning, or empty."""
+        found: list[tuple[str, list[int]]] = []
+        for token in ids:
+            if token in ROLES:
+                found.append((ROLES[token], []))
+            elif token != END:
+                if not found:
+                    found.append(("user", []))
+                found[-1][1].append(token)
+        return [{"role": role, "content": self.decode(some)} for role, some in found]
+
+
+def pieces_of(text: bytes) -> list[int]:
+    """Return the ids of a text, a word each."""
+    ids = []
+    for match in _WORDS.finditer(text):
+        word = match[0]
+        ids += [piece_id(word[at : at + MOST_BYTES]) for at in range(0, len(word), MOST_BYTES)]
+    return ids
+
+
+class PieceStream(TextStream):
+    """A `TextStream` of pieces: ids are spelled, not looked up."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._text.decode(spelled(token_id))
+
+    def peek(self, token_id: int) -> str:
+        return self.clone().push(token_id)
+
+    def clone(self) -> PieceStream:
+        twin = PieceStream()
+        twin._text.setstate(self._text.getstate())
+        return twin
+
+    def flush(self) -> str:
+        return self._text.decode(b"", final=True)

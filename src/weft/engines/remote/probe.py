@@ -1,0 +1,288 @@
+"""What a server is found to do, by a few small requests when it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from ...errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported
+from ...tokens.tokenizer import Tokenizer
+from .dialect import DIALECTS, PLAIN, Dialect, Manners, dialect_of
+from .said import Garbled, Said, likeliest, read_said
+from .wire import Fault, Silence, Wire
+
+_TEXT = "The quick brown fox jumps over the lazy dog and"
+_SURE = 1e-3  # logprobs of one token in two answers are level to that where they are of one kind
+# What is left out of the first question, from trial to trial, until the server takes it.
+_TRIALS = (
+    {"ids", "echo", "logprobs"},
+    {"ids", "logprobs"},
+    {"echo", "logprobs"},
+    {"logprobs"},
+    set[str](),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A server's model and manners. n_ctx: tokens a path may have; None where it does not say.
+
+    root: what its list of models says the model was made from.
+    """
+
+    model: str
+    dialect: Dialect
+    manners: Manners
+    n_ctx: int | None = None
+    root: str = ""
+
+
+async def find(
+    wire: Wire, model: str, text: Tokenizer | None, dialect: str, manners: Manners | None, api: str
+) -> ServerInfo:
+    """Return what a server is. Raises: EngineUnavailable, ModelLoadError, ConfigError, Unsupported.
+
+    manners: what is known already; nothing is generated then. Cost: GET /models, then at most seven
+    requests of one or two tokens, three as a rule.
+    """
+    found = await _listed(wire, model)
+    if dialect != "auto":
+        if dialect not in DIALECTS:
+            raise ConfigError(
+                f"dialect is {dialect!r}; allowed are auto, {', '.join(sorted(DIALECTS))}"
+            )
+        found = replace(found, dialect=DIALECTS[dialect])
+    if manners is not None:
+        return replace(found, manners=manners)
+    return replace(found, manners=await _Questions(wire, found, text).manners(api))
+
+
+async def _listed(wire: Wire, model: str) -> ServerInfo:
+    """Choose the model by the server's own list."""
+    try:
+        data = await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+    except Fault as fault:
+        if fault.status == 404 and model:  # it has no list
+            return ServerInfo(model, PLAIN, Manners())
+        raise _unavailable(wire, fault) from None
+    entries = data.get("data") if isinstance(data, dict) else None
+    known = [e for e in entries or () if isinstance(e, dict) and isinstance(e.get("id"), str)]
+    names = [str(entry["id"]) for entry in known]
+    if not model:
+        if len(known) != 1:
+            some = f"it has {', '.join(names[:8])}" if names else "it lists none"
+            raise ConfigError(
+                f"which model of {wire.address.base}? {some}; give model=…, or address#model"
+            )
+        model = names[0]
+    entry = next((entry for entry in known if entry["id"] == model), None)
+    if entry is None:
+        if known:
+            near = ", ".join(names[:8])
+            raise ModelLoadError(f"{wire.address.base} has no model {model!r}; it has {near}")
+        return ServerInfo(model, PLAIN, Manners())
+    n_ctx = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
+    return ServerInfo(
+        model,
+        dialect_of(str(entry.get("owned_by"))),
+        Manners(),
+        n_ctx if type(n_ctx) is int and n_ctx > 0 else None,
+        str(entry.get("root") or ""),
+    )
+
+
+async def _patient(wire: Wire, ask: Any) -> Any:
+    """Ask again while the server says that it is busy, or still loading."""
+    for tries in range(wire.patience.retries + 1):
+        try:
+            return await ask()
+        except Fault as fault:
+            is_busy = fault.may_pass and fault.status in (429, 503)
+            if not is_busy or tries == wire.patience.retries:
+                raise
+            await asyncio.sleep(wire.patience.pause_s(tries, fault.asked_s))
+    raise AssertionError("unreachable")
+
+
+def _unavailable(wire: Wire, fault: Fault) -> EngineUnavailable:
+    hint = "is the server up, and is the address right, /v1 included?"
+    if fault.status in (401, 403):
+        hint = "give its key by token=… or WEFT_API_KEY; OPENAI_API_KEY is for https"
+    return EngineUnavailable(f"{wire.address.base}: {fault}", hint=hint)
+
+
+class _Questions:
+    """The questions. What a server refuses it does not do."""
+
+    def __init__(self, wire: Wire, found: ServerInfo, text: Tokenizer | None) -> None:
+        self.wire = wire
+        self.found = found
+        self.text = text
+        self.ids = [] if text is None else text.continuation(_TEXT)
+
+    async def manners(self, api: str) -> Manners:
+        if api != "chat":
+            found = await self._completions()
+            if found is not None:
+                return found
+            if api == "completions":
+                raise Unsupported(f"{self.wire.address.base} has no completions; try api='chat'")
+        if self.text is not None:
+            raise Unsupported(
+                f"{self.wire.address.base} speaks the chat protocol only, in which prompts are"
+                " messages and no tokens: leave tokenizer= out; what grows is text then"
+            )
+        return await self._chat()
+
+    async def _completions(self) -> Manners | None:
+        """Ask for one token, with all that may be asked for, then with less."""
+        refused: Fault | None = None
+        for wants in _TRIALS:
+            if "ids" in wants and not self.ids:
+                continue
+            try:
+                told = await self._first(wants)
+            except Fault as fault:
+                if fault.status in (404, 405) and not _names_model(fault, self.found.model):
+                    return None
+                is_final = isinstance(fault, Silence) or fault.status in (401, 403)
+                if is_final or _names_model(fault, self.found.model):
+                    raise _unavailable(self.wire, fault) from None
+                refused = fault
+                continue
+            if told is not None:
+                return await self._second(self._seen(wants, told), told)
+        assert refused is not None
+        raise _unavailable(self.wire, refused)
+
+    async def _first(self, wants: set[str]) -> Said | None:
+        """Return the one choice of an answer; None for what is no answer to this question."""
+        body: dict[str, Any] = {
+            "model": self.found.model,
+            "prompt": self.ids if "ids" in wants else _TEXT,
+            "max_tokens": 1,
+            "temperature": 0,
+        }
+        if "echo" in wants:
+            body["echo"] = True
+        if "logprobs" in wants:
+            body["logprobs"] = self.found.dialect.top
+        if self.found.dialect.ask_ids:
+            body[self.found.dialect.ask_ids] = True
+        told = await self._ask("/completions", body)
+        return told[0] if len(told) == 1 else None  # many: each id was taken for a prompt
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> list[Said]:
+        return _choices(await self._data(path, body))
+
+    async def _data(self, path: str, body: dict[str, Any]) -> Any:
+        return await _patient(self.wire, lambda: self.wire.post(path, body))
+
+    def _seen(self, wants: set[str], told: Said) -> Manners:
+        """Return what the first answer shows."""
+        n_scored = len(told.logprobs or ())
+        echoes = "echo" in wants and n_scored > len(self.ids) > 0 and "ids" in wants
+        gives_ids = told.ids is not None and self.text is not None
+        said = told.text
+        if echoes and self.text is not None:
+            asked = self.text.decode(self.ids).strip()
+            named = b"".join((told.names or [])[: len(self.ids)]).decode(errors="replace")
+            if _letters(named) != _letters(asked):
+                self._wrong(self.ids, named, asked)
+            said = said.strip().removeprefix(asked)  # some leave the prompt's text out
+        if gives_ids:
+            new = told.ids or []
+            self._check(new[len(self.ids) :] if new[: len(self.ids)] == self.ids else new, said)
+        return Manners(
+            takes_ids="ids" in wants,
+            gives_ids=gives_ids,
+            logprobs=n_scored > 0,
+            echo=echoes,
+        )
+
+    def _check(self, new: list[int], said: str) -> None:
+        """Refuse a tokenizer by which the new tokens are another text than the server's."""
+        assert self.text is not None
+        ours = self.text.decode(each for each in new if each not in self.text.special_ids)
+        if "\ufffd" in said or "\ufffd" in ours or not said.strip():
+            return
+        if said.strip() not in ours.strip() and ours.strip() not in said.strip():
+            self._wrong(new, said, ours)
+
+    def _wrong(self, ids: list[int], said: str, ours: str) -> NoReturn:
+        raise ConfigError(
+            f"wrong tokenizer: tokens {ids} are {ours!r} by it, and {said!r:.200} for the server;"
+            f" give the one made for {self.found.model}"
+        )
+
+    async def _second(self, manners: Manners, first: Said) -> Manners:
+        """Ask for two hot choices: is n honoured, and are logprobs of raw logits?"""
+        body = {
+            "model": self.found.model,
+            "prompt": self.ids if manners.takes_ids else _TEXT,
+            "max_tokens": 1,
+            "temperature": 2.0,
+            "seed": 1,
+            **self.found.dialect.neutral,
+        }
+        if manners.logprobs:
+            body["logprobs"] = 5
+        trials: tuple[dict[str, Any], ...] = ({"n": 2}, {})
+        for more in trials:
+            try:
+                data = await self._data("/completions", {**body, **more})
+            except Fault:
+                continue
+            told = _choices(data)
+            raw = manners.logprobs and _is_raw(first, likeliest(data))
+            return replace(manners, n=len(told) == 2, raw=raw)
+        return manners
+
+    async def _chat(self) -> Manners:
+        body: dict[str, Any] = {
+            "model": self.found.model,
+            "messages": [{"role": "user", "content": "Say yes."}],
+            "max_tokens": 1,
+            "temperature": 1.0,
+        }
+        wants: list[dict[str, Any]]
+        wants = [{"logprobs": True, "n": 2}, {"logprobs": True}, {"n": 2}, {}]
+        refused: Fault | None = None
+        for more in wants:
+            try:
+                told = await self._ask("/chat/completions", {**body, **more})
+            except Fault as fault:
+                if fault.status in (None, 401, 403, 404, 405):
+                    raise _unavailable(self.wire, fault) from None
+                refused = fault
+                continue
+            has_logprobs = any(each.logprobs for each in told)
+            return Manners(api="chat", n=len(told) == 2, logprobs=has_logprobs)
+        assert refused is not None
+        raise _unavailable(self.wire, refused)
+
+
+def _letters(text: str) -> str:
+    """Return a text without spaces, as which tokenizers write them in their own ways."""
+    return "".join(text.replace("\u2581", " ").replace("\u0120", " ").split())
+
+
+def _names_model(fault: Fault, model: str) -> bool:
+    return fault.status == 404 and model in str(fault)
+
+
+def _choices(data: Any) -> list[Said]:
+    try:
+        return list(read_said(data))
+    except Garbled as error:
+        raise Fault(str(error), status=200) from None
+
+
+def _is_raw(cold: Said, hot: list[dict[str, float]]) -> bool:
+    """Whether the token drawn at temperature 0 is told to be as likely at 2."""
+    if not cold.names or not cold.logprobs or cold.logprobs[-1] is None:
+        return False
+    name, logprob = cold.names[-1].decode(errors="replace"), cold.logprobs[-1]
+    return any(abs(each.get(name, math.inf) - logprob) < _SURE for each in hot)

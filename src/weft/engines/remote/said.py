@@ -1,0 +1,150 @@
+"""What servers tell, in their several forms, as one: `Said`, and the stream that brings it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+DONE = "[DONE]"
+
+
+class Garbled(Exception):
+    """What came is not what the protocol says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one message says of one choice.
+
+    names: each new token's text; ids: its id; logprobs: its natural log-probability, None for a
+    prompt's first. Each is None where it is not told. finish: why the choice is over. ended_by: the
+    id of the end token, where it is told apart. is_stopped: a stop string ended it.
+    """
+
+    index: int
+    text: str
+    names: list[bytes] | None = None
+    ids: list[int] | None = None
+    logprobs: list[float | None] | None = None
+    finish: str | None = None
+    ended_by: int | None = None
+    is_stopped: bool = False
+
+
+def read_said(data: Any) -> Iterator[Said]:
+    """Yield what a message says, a choice at a time. Raises: Garbled."""
+    if not isinstance(data, dict):
+        raise Garbled(f"a message is {data!r:.60}; an object belongs there")
+    if data.get("error"):
+        raise Garbled(f"the server says: {error_text(data)}")
+    choices = data.get("choices")
+    if not isinstance(choices, list):
+        raise Garbled("a message has no list of choices")
+    for choice in choices:
+        try:
+            yield _choice(choice)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise Garbled(f"a choice cannot be read: {error!r}") from error
+
+
+def _choice(choice: dict[str, Any]) -> Said:
+    message = choice.get("delta") or choice.get("message")
+    text = choice.get("text") if message is None else message.get("content")
+    ids = choice.get("token_ids")
+    if ids is None:
+        ids = choice.get("response_token_ids")
+    names, logprobs = None, None
+    figures = choice.get("logprobs")
+    if figures and isinstance(figures.get("content"), list):
+        names, logprobs, own = _content(figures["content"])
+        ids = own if ids is None else ids
+    elif figures and isinstance(figures.get("tokens"), list):
+        names = [str(name).encode() for name in figures["tokens"]]
+        logprobs = [_number(value) for value in figures.get("token_logprobs") or ()]
+    if names is not None and (logprobs is None or len(logprobs) != len(names)):
+        logprobs = None
+    reason = choice.get("stop_reason", choice.get("matched_stop"))
+    return Said(
+        index=int(choice.get("index") or 0),
+        text=text or "",
+        names=names,
+        ids=None if ids is None else [int(each) for each in ids],
+        logprobs=logprobs,
+        finish=choice.get("finish_reason"),
+        ended_by=reason if type(reason) is int else None,
+        is_stopped=isinstance(reason, str),
+    )
+
+
+def _content(
+    content: list[dict[str, Any]],
+) -> tuple[list[bytes], list[float | None], list[int] | None]:
+    """Return names, logprobs and ids of the form that chats have."""
+    names = [
+        bytes(each["bytes"]) if each.get("bytes") is not None else str(each["token"]).encode()
+        for each in content
+    ]
+    ids = [each.get("id") for each in content]
+    known = [each for each in ids if type(each) is int]
+    logprobs = [_number(each.get("logprob")) for each in content]
+    return names, logprobs, known if len(known) == len(ids) else None
+
+
+def likeliest(data: Any) -> list[dict[str, float]]:
+    """Return the likeliest tokens at the end of each choice, as far as they are told."""
+    found = []
+    for choice in data.get("choices") or ():
+        figures = choice.get("logprobs") or {}
+        content, tops = figures.get("content"), figures.get("top_logprobs")
+        try:
+            if content:
+                top = content[-1].get("top_logprobs") or ()
+                found.append({str(each["token"]): float(each["logprob"]) for each in top})
+            elif tops and tops[-1]:
+                found.append({str(name): float(value) for name, value in tops[-1].items()})
+        except (TypeError, ValueError, KeyError, AttributeError):
+            continue
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def error_text(data: Any) -> str:
+    """Return the words of an error, whatever form it has."""
+    told = data.get("error") if isinstance(data, dict) and data.get("error") else data
+    if isinstance(told, dict):
+        told = told.get("message") or told.get("detail") or told.get("msg") or told
+    text = told if isinstance(told, str) else json.dumps(told, default=str)
+    return " ".join(text.split())[:300]
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    """Yield the messages of a stream of server-sent events, up to the one that says it is done.
+
+    A stream that ends without it just ends: whoever reads knows what is missing. Raises: Garbled.
+    """
+    rest = b""
+    async for chunk in chunks:
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            # NOTE: one message a line is what all servers send; comments keep a connection open.
+            if not line.startswith(b"data:"):
+                continue
+            told = line[5:].strip()
+            if told == DONE.encode():
+                return
+            if told:
+                yield parsed(told)
+
+
+def parsed(text: bytes) -> Any:
+    """Return what a message holds. Raises: Garbled."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Garbled(f"{text[:60]!r} is no JSON: {error}") from None

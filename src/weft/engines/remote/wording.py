@@ -1,0 +1,238 @@
+"""`Wording`: how a run is said to a server, and what of it cannot be said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ...constraints import GBNF, Choice, JsonSchema, Regex, json_schema_to_grammar
+from ...errors import GrammarError, Unsupported
+from ...sampling.params import PARAMETERS, SamplingParams
+from ...tokens.tokenizer import Tokenizer
+from ..native import NativeRun
+from .dialect import Dialect, Manners
+from .pieces import PieceTokenizer
+
+_NEUTRAL = SamplingParams()
+_FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
+_SPACE = re.compile(r'^space ::= " "\?$', re.MULTILINE)
+_SEED = 2**31 - 1  # the widest that all of them take
+
+
+class Wording:
+    """One server's requests, in its dialect.
+
+    model: its name there. text: of the tree, whose tokens paths are.
+    """
+
+    def __init__(self, model: str, dialect: Dialect, manners: Manners, text: Tokenizer) -> None:
+        self.model = model
+        self.dialect = dialect
+        self.manners = manners
+        self.text = text
+        self.path = "/chat/completions" if manners.api == "chat" else "/completions"
+
+    # What cannot be said
+
+    def refusal(self, params: SamplingParams) -> str | None:
+        """Say which of the parameters the server would not honour exactly; None: all."""
+        is_greedy = params.temperature == 0
+        asked = [
+            name
+            for name in (*_FILTERS, *_PENALTIES)
+            if getattr(params, name) != getattr(_NEUTRAL, name)
+            and not (is_greedy and name in _FILTERS)
+        ]
+        if params.penalty_last_n is not None and any(name in _PENALTIES for name in asked):
+            asked.append("penalty_last_n")
+        for name in asked:
+            if name not in self.dialect.params:
+                shown = f"{name}={getattr(params, name)!r}"
+                return (
+                    f"{shown}: a server of the kind {self.dialect.name!r} does not do exactly that"
+                )
+        return self._bias(params) or self._order(params, asked) or self._constraint(params)
+
+    def _bias(self, params: SamplingParams) -> str | None:
+        if not params.logit_bias:
+            return None
+        if isinstance(self.text, PieceTokenizer):
+            return "logit_bias without the model's tokenizer; give tokenizer=…"
+        wrong = [(t, v) for t, v in params.logit_bias if not abs(v) <= _MOST_BIAS]
+        if wrong:
+            token, bias = wrong[0]
+            return f"a logit_bias of {bias} (token {token}): servers take -100 to 100"
+        return None
+
+    def _order(self, params: SamplingParams, asked: Sequence[str]) -> str | None:
+        order = self.dialect.order
+        cut = [name for name in asked if name in _FILTERS and name != "top_k"]
+        if order == "first" and {"top_p", "min_p"} <= set(cut):
+            return f"min_p together with top_p: {self.dialect.name} applies them in another order"
+        if not cut or params.temperature == 1 or order == "either":
+            return None
+        if params.temperature_first != (order == "first"):
+            return (
+                f"temperature_first={params.temperature_first} with {cut[0]}:"
+                f" {self.dialect.name} has the temperature {order}"
+            )
+        return None
+
+    def _constraint(self, params: SamplingParams) -> str | None:
+        if params.constraint is None:
+            return None
+        kind = type(params.constraint).__name__
+        try:
+            said = self._constrained(params.constraint)
+        except GrammarError as error:
+            return f"the constraint {kind}, which cannot be said as a grammar: {error}"
+        if said is None:
+            return f"the constraint {kind}: a server of the kind {self.dialect.name!r} takes none"
+        return None
+
+    def _constrained(self, constraint: Any) -> dict[str, Any] | None:
+        """Return the fields of a constraint; None for one that the server does not take."""
+        said: dict[str, Any] = {}
+        if isinstance(constraint, GBNF):
+            said["grammar"] = constraint.text
+        elif isinstance(constraint, JsonSchema):
+            said["grammar"] = json_grammar(json.loads(constraint.schema))
+        elif isinstance(constraint, Choice):
+            said["grammar"] = "root ::= " + " | ".join(map(_quoted, constraint.texts))
+        elif isinstance(constraint, Regex) and self.dialect.constraints == "structured_outputs":
+            said["regex"] = constraint.pattern
+        if not said or not self.dialect.constraints:
+            return None
+        return said if self.dialect.constraints == "gbnf" else {"structured_outputs": said}
+
+    # What is said
+
+    def may_continue(self) -> bool:
+        """Whether an answer that has begun can be asked to go on."""
+        return self.manners.api == "completions" or self.dialect.may_continue
+
+    def must_replay(self, params: SamplingParams) -> bool:
+        """Whether a text that broke off is asked for from its beginning.
+
+        What a constraint and these penalties count begins with the request.
+        """
+        counts = params.presence_penalty or params.frequency_penalty
+        return bool(counts) or params.constraint is not None
+
+    def shows_logprobs(self, params: SamplingParams) -> bool:
+        """Whether what the server tells are logprobs of the raw distribution."""
+        if not self.manners.logprobs:
+            return False
+        changed = params.logit_bias or params.constraint is not None
+        changed = changed or any(
+            getattr(params, name) != getattr(_NEUTRAL, name) for name in _PENALTIES
+        )
+        return self.manners.raw or (params.temperature in (0, 1) and not changed)
+
+    def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of a path. Raises: Unsupported for a chat's unfinished answer."""
+        text = self.text
+        if self.manners.api == "chat":
+            assert isinstance(text, PieceTokenizer)
+            messages = text.messages(tokens)
+            if messages and messages[-1]["role"] == "assistant":
+                if messages[-1]["content"]:
+                    if not self.dialect.may_continue:
+                        raise Unsupported(
+                            f"chats of the kind {self.dialect.name!r} cannot go on from the middle"
+                            " of an answer; grow it in one piece, or answer it"
+                        )
+                    going_on = {"continue_final_message": True, "add_generation_prompt": False}
+                    return {"messages": messages, **going_on}
+                messages.pop()
+            return {"messages": messages}
+        if self.manners.takes_ids:
+            return {"prompt": list(tokens)}
+        # The server puts its own begin token in front of a text.
+        begins = bool(tokens) and tokens[0] == text.bos_token_id
+        return {"prompt": text.decode(tokens[begins:], first=True)}
+
+    def body(
+        self,
+        run: NativeRun,
+        tokens: Sequence[int],
+        streams: Sequence[int],
+        n_left: int,
+        *,
+        figures: bool = True,
+    ) -> dict[str, Any]:
+        """Return the request for siblings that go on after these tokens.
+
+        figures: ask for logprobs, where the server tells them.
+        """
+        params, dialect, manners = run.params, self.dialect, self.manners
+        body: dict[str, Any] = {
+            "model": self.model,
+            **self.prompt(tokens),
+            "max_tokens": n_left,
+            "stream": True,
+            **dialect.neutral,
+            "temperature": params.temperature,
+        }
+        if len(streams) > 1:
+            body["n"] = len(streams)
+        if params.temperature:
+            body["seed"] = streams[0] & _SEED
+        body |= self._drawing(params)
+        if manners.logprobs and figures:
+            body["logprobs"] = True if manners.api == "chat" else dialect.top
+        if manners.gives_ids and dialect.ask_ids:
+            body[dialect.ask_ids] = True
+        if params.stop and dialect.keep_stop:
+            body |= {"stop": list(params.stop), **dialect.keep_stop}
+        if dialect.stop_ids and run.stop_ids and not isinstance(self.text, PieceTokenizer):
+            body[dialect.stop_ids] = sorted(run.stop_ids)
+        if params.constraint is not None:
+            body |= self._constrained(params.constraint) or {}
+        return body
+
+    def _drawing(self, params: SamplingParams) -> dict[str, Any]:
+        said: dict[str, Any] = {}
+        names = (*_PENALTIES, *(_FILTERS if params.temperature else ()), "penalty_last_n")
+        for name in names:
+            value = getattr(params, name)
+            if name in self.dialect.params and value != getattr(_NEUTRAL, name):
+                said[self.dialect.params[name]] = value
+        if params.logit_bias:
+            said["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+        if self.dialect.samplers:
+            cut = list(self.dialect.samplers)
+            order = ["temperature", *cut] if params.temperature_first else [*cut, "temperature"]
+            said["samplers"] = ["penalties", *order]
+        return said
+
+    def scored(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the request for the logprobs of a whole path's tokens."""
+        return {
+            "model": self.model,
+            "prompt": list(tokens),
+            "max_tokens": 1,
+            "temperature": 0,
+            "echo": True,
+            "logprobs": self.dialect.top,
+        }
+
+
+def json_grammar(schema: Any) -> str:
+    """Return the GBNF of exactly what `JsonSchema` allows: one space after `,` and `:`, no other.
+
+    Servers' own JSON modes put spaces where they like.
+    """
+    text = json_schema_to_grammar(schema)
+    for bracket in ('"{"', '"["'):
+        text = text.replace(f"{bracket} space", bracket)
+    return _SPACE.sub('space ::= " "', text)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a literal of GBNF."""
+    return json.dumps(text, ensure_ascii=False)

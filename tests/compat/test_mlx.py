@@ -1,0 +1,161 @@
+"""What users of MLX know from N8Loom and genlm-backend runs over what mlx-lm loads."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+
+from mlx_lm import load  # noqa: E402
+from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache  # noqa: E402
+
+import weft  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft.compat import n8loom  # noqa: E402
+from weft.compat.genlm import AsyncMlxLM, load_model_by_name  # noqa: E402
+from weft.errors import ConfigError, Unsupported  # noqa: E402
+from weft.sampling.metrics import log_softmax  # noqa: E402
+
+pytestmark = pytest.mark.mlx
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mlx" / "main.py"
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    model, tokenizer = load(str(shallow()))[:2]
+    model.set_dtype(getattr(mx, request.param))
+    lm = weft.load(model, tokenizer)
+    yield model, tokenizer
+    lm.close()
+
+
+def tolerance(model: Any) -> float:
+    return 1e-3 if model.model.norm.weight.dtype == mx.float32 else 0.3
+
+
+def plain(model: Any, ids: list[int], cache: Any = None) -> np.ndarray:
+    return np.array(model(mx.array([ids]), cache=cache)[0, -1].astype(mx.float32))
+
+
+@pytest.mark.parametrize("four_bit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_known_reflection_program_gives_sixteen_answers(
+    four_bit: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("example_mlx", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.main(four_bit=four_bit, max_tokens=5)
+    assert capsys.readouterr().out.endswith("16 answers\n")
+
+
+def test_a_nodes_prefix_cache_is_the_models_own(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    root = n8loom.Loom(model, tokenizer, weft.samples.greeting)
+    (child,) = root.make_children(n=1, max_tokens=6, seed=1)
+    cache, ids = child.get_prefix_cache(), child.get_prefix_tokens()
+    assert all(type(layer) is KVCache for layer in cache)
+    assert cache[0].offset == len(ids)
+    want = plain(model, [*ids, 7])
+    assert np.abs(plain(model, [7], cache) - want).max() <= tolerance(model)
+    assert trim_prompt_cache(cache, 3) == 3
+    assert np.abs(plain(model, [*ids[-2:], 7], cache) - want).max() <= tolerance(model)
+
+
+def test_fragments_are_arrays_of_mlx_and_fuse_to_a_cache_that_the_model_takes(
+    pair: tuple[Any, Any],
+) -> None:
+    model, tokenizer = pair
+    root = n8loom.Loom(model, tokenizer, weft.samples.greeting)
+    (child,) = root.make_children(n=1, max_tokens=6, seed=1)
+    above, own = root.frag, child.frag
+    assert isinstance(own[0].keys, mx.array)
+    assert own[0].keys.dtype == model.model.norm.weight.dtype
+    cache = n8loom.fuse_cache_frags(list(zip(above, own, strict=True)))
+    ids = child.get_prefix_tokens()
+    want = plain(model, [*ids, 7])
+    assert np.abs(plain(model, [7], cache) - want).max() <= tolerance(model)
+    shorter = n8loom.fuse_cache_frags([[frag] for frag in n8loom.clip_frag(above, 5)])
+    assert shorter[0].offset == 5
+    lm = weft.load(model, tokenizer)
+    assert lm.kv.size(shorter.place(lm)) == 5
+
+
+def test_prompts_go_to_caches_that_the_model_and_weft_continue(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    ids = tokenizer.encode("The owl saw the moon and sang.")
+    mine = make_prompt_cache(model)
+    cache, n = n8loom.prompt_to_cache(model, tokenizer, ids, c=mine, offset=1)
+    assert n == len(ids) - 1
+    assert all(type(layer) is KVCache for layer in mine)
+    assert mine[0] is cache[0]
+    frags = n8loom.frag_cache(mine, 0, 4)
+    assert frags[0].keys.shape[2] == 4
+    again, n = n8loom.prompt_to_cache(model, tokenizer, ids[-1:], c=cache)
+    assert (n, again[0].offset) == (1, len(ids))
+    rows, made, start, lengths, _ = n8loom.generate_batched(
+        model, tokenizer, [], 2, prompt_cache=again, max_tokens=5, temp=1.0, seed=3
+    )
+    assert start == len(ids)
+    assert n8loom.frag_batch_gen(made, 0, lengths)[1][0].keys.shape[2] == lengths[1] == len(rows[1])
+    want = plain(model, [*ids, 9])
+    assert np.abs(plain(model, [9], again) - want).max() <= tolerance(model)
+    with pytest.raises(ConfigError, match="known ids"):  # the model has added a slot of its own
+        again.place(weft.load(model, tokenizer))
+
+
+def test_the_owners_model_goes_on_as_before(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    names = set(dict(model))
+    with n8loom.Loom(model, tokenizer, weft.samples.greeting) as loom:
+        loom.grow(n=2, max_tokens=4)
+    assert set(dict(model)) == names
+    ids = tokenizer.encode("Anna lived near the river.")
+    cache = make_prompt_cache(model)
+    stepped = [plain(model, [token], cache) for token in ids]
+    assert np.abs(stepped[-1] - plain(model, ids)).max() <= tolerance(model)
+
+
+def test_the_known_async_class_answers(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    known = AsyncMlxLM(model, tokenizer, cache_size=40)
+    ids = tokenizer.encode("The owl saw")
+    want = log_softmax(plain(model, ids)[None])[0]
+
+    async def main() -> tuple[Any, Any, Any, Any]:
+        one = await known.next_token_logprobs(ids)
+        many = await known.batch_next_token_logprobs([ids, ids[:2], ids])
+        sampled = await known.sample(ids, 4, [], temperature=1.0, seed=1)
+        together = await asyncio.gather(*(known.next_token_logprobs(ids[:n]) for n in (1, 2, 3)))
+        return one, many, sampled, together
+
+    for _ in range(2):  # in two event loops
+        one, many, sampled, together = asyncio.run(main())
+        assert np.abs(np.asarray(one) - want).max() <= tolerance(model)
+        assert len(many) == 3
+        assert len(sampled) == 4
+        assert np.allclose(np.asarray(together[1]), np.asarray(many[1]), atol=1e-5)
+    assert np.allclose(np.asarray(known.next_token_logprobs_sync(ids)), np.asarray(one), atol=1e-5)
+    known.clear_cache()
+    assert asyncio.run(known.next_token_logprobs(ids)) is not None
+
+
+def test_models_by_name_run_on_mlx() -> None:
+    folder = str(shallow())
+    for known in (load_model_by_name(folder, backend="mlx"), AsyncMlxLM.from_name(folder)):
+        assert isinstance(known, AsyncMlxLM)
+        assert known.lm.info.name == "mlx"
+        assert known.next_token_logprobs_sync([1, 2, 3]).shape == (known.lm.info.n_vocab,)
+        with pytest.raises((ConfigError, Unsupported, ValueError), match="nobody"):
+            known.next_token_logprobs_sync([1, 2, 3], lora_name="nobody")
+        known.lm.close()

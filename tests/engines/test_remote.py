@@ -1,0 +1,392 @@
+"""Runs over HTTP: the same texts as on the engine behind the server, whatever the server can do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import weft
+from contract.helpers import prompt_ids
+from shallow import TINY
+from stand_in_server import Started, standing_in
+from weft import Branch, Loom
+from weft.constraints import Choice, Lark, Regex
+from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
+from weft.lm import LM
+from weft.sampling.params import SamplingParams
+from weft.sampling.rng import stream_of
+from weft.sampling.sampler import Sampler
+from weft.sched.work import Run, RunResult
+
+PROMPTS = [
+    f"{begin} {what}"
+    for begin in ("Tell me a story about", "Use 4 9 10", "Describe", "Once upon a time", "Who is")
+    for what in ("a fox.", "13 to make 24.", "Lena", "the owl as JSON.", "in the mill", *"ABCDE")
+]
+Serve = Callable[..., Started]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LM]:
+    """The engine behind the server, here."""
+    with weft.load("tiny", engine="numpy") as lm:
+        yield lm
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    """Start a server without some features, once for all tests that want the same."""
+    running: dict[tuple[str, ...], Any] = {}
+
+    def start(*options: str) -> Started:
+        if options not in running:
+            manager = standing_in(TINY, *options)
+            running[options] = (manager, manager.__enter__())
+        started: Started = running[options][1]
+        return started
+
+    yield start
+    for manager, _ in running.values():
+        manager.__exit__(None, None, None)
+
+
+@pytest.fixture
+def server(serve: Serve) -> Started:
+    """One that does all it can."""
+    return serve()
+
+
+@pytest.fixture
+def lm(server: Started) -> Iterator[LM]:
+    with weft.load(server.base, TINY) as lm:
+        yield lm
+
+
+def greedy(lm: LM, prompts: list[str], **options: Any) -> list[Any]:
+    async def all_of_them() -> list[Any]:
+        looms = [Loom(lm, prompt) for prompt in prompts]
+        grown = await asyncio.gather(*(loom.agrow(temperature=0, **options) for loom in looms))
+        return [made[0] for made in grown]
+
+    return asyncio.run(all_of_them())
+
+
+LACKS: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "ids": ("--without", "ids"),
+    "streams": ("--without", "stream"),
+    "all but text": ("--without", "ids", "prompt_ids", "n", "logprobs", "echo", "keep_stop"),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_greedy_text_is_the_engine_s_on_fifty_prompts(serve: Serve, plain: LM, lack: str) -> None:
+    owner = ("--owner", "nobody") if lack == "all but text" else ()
+    with weft.load(serve(*LACKS[lack], *owner).base, TINY) as lm:
+        found = greedy(lm, PROMPTS, max_tokens=16)
+    want = greedy(plain, PROMPTS, max_tokens=16)
+    assert len(PROMPTS) == 50
+    for ours, theirs in zip(found, want, strict=True):
+        assert ours.text == theirs.text
+        assert (ours.terminal, ours.finish_reason) == (theirs.terminal, theirs.finish_reason)
+        assert ours.entropies == []
+        if lack == "all but text":
+            assert ours.logprobs == []
+        else:
+            assert ours.tokens == theirs.tokens
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+def draw(lm: LM, items: list[Run]) -> list[RunResult]:
+    tickets = lm.submit(items)
+    lm.drive(tickets)
+    return [ticket.result() for ticket in tickets]
+
+
+def item(lm: LM, index: int, prompt: str = PROMPTS[0], **params: Any) -> Run:
+    place = lm.place(prompt_ids(lm, prompt))
+    sampler = Sampler(SamplingParams(**{"temperature": 1.2, **params}), stream_of(5, (index,)))
+    return Run(place, sampler, stop_ids=lm.text.stop_ids, max_tokens=12)
+
+
+def test_a_text_depends_on_its_seed_alone(lm: LM) -> None:
+    together = [result.tokens for result in draw(lm, [item(lm, i) for i in range(6)])]
+    alone = [draw(lm, [item(lm, i)])[0].tokens for i in range(6)]
+    assert alone == together
+    assert len({tuple(tokens) for tokens in together}) > 1
+    beside = [item(lm, 3), *[item(lm, i, PROMPTS[1]) for i in range(6)]]
+    assert draw(lm, beside)[0].tokens == together[3]
+
+
+def test_siblings_share_a_request_where_that_is_asked_for(server: Started) -> None:
+    with weft.load(server.base, TINY, engine_options={"together": True}) as lm:
+        n_before = len(server.bodies())
+        loom = Loom(lm, PROMPTS[0])
+        made = loom.grow(n=8, seed=1, max_tokens=8, temperature=1.5)
+        (body,) = server.bodies()[n_before:]
+        assert body["n"] == 8
+        assert len({node.text for node in made}) > 1
+        again = Loom(lm, PROMPTS[0]).grow(n=8, seed=1, max_tokens=8, temperature=1.5)
+        assert [node.tokens for node in again] == [node.tokens for node in made]
+
+
+def test_siblings_have_a_request_each_where_seeds_count(server: Started, lm: LM) -> None:
+    n_before = len(server.bodies())
+    Loom(lm, PROMPTS[0]).grow(n=4, seed=1, max_tokens=4)
+    bodies = server.bodies()[n_before:]
+    assert len({body["seed"] for body in bodies}) == len(bodies) == 4
+    assert all("n" not in body for body in bodies)
+
+
+def test_sharing_is_refused_where_a_server_gives_one_choice(serve: Serve) -> None:
+    url = serve("--without", "n").base
+    with pytest.raises(Unsupported, match="one choice"):
+        weft.load(url, TINY, engine_options={"together": True})
+
+
+@pytest.mark.parametrize("lack", [(), ("--without", "keep_stop", "--owner", "nobody")])
+def test_a_stop_string_ends_a_branch_and_stays_in_it(serve: Serve, lack: tuple[str, ...]) -> None:
+    with weft.load(serve(*lack).base, TINY) as lm:
+        made = Loom(lm, PROMPTS[0]).grow(n=3, seed=1, max_tokens=60, stop=[".", "zzz"])
+        for node in made:
+            assert node.stop_string == "."
+            assert node.text.endswith(".")
+            assert node.finish_reason == "stop"
+            assert not node.terminal
+        assert made[0].grow(n=1, max_tokens=4, temperature=0)[0].text
+
+
+def test_streamed_pieces_are_the_text(lm: LM, plain: LM) -> None:
+    loom = Loom(lm, PROMPTS[0])
+    pieces: dict[int, str] = {}
+    for delta in loom.stream(n=3, seed=2, max_tokens=20):
+        pieces[delta.branch] = pieces.get(delta.branch, "") + delta.text
+    assert [child.text for child in loom.children] == [pieces[at] for at in range(3)]
+    with Loom(plain, PROMPTS[0]) as here:
+        assert len(here.children) == 0
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_letters_that_are_many_tokens_and_bytes_that_come_apart(serve: Serve, lack: str) -> None:
+    """The server is made to say letters beyond its vocabulary, in chunks of one byte."""
+    owner = ("--owner", "nobody") if lack == "all but text" else ()
+    server, said = serve(*LACKS[lack], *owner), "naïve 🦊 日本語 e\u0301"
+    options = {"dialect": "vllm"}
+    with weft.load(server.base, TINY, engine_options=options) as lm:
+        server.fault({"split": True})
+        (node,) = Loom(lm, PROMPTS[0]).grow(
+            n=1, temperature=0, max_tokens=60, constraint=Choice([said])
+        )
+        assert node.text == said
+
+
+def test_two_hundred_runs_at_once(lm: LM, plain: LM) -> None:
+    prompts = [f"{PROMPTS[at % 50]} {at}" for at in range(200)]
+    found = greedy(lm, prompts, max_tokens=6)
+    want = greedy(plain, prompts, max_tokens=6)
+    assert [node.tokens for node in found] == [node.tokens for node in want]
+
+
+def test_no_more_are_on_their_way_than_was_asked(server: Started) -> None:
+    with weft.load(server.base, TINY, engine_options={"most": 2}) as lm:
+        server.fault(*[{"kind": "slow", "seconds": 0.02}] * 6)
+        n_before, n_ended = len(server.bodies()), 0
+        for delta in Loom(lm, PROMPTS[0]).stream(n=6, seed=1, max_tokens=8):
+            n_asked = len(server.bodies()) - n_before
+            n_ended += delta.finish_reason is not None
+            assert n_asked <= n_ended + 2
+        assert n_asked == n_ended == 6
+
+
+# What cannot be had ----------------------------------------------------------------------------
+
+
+def test_given_text_is_scored_as_the_engine_scores_it(lm: LM, plain: LM) -> None:
+    for text in (" and then", " Lena", "4 + 9 = 13 (left: 10 13 13)"):
+        with Loom(lm, PROMPTS[1]) as ours, Loom(plain, PROMPTS[1]) as theirs:
+            found, want = ours.measure(text), theirs.measure(text)
+            assert found.tokens == want.tokens
+            assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+
+
+def test_measuring_is_refused_where_nothing_is_echoed(serve: Serve) -> None:
+    with weft.load(serve("--without", "echo").base, TINY) as lm:
+        with pytest.raises(Unsupported, match="no measuring"):
+            Loom(lm, PROMPTS[0]).measure(" x")
+
+
+def test_what_needs_steps_is_refused_by_name(lm: LM) -> None:
+    loom = Loom(lm, PROMPTS[0])
+    with pytest.raises(Unsupported, match="next-token"):
+        loom.next()
+    branch = Branch.create(lm)
+    with pytest.raises(Unsupported, match="token by token"):
+        branch.prefill(lm.tokenize(PROMPTS[0]))
+    with pytest.raises(Unsupported, match="next-token"):
+        asyncio.run(weft.AsyncLM(lm).next_token_logprobs([1, 2]))
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "typical_p=0.9": {"typical_p": 0.9},
+    "penalty_last_n=4": {"penalty_last_n": 4, "presence_penalty": 0.5},
+    "min_p together with top_p": {"min_p": 0.1, "top_p": 0.9},
+    "temperature_first=False": {"temperature_first": False, "min_p": 0.1, "temperature": 0.8},
+    "a logit_bias of -inf": {"logit_bias": {5: -float("inf")}},
+    "a logit_bias of 400": {"logit_bias": {5: 400}},
+    "the constraint Lark": {"constraint": Lark('start: "a"')},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_server_would_not_do_exactly_is_refused(lm: LM, what: str) -> None:
+    loom = Loom(lm, PROMPTS[0])
+    with pytest.raises(Unsupported, match=what):
+        loom.grow(n=1, max_tokens=4, **REFUSED[what])
+    assert not loom.children
+
+
+def test_what_has_no_effect_is_not_refused(lm: LM, plain: LM) -> None:
+    quiet = {"temperature": 0, "top_k": 7, "typical_p": 0.5, "penalty_last_n": 3}
+    found = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=8, **quiet)[0]
+    assert found.tokens == Loom(plain, PROMPTS[0]).grow(n=1, max_tokens=8, temperature=0)[0].tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.4},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+        {"logit_bias": {30: 8.0, 31: -8.0}},
+    ],
+)
+def test_penalties_and_biases_act_as_here(lm: LM, plain: LM, params: dict[str, Any]) -> None:
+    found = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=30, temperature=0, **params)[0]
+    want = Loom(plain, PROMPTS[0]).grow(n=1, max_tokens=30, temperature=0, **params)[0]
+    assert found.tokens == want.tokens
+    assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+
+
+def test_a_constraint_is_honoured_over_there_and_checked_here(lm: LM) -> None:
+    (node,) = Loom(lm, PROMPTS[0]).grow(n=1, max_tokens=20, constraint=Regex("[0-9]{3}-[0-9]{2}"))
+    assert len(node.text) == 6
+    assert node.terminal
+
+
+def test_the_context_ends_a_text(server: Started) -> None:
+    with weft.load(server.base, TINY, n_ctx=40) as lm:
+        (node,) = Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=90)
+        assert node.finish_reason == "context"
+        assert node.place.depth == 40
+
+
+# Loading ---------------------------------------------------------------------------------------
+
+
+def test_loading_asks_little(serve: Serve) -> None:
+    server = serve("--owner", "vllm")
+    n_before = len(server.seen()["bodies"])
+    with weft.load(server.base, TINY) as lm:
+        assert len(server.seen()["bodies"]) == n_before + 2
+        manners = lm.info.extra["manners"]
+        assert lm.n_ctx == 2048
+    with weft.load(server.base, TINY, engine_options={"manners": manners}) as lm:
+        assert len(server.seen()["bodies"]) == n_before + 2
+        assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].text
+
+
+def test_a_model_that_is_not_there_is_named_with_those_that_are(server: Started) -> None:
+    with pytest.raises(ModelLoadError, match="no model 'big'; it has tiny"):
+        weft.load(server.base, TINY, model="big")
+
+
+def test_the_address_may_say_model_tokenizer_and_options(server: Started) -> None:
+    with weft.load(f"{server.base}#tiny?tokenizer={TINY}&most=3") as lm:
+        assert lm.info.model == f"{server.base}#tiny?tokenizer={TINY}&most=3"
+        assert lm.engine.native is not None
+        assert lm.engine.native.most == 3
+        assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].tokens
+
+
+def test_a_tokenizer_of_another_model_is_found_out(server: Started) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = {f"word{number}": number for number in range(3000)}
+    other = Backend(WordLevel({**words, "[UNK]": 3000}, unk_token="[UNK]"))
+    other.pre_tokenizer = Whitespace()
+    with pytest.raises(ConfigError, match="wrong tokenizer"):
+        weft.load(server.base, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"most": 0}, "most is 0"),
+        ({"dialect": "klingon"}, "dialect is 'klingon'; allowed are auto"),
+        ({"api": "grpc"}, "api is 'grpc'"),
+        ({"first_s": -1.0}, "first_s is -1"),
+        ({"patience": 3}, "no option 'patience'"),
+    ],
+)
+def test_wrong_options_are_refused(server: Started, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        weft.load(server.base, TINY, engine_options=options)
+    for name in ("device", "dtype"):
+        with pytest.raises(ConfigError, match=name):
+            weft.load(server.base, TINY, **{name: "cuda"})
+
+
+# Threads ---------------------------------------------------------------------------------------
+
+
+def n_threads() -> int:
+    return sum(each.name == "weft-remote-http" for each in threading.enumerate())
+
+
+def test_closing_twice_and_in_the_middle_ends_the_thread(server: Started) -> None:
+    before = n_threads()
+    lm = weft.load(server.base, TINY)
+    server.fault({"kind": "slow", "seconds": 0.05})
+    stream = Loom(lm, PROMPTS[0]).stream(n=1, temperature=0, max_tokens=40)
+    next(stream)
+    lm.close()
+    lm.close()
+    assert n_threads() == before
+    with pytest.raises((weft.WeftError, ForwardError)):
+        list(stream)
+
+
+def test_a_collected_model_ends_its_thread(server: Started) -> None:
+    import gc
+
+    before = n_threads()
+    lm = weft.load(server.base, TINY)
+    Loom(lm, PROMPTS[0]).grow(n=2, seed=1, max_tokens=4)
+    del lm
+    for _ in range(100):  # the last answer is read to its end first
+        gc.collect()
+        if n_threads() == before:
+            break
+        threading.Event().wait(0.05)
+    assert n_threads() == before
+
+
+def test_a_branch_that_is_left_breaks_its_request_off(server: Started, lm: LM) -> None:
+    n_gone = server.seen()["n_gone"]
+    server.fault({"kind": "slow", "seconds": 0.05})
+    loom = Loom(lm, PROMPTS[0])
+    stream = loom.stream(n=1, temperature=0, max_tokens=200)
+    next(stream)
+    stream.close()
+    Loom(lm, PROMPTS[1]).grow(n=1, temperature=0, max_tokens=1)
+    for _ in range(100):
+        if server.seen()["n_gone"] > n_gone:
+            break
+        threading.Event().wait(0.05)
+    assert server.seen()["n_gone"] == n_gone + 1
+    assert loom.children[0].finish_reason == "cancelled"

@@ -1,0 +1,363 @@
+"""What goes wrong on the way to a server: nothing is told twice, made up, or leaked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from shallow import TINY
+from stand_in_server import KEY, Started, standing_in
+from weft import Loom
+from weft.constraints import Regex
+from weft.errors import EngineUnavailable, ForwardError, StoreError
+from weft.lm import LM
+
+PROMPT = "Tell me a story about a fox."
+QUICK = {"retries": 2}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with standing_in(TINY) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Started]:
+    """A server that names no ids and shares nothing but text."""
+    lacks = ("ids", "prompt_ids", "n", "logprobs", "echo", "keep_stop")
+    with standing_in(TINY, "--owner", "nobody", "--without", *lacks) as started:
+        yield started
+
+
+@pytest.fixture
+def lm(server: Started) -> Iterator[LM]:
+    with weft.load(server.base, TINY, engine_options=QUICK) as lm:
+        yield lm
+
+
+@pytest.fixture(scope="module")
+def want() -> str:
+    with weft.load("tiny", engine="numpy") as lm:
+        return Loom(lm, PROMPT).grow(n=1, temperature=0, max_tokens=20)[0].text
+
+
+def grown(lm: LM, **options: Any) -> str:
+    return Loom(lm, PROMPT).grow(n=1, temperature=0, max_tokens=20, **options)[0].text
+
+
+def broken(kind: str, at: int) -> dict[str, Any]:
+    return {"kind": kind, "at": at}
+
+
+BUSY = [
+    [{"kind": "status", "status": 429, "after": "0"}],
+    [{"kind": "status", "status": 500}, {"kind": "status", "status": 503}],
+    [{"kind": "drop"}],
+    [broken("break", 0)],
+    [broken("break", 1)],
+    [broken("break", 7), broken("break", 2), broken("cut", 3), broken("garble", 1)],
+    [broken("cut", 0), broken("cut", 12)],
+    [broken("garble", 5)],
+    [{"kind": "html"}],
+    [{"split": True}, {}],
+]
+
+
+@pytest.mark.parametrize("faults", BUSY, ids=json.dumps)
+def test_a_fault_that_passes_changes_no_text(
+    server: Started, lm: LM, want: str, faults: list[dict[str, Any]]
+) -> None:
+    server.fault(*faults)
+    assert grown(lm) == want
+
+
+@pytest.mark.parametrize("faults", BUSY[3:7], ids=json.dumps)
+def test_a_broken_text_goes_on_where_there_are_no_ids(
+    bare: Started, want: str, faults: list[dict[str, Any]]
+) -> None:
+    with weft.load(bare.base, TINY, engine_options=QUICK) as lm:
+        bare.fault(*faults)
+        assert grown(lm) == want
+
+
+def test_siblings_of_a_broken_request_go_on_apart(server: Started) -> None:
+    with weft.load(server.base, TINY, engine_options={"together": True, **QUICK}) as lm:
+        n_before = len(server.bodies())
+        server.fault(broken("break", 9))
+        loom = Loom(lm, PROMPT)
+        told: dict[int, str] = {}
+        for delta in loom.stream(n=3, seed=1, max_tokens=10, stop="no such text"):
+            told[delta.branch] = told.get(delta.branch, "") + delta.text
+        assert [child.text for child in loom.children] == [told[at] for at in range(3)]
+        assert all(len(child.tokens) == 10 or child.terminal for child in loom.children)
+        asked = server.bodies()[n_before:]
+        assert asked[0]["n"] == 3
+        assert all("n" not in body for body in asked[1:])
+        n_told = sum(len(body["prompt"]) - len(asked[0]["prompt"]) for body in asked[1:])
+        assert n_told == 9  # nothing of what was told is generated again
+
+
+def test_retry_after_is_waited_for(server: Started, lm: LM, want: str) -> None:
+    server.fault({"kind": "status", "status": 429, "after": "1"})
+    began = time.monotonic()
+    assert grown(lm) == want
+    assert time.monotonic() - began >= 1
+
+
+def test_a_server_that_wants_to_be_left_alone_for_an_hour_is_not_waited_for(
+    server: Started, lm: LM
+) -> None:
+    server.fault({"kind": "status", "status": 429, "after": "3600"})
+    with pytest.raises(ForwardError, match="429: by order"):
+        grown(lm)
+
+
+def test_what_does_not_pass_is_told_with_the_number_of_tries(server: Started, lm: LM) -> None:
+    loom = Loom(lm, PROMPT)
+    server.fault(*[{"kind": "status", "status": 500}] * 3)
+    with pytest.raises(ForwardError, match=r"500: by order \(3 tries\)"):
+        loom.grow(n=1, temperature=0, max_tokens=4)
+    assert not loom.children
+    assert loom.grow(n=1, temperature=0, max_tokens=4)[0].tokens
+
+
+def test_one_branch_that_fails_fails_its_call_and_no_other(server: Started, lm: LM) -> None:
+    loom = Loom(lm, PROMPT)
+    (kept,) = loom.grow(n=1, temperature=0, max_tokens=4)
+    server.fault({"kind": "status", "status": 400})
+    with pytest.raises(ForwardError, match="400"):
+        loom.grow(n=3, seed=1, max_tokens=4)
+    assert list(loom.children) == [kept]
+
+
+def test_a_mistake_is_not_repeated(server: Started, lm: LM) -> None:
+    n_before = len(server.bodies())
+    server.fault({"kind": "status", "status": 400})
+    with pytest.raises(ForwardError, match="400: by order"):
+        grown(lm)
+    assert len(server.bodies()) == n_before + 1
+
+
+def test_a_server_that_says_nothing_is_given_up(server: Started) -> None:
+    with weft.load(server.base, TINY) as lm:
+        manners = lm.info.extra["manners"]
+    patience = {"first_s": 0.3, "retries": 1, "manners": manners}
+    with weft.load(server.base, TINY, engine_options=patience) as lm:
+        server.fault(*[{"kind": "hang", "seconds": 1.0}] * 2)
+        with pytest.raises(ForwardError, match=r"nothing came for too long \(2 tries\)"):
+            grown(lm)
+
+
+def test_a_server_that_falls_silent_between_tokens_is_asked_again(
+    server: Started, want: str
+) -> None:
+    with weft.load(server.base, TINY, engine_options={"between_s": 0.3, **QUICK}) as lm:
+        n_before = len(server.bodies())
+        server.fault({"kind": "slow", "seconds": 0.8})
+        assert grown(lm) == want
+        first, second = server.bodies()[n_before:]
+        assert len(second["prompt"]) == len(first["prompt"]) + 1
+
+
+# The key ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Started]:
+    with standing_in(TINY, "--key") as started:
+        yield started
+
+
+def test_the_key_is_sent_and_shown_nowhere(
+    locked: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with weft.load(locked.base, TINY, token=KEY, engine_options=QUICK) as lm:
+        loom = Loom(lm, PROMPT)
+        loom.grow(n=1, temperature=0, max_tokens=4)
+        locked.fault({"kind": "status", "status": 400})
+        with pytest.raises(ForwardError) as failed:
+            loom.grow(n=1, temperature=0, max_tokens=4)
+        loom.save(tmp_path / "a.loom.json")
+        engine: Any = lm.engine
+        shown = [repr(each) for each in (lm, engine, lm.info, loom, failed.value, engine._wire)]
+        shown += [(tmp_path / "a.loom.json").read_text(), caplog.text]
+        shown += [repr(vars(engine)), repr(vars(engine.native))]
+    assert not [text for text in shown if KEY in text]
+
+
+@pytest.mark.parametrize("name", ["WEFT_API_KEY", "OPENAI_API_KEY"])
+def test_the_key_comes_from_the_environment(
+    locked: Started, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, KEY)
+    with weft.load(locked.base, TINY) as lm:
+        assert grown(lm)
+
+
+def test_a_wrong_key_is_refused_without_being_shown(locked: Started) -> None:
+    with pytest.raises(EngineUnavailable, match="401: not the right key: Bearer …") as failed:
+        weft.load(locked.base, TINY, token="sk-another")
+    assert "token=" in failed.value.hint
+    with pytest.raises(EngineUnavailable, match="401"):
+        weft.load(locked.base, TINY)
+
+
+def test_no_redirect_takes_the_key_to_another_host(locked: Started, server: Started) -> None:
+    with weft.load(locked.base, TINY, token=KEY) as lm:
+        n_before = len(server.seen()["bodies"])
+        locked.fault({"kind": "redirect", "to": f"{server.base}/completions"})
+        with pytest.raises(ForwardError, match=f"sends requests on to {server.base}"):
+            grown(lm)
+        assert len(server.seen()["bodies"]) == n_before
+
+
+def test_a_proxy_of_the_environment_never_sees_what_is_not_encrypted(
+    locked: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    with weft.load(locked.base, TINY, token=KEY) as lm:
+        assert grown(lm)
+
+
+# The server dies -------------------------------------------------------------------------------
+
+
+def test_killed_in_the_middle_and_started_again() -> None:
+    server = Started(TINY)
+    again: Started | None = None
+    try:
+        with weft.load(server.base, TINY, engine_options={"retries": 1}) as lm:
+            loom = Loom(lm, PROMPT)
+            first = loom.grow(n=2, seed=1, max_tokens=8)
+            text = str(loom)
+            server.fault(*[{"kind": "slow", "seconds": 0.1}] * 2)
+            threading.Timer(0.3, server.kill).start()
+            with pytest.raises(ForwardError, match="does not answer") as failed:
+                first[0].grow(n=2, seed=2, max_tokens=60)
+            assert "start the server again" in failed.value.hint
+            assert str(loom) == text
+            again = Started(TINY, port=server.port)
+            assert first[0].grow(n=2, seed=2, max_tokens=8)
+    finally:
+        server.stop()
+        if again is not None:
+            again.stop()
+
+
+def test_a_server_that_comes_back_in_time_is_not_noticed(want: str) -> None:
+    server = Started(TINY)
+    box: list[Started] = []
+    try:
+        with weft.load(server.base, TINY, engine_options={"retries": 8}) as lm:
+
+            def restart() -> None:
+                server.kill()
+                box.append(Started(TINY, port=server.port))
+
+            server.fault({"kind": "slow", "seconds": 0.1})
+            stream = Loom(lm, PROMPT).stream(n=1, temperature=0, max_tokens=20)
+            pieces = [next(stream).text]
+            restarting = threading.Thread(target=restart)
+            restarting.start()
+            pieces += [delta.text for delta in stream]
+            restarting.join()
+            assert "".join(pieces) == want
+    finally:
+        server.stop()
+        for each in box:
+            each.stop()
+
+
+def test_a_search_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+    """By the command, which saves each round; the second try finds a server at the same place."""
+    server = Started(TINY)
+    again: Started | None = None
+    file = tmp_path / "search.loom.json"
+    environment = {**os.environ, "WEFT_HOME": str(tmp_path)}
+    address = f"{server.base}#tiny?tokenizer={TINY}&retries=1"
+    command = [sys.executable, "-m", "weft", "solve", "4 9 10 13", "-m", address]
+    command += ["--budget-tokens", "1200", "--seed", "1", "--resume", str(file)]
+    try:
+        server.fault(*[{}] * 12, *[{"kind": "slow", "seconds": 0.5}] * 40)
+        solving = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(600):
+            if file.exists() and len(server.bodies()) > 12:
+                break
+            time.sleep(0.05)
+        server.kill()
+        _, complaint = solving.communicate(timeout=120)
+        assert solving.returncode == 1, complaint
+        assert "Traceback" not in complaint
+        assert server.base in complaint
+        kept = Loom.open(file)
+        n_before = kept.count_children()
+        assert n_before > 0
+        again = Started(TINY, port=server.port)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        after = {node.id for node in Loom.open(file).walk()}
+        assert {node.id for node in kept.walk()} <= after
+        assert len(after) > n_before
+    finally:
+        server.stop()
+        if again is not None:
+            again.stop()
+
+
+def test_nobody_there_is_said_at_once() -> None:
+    server = Started(TINY)
+    server.stop()
+    with pytest.raises(EngineUnavailable, match="does not answer"):
+        weft.load(server.base, TINY)
+
+
+def test_what_is_no_model_server_is_no_crash(server: Started) -> None:
+    with pytest.raises(EngineUnavailable, match="404"):
+        weft.load(server.base.removesuffix("/v1") + "/nothing", TINY)
+    with pytest.raises((StoreError, EngineUnavailable)):
+        weft.load("https://127.0.0.1:1/v1", TINY)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"constraint": Regex("[0-9]{12}"), "seed": 3},
+        {"presence_penalty": 0.9, "frequency_penalty": 0.9, "temperature": 0},
+    ],
+)
+def test_what_counts_from_the_beginning_is_asked_for_from_there(
+    server: Started, lm: LM, params: dict[str, Any]
+) -> None:
+    (want,) = Loom(lm, PROMPT).grow(n=1, max_tokens=20, **params)
+    n_before = len(server.bodies())
+    server.fault(broken("break", 5), broken("break", 3))
+    (node,) = Loom(lm, PROMPT).grow(n=1, max_tokens=20, **params)
+    assert (node.tokens, node.terminal) == (want.tokens, want.terminal)
+    assert len({json.dumps(body) for body in server.bodies()[n_before:]}) == 1
+
+
+def test_another_text_on_that_second_try_is_an_error(server: Started, lm: LM) -> None:
+    """A server that does not honour seeds: what a constraint has read cannot be gone on from."""
+    native: Any = lm.engine.native
+    say, seeds = native.wording.body, itertools.count()
+    native.wording.body = lambda *given, **more: {**say(*given, **more), "seed": next(seeds)}
+    server.fault(broken("break", 20))
+    with pytest.raises(ForwardError, match="another text when it was asked again"):
+        Loom(lm, PROMPT).grow(n=1, max_tokens=60, constraint=Regex("[0-9]{40}"), temperature=5.0)

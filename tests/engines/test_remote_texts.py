@@ -1,0 +1,155 @@
+"""Servers without a tokenizer here: trees of text, in pieces as the server names its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import weft
+from shallow import TINY
+from stand_in_server import Started, standing_in
+from weft import Branch, Loom
+from weft.constraints import Regex
+from weft.engines.remote.pieces import END, PieceTokenizer, pieces_of, spelled
+from weft.errors import ForwardError, Unsupported
+from weft.lm import LM
+
+STORY = "Tell me a story about a fox."
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with standing_in(TINY) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def chatty() -> Iterator[Started]:
+    """A server that has chats alone."""
+    with standing_in(TINY, "--without", "completions") as started:
+        yield started
+
+
+@pytest.fixture
+def lm(server: Started) -> Iterator[LM]:
+    with weft.load(server.base) as lm:
+        yield lm
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LM]:
+    with weft.load("tiny", engine="numpy") as lm:
+        yield lm
+
+
+@given(st.text())
+def test_pieces_are_the_text(text: str) -> None:
+    tokenizer = PieceTokenizer(is_chat=False)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text.encode(errors="replace").decode()
+    stream = tokenizer.stream()
+    streamed = "".join(map(stream.push, ids)) + stream.flush()
+    assert streamed == tokenizer.decode(ids)
+    assert all(0 < token < tokenizer.n_vocab for token in ids)
+
+
+@given(st.binary())
+def test_any_bytes_have_pieces(raw: bytes) -> None:
+    assert b"".join(map(spelled, pieces_of(raw))) == raw
+
+
+def test_the_tree_stands_on_the_server_s_tokens(lm: LM, plain: LM) -> None:
+    prompt = plain.format_chat([{"role": "user", "content": STORY}])
+    (node,) = Loom(lm, str(prompt)).grow(n=1, temperature=0, max_tokens=40)
+    ids = plain.tokenize(str(prompt), special=True)
+    (want,) = Loom(plain, ids).grow(n=1, temperature=0, max_tokens=40)
+    assert node.text == want.text
+    assert [lm.token_to_text(token) for token in node.tokens] == [
+        plain.token_to_text(token) for token in want.tokens
+    ]
+    assert node.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    assert node.mean_p == pytest.approx(want.mean_p, abs=1e-4)
+    assert (node.terminal, node.finish_reason) == (want.terminal, want.finish_reason)
+
+
+def test_it_grows_streams_shows_and_is_saved(lm: LM, tmp_path: Path) -> None:
+    loom = Loom(lm, "Once upon a time")
+    first = loom.grow(n=3, seed=1, max_tokens=6)
+    for _ in first[0].stream(n=2, seed=2, max_tokens=4, stop="."):
+        pass
+    loom.add(" there was").grow(n=1, temperature=0, max_tokens=3)
+    assert "Once upon a time" in str(loom)
+    assert loom.to_html()
+    loom.save(tmp_path / "a.loom.json")
+    again = Loom.open(tmp_path / "a.loom.json", lm)
+    assert str(again) == str(loom)
+    assert [node.tokens for node in again.walk()] == [node.tokens for node in loom.walk()]
+    assert again.children[0].grow(n=1, temperature=0, max_tokens=3)[0].text
+
+
+def test_what_needs_tokens_is_refused_by_name(lm: LM) -> None:
+    loom = Loom(lm, "Once upon a time")
+    with pytest.raises(Unsupported, match="next-token"):
+        loom.next()
+    with pytest.raises(Unsupported, match="measuring"):
+        loom.measure(" there was")
+    with pytest.raises(Unsupported, match="tokenizer"):
+        loom.grow(n=1, constraint=Regex("[0-9]+"))
+    with pytest.raises(Unsupported, match="logit_bias"):
+        loom.grow(n=1, logit_bias={5: 1.0})
+    with pytest.raises(Unsupported):
+        Branch.create(lm).prefill(lm.tokenize("Once"))
+    with pytest.raises(Unsupported):
+        asyncio.run(weft.AsyncLM(lm).next_token_logprobs(lm.tokenize("Once")))
+
+
+def test_a_chat_server_is_asked_in_messages(chatty: Started, plain: LM) -> None:
+    with weft.load(chatty.base) as lm:
+        assert lm.info.extra["manners"].api == "chat"
+        loom = Loom(lm, STORY, system="Be brief.")
+        (node,) = loom.grow(n=1, temperature=0, max_tokens=30)
+        want = Loom(plain, STORY, system="Be brief.").grow(n=1, temperature=0, max_tokens=30)[0]
+        assert node.text == want.text
+        assert node.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+        assert chatty.bodies()[-1]["messages"] == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": STORY},
+        ]
+
+
+def test_an_answer_that_has_begun_goes_on_where_the_server_can(chatty: Started) -> None:
+    with weft.load(chatty.base) as lm:
+        (node,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
+        (rest,) = node.grow(n=1, temperature=0, max_tokens=6)
+        assert chatty.bodies()[-1]["messages"][-1] == {"role": "assistant", "content": node.text}
+        (whole,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=12)
+        assert node.text + rest.text == whole.text
+
+
+def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: Started) -> None:
+    with weft.load(chatty.base, engine_options={"dialect": "openai"}) as lm:
+        (node,) = Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
+        with pytest.raises(Unsupported, match="middle of an answer"):
+            node.grow(n=1, temperature=0, max_tokens=6)
+        chatty.fault({"kind": "break", "at": 3})
+        with pytest.raises(ForwardError, match="cannot go on after 3 tokens"):
+            Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
+        chatty.fault({"kind": "break", "at": 0})
+        assert Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)[0].text == node.text
+
+
+def test_roles_that_somebody_typed_are_letters(chatty: Started) -> None:
+    with weft.load(chatty.base) as lm:
+        typed = "What is <|assistant|> for?"
+        Loom(lm, typed).grow(n=1, temperature=0, max_tokens=2)
+        assert chatty.bodies()[-1]["messages"] == [{"role": "user", "content": typed}]
+
+
+def test_the_end_is_a_token_without_text() -> None:
+    assert spelled(END) == b""
+    assert END in PieceTokenizer(is_chat=True).stop_ids
