@@ -274,7 +274,8 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
         if not isinstance(item, Run):
             raise Unsupported(
                 f"{engine.info.model} on the {name} engine generates whole runs only: no next-token"
-                f" distributions{measuring}, no branches that are committed token by token"
+                f" distributions{measuring}, no branches that are committed token by token",
+                hint="load the model itself, by another engine, for what needs single steps",
             )
         why = why_not_native(item.sampler, engine.native)
         if why is not None:

@@ -46,7 +46,7 @@ class Scheduler:
         info = engine.info
         lasting = not (info.owner_thread or info.overlap)
         self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock, lasting=lasting)
-        self.desk = Desk(tree, info, self.counters, self.rows, n_ctx)
+        self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
         self.admission = Admission(self.desk)
         self.abroad = None if engine.native is None else Abroad(engine.native)
@@ -200,6 +200,7 @@ class Scheduler:
         self.settle()
         self.tree.clear()
         self.rows.clear()
+        self.engine.forget()
 
     # Plan -------------------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class Scheduler:
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
         parts = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
-        if self.engine.info.recomputes:
+        if self.desk.runs_whole_paths:
             again = [part.n_tokens() - part.n_logits() for part in parts]
             self.counters.recomputed += sum(again)
         if desk.waiting:
@@ -243,7 +244,7 @@ class Scheduler:
         desk = self.desk
         ready = [run for run in desk.live if run.can_step(self.n_ctx)]
         ready = [run for run in ready if run.line.is_open or self._may_open(run)]
-        if self.engine.info.recomputes:
+        if self.desk.runs_whole_paths:
             ready.sort(key=lambda run: (run.n_drawn, run.age))
             costs = itertools.accumulate([run.line.depth for run in ready])
             ready = ready[: max(bisect_right(list(costs), most), 1)]
@@ -260,7 +261,7 @@ class Scheduler:
 
     def _cost(self, runs: list[RunJob]) -> int:
         """Return how many tokens of a step's budget the next tokens of runs take."""
-        if self.engine.info.recomputes:
+        if self.desk.runs_whole_paths:
             return sum([run.line.depth for run in runs])
         return len(runs)
 
@@ -287,7 +288,7 @@ class Scheduler:
             if not job.done:
                 shares.append((job, job.next, last))
                 most -= last - job.next
-                if self.engine.info.recomputes:
+                if self.desk.runs_whole_paths:
                     most -= sum([line.depth for line in job.item.lines[job.next : last]])
         return shares
 
