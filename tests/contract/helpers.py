@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from weft.kv.place import Place
@@ -61,6 +62,13 @@ def run_all(lm: LM, items: Sequence[Run]) -> list[RunResult]:
     tickets = lm.submit(items)
     lm.drive(tickets)
     return [ticket.result() for ticket in tickets]
+
+
+def drawn_by_weft(lm: LM) -> LM:
+    """The LM, where its runs are drawn by Weft's rule; the test skips where they are not."""
+    if lm.info.own_random:
+        pytest.skip(f"the {lm.info.name} engine draws runs by random numbers of its own")
+    return lm
 
 
 class Exactness:

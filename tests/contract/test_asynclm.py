@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from contract.helpers import PROMPT, STORY, TOLERANCE, prompt_ids
+from contract.helpers import PROMPT, STORY, TOLERANCE, drawn_by_weft, prompt_ids
 from fakes import BrokenEngine
 from weft import AsyncLM, Branch, Loom
 from weft.aio import AbstractAsyncLM
@@ -463,7 +463,7 @@ def test_a_program_over_genlms_packages_gets_tensors_and_tokens_of_theirs(
 
 
 def test_samples_are_those_of_the_other_faces(make, kind) -> None:
-    lm = make(kind)
+    lm = drawn_by_weft(make(kind))
     model, loom = AsyncLM(lm), Loom(lm, PROMPT)
     ends = lm.text.stop_ids
     (node,) = loom.grow(n=1, seed=3, max_tokens=12, temperature=1.0, show=False)

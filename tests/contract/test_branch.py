@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 
-from contract.helpers import PROMPT, TOLERANCE, prompt_ids
+from contract.helpers import PROMPT, TOLERANCE, drawn_by_weft, prompt_ids
 from fakes import BrokenEngine
 from weft import Branch, BranchStore, Loom
 from weft.constraints import Regex
@@ -404,7 +404,7 @@ def test_iteration_is_the_manual_loop_and_a_break_leaves_the_branch_whole(make) 
 
 
 def test_the_same_seed_gives_the_same_text_by_loom_and_branch(make, kind) -> None:
-    lm = make(kind)
+    lm = drawn_by_weft(make(kind))
     loom = Loom(lm, PROMPT)
     (node,) = loom.grow(n=1, seed=3, max_tokens=12, show=False, temperature=1.0)
     branch = Branch.create(lm, seed=3, **NEUTRAL)

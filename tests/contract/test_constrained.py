@@ -38,6 +38,9 @@ def test_every_text_fits_and_its_figures_are_the_raw_ones(make, kind, oracle) ->
         assert node.terminal
         assert node.finish_reason == "stop"
         assert list(node.parsed) == ["name", "animal", "age"]
+    if lm.info.own_random:  # and masks of its own: it tells no figures of constrained runs
+        return
+    for node in made:
         assert len(node.tokens) == len(node.logprobs) == len(node.entropies)
     assert lm.stats().steps < max(len(node.tokens) for node in made)  # what is forced runs together
     node = made[0]

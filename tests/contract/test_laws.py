@@ -14,6 +14,7 @@ from contract.helpers import (
     TOLERANCE,
     ask,
     assert_close,
+    drawn_by_weft,
     logits_at,
     prompt_ids,
     run_all,
@@ -178,7 +179,7 @@ def test_8_equal_suffixes_under_different_prefixes_never_mix(
 
 def test_11_an_engines_own_draws_equal_the_numpy_reference(kind: str, make: Make) -> None:
     """The second token of a run is drawn from a step's output, by the engine if it can."""
-    lm = make(kind)
+    lm = drawn_by_weft(make(kind))
     ids = prompt_ids(lm)
     rules = [{"temperature": 0.2 * i, "top_p": 0.9, "top_k": 50} for i in range(8)]
     runs = [

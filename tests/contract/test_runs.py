@@ -234,8 +234,11 @@ def test_a_run_that_reaches_the_context_ends_there(kind: str, make: Make) -> Non
 def test_a_cancelled_run_keeps_what_it_made(kind: str, make: Make) -> None:
     lm = make(kind)
     place = lm.place(prompt_ids(lm))
-    keep, drop = lm.submit([run_item(lm, place, 1, i, max_tokens=20) for i in range(2)])
-    for _ in range(5):
+    heard: list[int] = []
+    sink = lambda state: heard.append(len(state.tokens))  # noqa: E731
+    items = [run_item(lm, place, 1, i, max_tokens=20, sink=(None, sink)[i]) for i in range(2)]
+    keep, drop = lm.submit(items)
+    while len(heard) < 4:
         lm.scheduler.step()
     drop.cancel()
     lm.drive([keep, drop])

@@ -14,6 +14,10 @@ from weft.engines.source import resolve
 
 ROOT = Path(__file__).parents[2]
 TORCH, MLX = "# needs torch", "# needs mlx"
+TORCHAO = "# needs torchao"
+SERVER = "# needs a server"  # tests/engines/test_remote.py runs these
+VLLM = "# needs vLLM"  # and a model and GPUs of the reader's
+HAS_TORCHAO = all(map(find_spec, ("torchao", "accelerate")))
 STRICT = """
 import warnings
 warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
@@ -22,7 +26,8 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 
 def blocks(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for block in found if HAS_TORCHAO or not block.startswith(TORCHAO)]
 
 
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page)]
@@ -50,7 +55,8 @@ def test_the_guides_have_code() -> None:
     ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
-    run([block for block in blocks(page) if not block.startswith((TORCH, MLX))], place)
+    apart = (TORCH, MLX, SERVER, VLLM)
+    run([block for block in blocks(page) if not block.startswith(apart)], place)
 
 
 @pytest.mark.torch

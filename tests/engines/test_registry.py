@@ -39,7 +39,8 @@ def test_third_parties_add_engines_but_replace_none(monkeypatch: pytest.MonkeyPa
     offer(monkeypatch, mine="weft.engines.base:Engine", numpy="weft.engines.base:Engine")
     assert registry.engine_class("mine").__name__ == "Engine"
     assert registry.engine_class("numpy").__name__ == "NumpyEngine"
-    assert registry.engine_names() == ("numpy", "torch", "mine")
+    names = registry.engine_names()
+    assert (names[0], names[-1], names.count("numpy")) == ("numpy", "mine", 1)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

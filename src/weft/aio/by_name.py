@@ -73,7 +73,7 @@ def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
     if "vllm" in engines and find_spec("vllm") is not None:
         return "vllm"
     if options.pop("engine_opts", None):
-        _log.warning("engine_opts are for vLLM, which Weft does not run; torch is used without")
+        _log.warning("engine_opts are for vLLM, which is not installed; torch is used without")
     return "hf"
 
 

@@ -19,6 +19,7 @@ _BUILT_IN = {
     "torch": "weft.engines.torch:TorchEngine",
     "mlx": "weft.engines.mlx:MlxEngine",
     "llamacpp": "weft.engines.llamacpp:LlamaCppEngine",
+    "vllm": "weft.engines.vllm:VllmEngine",
     "remote": "weft.engines.remote:RemoteEngine",
 }
 

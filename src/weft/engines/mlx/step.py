@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ...errors import ForwardError
 from ..base import Row, Span
-from ..paths import calls
+from ..paths import calls, rows_of
 from .hook import Recorder, RunningCall
 from .kv import Arrays, MlxMemory, own
 from .plan import BankRows, ChunkRows, LongRow, PieceMask, plan_step
@@ -311,7 +311,7 @@ class WholeStep(PackedStep):
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         hidden: dict[int, mx.array] = {}
-        for paths in calls([tuple(ids) for ids in tokens], CALL_TOKENS):
+        for paths in calls(rows_of(tuple(ids) for ids in tokens), CALL_TOKENS):
             longest = max(len(path.ids) for path in paths)
             padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
             states = head.hidden(mx.array(padded), self.make_cache())

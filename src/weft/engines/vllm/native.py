@@ -1,0 +1,217 @@
+"""Runs that vLLM generates by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm import SamplingParams as VllmParams
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind
+
+from ...errors import ForwardError
+from ...sampling.params import SamplingParams
+from ...sampling.rng import stream_of
+from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
+from .grammars import structured
+from .known import has_drafts, n_places
+
+if TYPE_CHECKING:
+    from .running import Running
+
+_COLDEST, _HOTTEST = 0.01, 2.0  # temperatures that vLLM takes as they are, beside 0
+_MOST_PENALTY = 2.0
+_ENDS: dict[str, NativeEnd] = {"stop": "stop", "length": "length", "abort": "cancelled"}
+
+
+class VllmFlight:
+    """One NativeRun on its way: a task a sibling, once the loop has begun them."""
+
+    def __init__(self, n_siblings: int) -> None:
+        self.tasks: list[asyncio.Task[None] | None] = [None] * n_siblings
+        self.cancelled: set[int] = set()
+
+
+class VllmRuns(NativeRuns):
+    """`Engine.native` over an AsyncLLM.
+
+    A sibling is a request with a seed of its own; the prompt they share is in vLLM's prefix cache.
+    by_guidance: constraints may go to vLLM, whose matcher is then the same library as Weft's.
+    """
+
+    def __init__(
+        self, running: Running, loras: dict[str | None, Any], *, by_guidance: bool
+    ) -> None:
+        self.most = n_places(running.engine.vllm_config)
+        self._running = running
+        self._loop = running.loop
+        self._loras = loras
+        self._drafts = has_drafts(running.engine.vllm_config)
+        self._by_guidance = by_guidance
+        self._numbers = itertools.count()
+
+    def refusal(self, params: SamplingParams) -> str | None:
+        """See `NativeRuns.refusal`."""
+        for name, is_refused in _REFUSED.items():
+            if is_refused(params):
+                return f"{name}={getattr(params, name)!r}"
+        if params.temperature:  # filters change no greedy choice
+            cuts = params.top_k or params.min_p or params.top_p < 1
+            if cuts and params.temperature != 1 and not params.temperature_first:
+                told = f"temperature={params.temperature!r}"
+                return f"{told} after the filters (temperature_first=False)"
+            if params.min_p and params.top_p < 1:
+                return f"min_p={params.min_p!r} after top_p={params.top_p!r}"
+        if self._drafts and (params.min_p or params.logit_bias):
+            return "min_p and logit_bias beside speculative decoding"
+        if params.constraint is not None:
+            return structured(params.constraint, by_guidance=self._by_guidance).refusal
+        return None
+
+    def start(self, run: NativeRun, tell: Tell) -> VllmFlight:
+        flight = VllmFlight(len(run.streams))
+        lora = self._loras[run.adapter]
+        params = [vllm_params(run, stream) for stream in run.streams]
+        try:
+            self._loop.post(self._begin, flight, run, params, lora, tell)
+        except RuntimeError as error:
+            raise ForwardError("the engine is closed; load the model again") from error
+        return flight
+
+    def cancel(self, handle: VllmFlight, sibling: int) -> None:
+        self._loop.post(self._cancel, handle, sibling)
+
+    # On the engine's loop
+
+    def _begin(
+        self, flight: VllmFlight, run: NativeRun, params: list[VllmParams], lora: Any, tell: Tell
+    ) -> None:
+        for number, each in enumerate(params):
+            work = self._generate(run, number, each, lora, tell)
+            flight.tasks[number] = self._loop.loop.create_task(work)
+
+    def _cancel(self, flight: VllmFlight, sibling: int) -> None:
+        task = flight.tasks[sibling]
+        if task is not None:
+            task.cancel()
+
+    async def _generate(
+        self, run: NativeRun, number: int, params: VllmParams, lora: Any, tell: Tell
+    ) -> None:
+        is_over = False
+        try:
+            prompt = tokens_input(list(run.tokens))
+            name = f"weft-run-{next(self._numbers)}"
+            async for output in self._running.engine.generate(
+                prompt, params, name, lora_request=lora
+            ):
+                event = event_of(number, output.outputs[0])
+                is_over = event.is_last
+                tell(event)
+        except asyncio.CancelledError:
+            if not is_over:
+                tell(NativeEvent(number, end="cancelled"))
+        except Exception as error:
+            if not is_over:
+                tell(NativeEvent(number, error=as_failure(error)))
+        else:
+            if not is_over:
+                tell(NativeEvent(number, error=ForwardError("vLLM ended a run without a word")))
+
+
+_REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
+    "typical_p": lambda p: p.typical_p < 1 and p.temperature != 0,
+    "penalty_last_n": lambda p: p.penalty_last_n is not None and _is_penalised(p),
+    "temperature": lambda p: p.temperature != 0 and not _COLDEST <= p.temperature <= _HOTTEST,
+    "top_p": lambda p: p.top_p <= 0,
+    "repetition_penalty": lambda p: p.repetition_penalty <= 0,
+    "presence_penalty": lambda p: abs(p.presence_penalty) > _MOST_PENALTY,
+    "frequency_penalty": lambda p: abs(p.frequency_penalty) > _MOST_PENALTY,
+    "logit_bias": lambda p: _is_unmatched(p.logit_bias, p.constraint),
+}
+
+
+def _is_unmatched(biases: Iterable[tuple[int, float]], constraint: object) -> bool:
+    """Whether biases may leave nothing to draw from, or something beside +inf: vLLM draws on."""
+    values = [bias for _, bias in biases]
+    return math.inf in values or (constraint is not None and -math.inf in values)
+
+
+def _is_penalised(params: SamplingParams) -> bool:
+    both = params.presence_penalty or params.frequency_penalty
+    return bool(params.repetition_penalty != 1 or both)
+
+
+def vllm_params(run: NativeRun, stream: int) -> VllmParams:
+    """Return what vLLM is asked for, for one sibling.
+
+    Its seed is made of the stream and of where the run begins: a stream that goes on later, after
+    more tokens, draws other numbers. Stop strings are looked for here, in the text as Weft has it.
+    """
+    params, at = run.params, len(run.tokens)
+    wanted: dict[str, Any] = {}
+    if params.constraint is not None:
+        wanted = structured(params.constraint, by_guidance=True).arguments(run.stop_ids)
+    has_masked_figures = "structured_outputs" in wanted
+    return VllmParams(
+        max_tokens=run.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias) or None,
+        seed=stream_of(stream, (at,)) >> 1 if params.temperature else None,
+        stop_token_ids=sorted(run.stop_ids),
+        ignore_eos=True,
+        # vLLM masks what a grammar forbids before it takes the figures: then there are none.
+        logprobs=None if has_masked_figures else 0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        **wanted,
+    )
+
+
+def event_of(number: int, given: Any) -> NativeEvent:
+    """Return what one of vLLM's outputs says of a sibling."""
+    tokens = list(given.token_ids)
+    logprobs = None
+    if given.logprobs is not None:
+        flat = given.logprobs
+        logprobs = [flat.logprobs[at] for at in flat.start_indices]
+    ended_by = None
+    if given.finish_reason is None:
+        return NativeEvent(number, tokens, logprobs)
+    if given.finish_reason not in _ENDS:
+        why = f"vLLM ended a run by {given.finish_reason!r}"
+        return NativeEvent(number, tokens, logprobs, error=ForwardError(why))
+    if given.finish_reason == "stop" and isinstance(given.stop_reason, int):
+        ended_by = given.stop_reason
+        if tokens and tokens[-1] == ended_by:
+            tokens = tokens[:-1]
+            logprobs = None if logprobs is None else logprobs[: len(tokens)]
+    return NativeEvent(number, tokens, logprobs, end=_ENDS[given.finish_reason], ended_by=ended_by)
+
+
+def as_failure(error: BaseException) -> ForwardError:
+    """Return what a run or a step fails with, in words."""
+    name = type(error).__name__
+    if name == "EngineDeadError":
+        message = (
+            "vLLM's engine process died; its log says why. The tree is as it was: load the model"
+            " again and go on"
+        )
+    else:
+        cause = error.__cause__
+        told = f"{name}: {error}" if cause is None else f"{type(cause).__name__}: {cause}"
+        message = f"vLLM failed: {told}"
+    failure = ForwardError(message)
+    failure.__cause__ = error
+    return failure

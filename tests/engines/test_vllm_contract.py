@@ -1,0 +1,149 @@
+"""What Weft stands on in vLLM is there: each thing fails by name when a new version moves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytest.importorskip("vllm", reason="vllm is not installed")
+importlib.import_module("weft.engines.vllm")  # without the warnings of what vLLM stands on
+
+import torch  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
+from vllm.engine.protocol import StreamingInput  # noqa: E402
+from vllm.inputs.engine import tokens_input  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality  # noqa: E402
+from vllm.v1.sample.logits_processor import LogitsProcessor as First  # noqa: E402
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext  # noqa: E402
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as Second  # noqa: E402
+
+from weft.engines.vllm.board import KEY, Board, n_bytes  # noqa: E402
+from weft.engines.vllm.rows import row_params  # noqa: E402
+from weft.engines.vllm.tap import RowTap  # noqa: E402
+
+CALLS: list[tuple[Any, list[str]]] = [
+    (AsyncLLM.from_engine_args, ["engine_args"]),
+    (AsyncLLM.generate, ["prompt", "sampling_params", "request_id", "lora_request"]),
+    (AsyncLLM.add_lora, ["lora_request"]),
+    (AsyncLLM.remove_lora, ["lora_id"]),
+    (AsyncLLM.shutdown, ["timeout"]),
+    (AsyncLLM.get_tokenizer, []),
+    (tokens_input, ["prompt_token_ids"]),
+    (First.__init__, ["vllm_config", "device", "is_pin_memory"]),
+    (First.apply, ["logits"]),
+    (First.update_state, ["batch_update"]),
+    (Second.__init__, ["vllm_config", "req_states"]),
+    (Second.add_request, ["req_idx", "sampling_params"]),
+    (Second.apply, ["logits", "ctx"]),
+]
+
+
+@pytest.mark.parametrize(("call", "names"), CALLS, ids=lambda each: getattr(each, "__name__", ""))
+def test_calls_take_what_weft_gives(call: Any, names: list[str]) -> None:
+    parameters = inspect.signature(call).parameters
+    assert [name for name in names if name not in parameters] == []
+
+
+def test_values_have_the_fields_that_weft_sets() -> None:
+    asked = {field.name for field in dataclasses.fields(StreamingInput)}
+    assert {"prompt", "sampling_params"} <= asked
+    assert {"DELTA"} <= set(RequestOutputKind.__members__)
+    args = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert {
+        "enable_prefix_caching", "disable_log_stats", "enable_log_requests", "use_tqdm_on_load",
+        "max_logprobs", "structured_outputs_config", "enforce_eager", "block_size",
+        "kv_cache_memory_bytes", "logits_processors", "additional_config", "max_model_len",
+        "trust_remote_code", "dtype", "model", "enable_lora",
+    } <= args  # fmt: skip
+    assert StructuredOutputsParams(grammar='start: "a"').grammar
+    assert LoRARequest("a", 1, "/folder").lora_int_id == 1
+    made = SamplingParams(
+        max_tokens=1, temperature=0.7, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.1,
+        presence_penalty=1.0, frequency_penalty=1.0, logit_bias={1: -float("inf")}, seed=2**63 - 1,
+        stop_token_ids=[5], ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
+        output_kind=RequestOutputKind.DELTA, skip_clone=True, allowed_token_ids=[1],
+    )  # fmt: skip
+    assert made.logit_bias == {1: -float("inf")}  # not clamped
+    assert made.temperature == 0.7
+
+
+def test_an_open_request_drops_what_it_drew_when_its_next_input_comes() -> None:
+    """By its source; `test_vllm.py` shows it by numbers."""
+    source = inspect.getsource(Scheduler._update_request_as_session)
+    assert "Discards the last sampled output token" in source
+
+
+def test_v1_rows_go_to_the_slots_that_requests_name() -> None:
+    tap, board = tapped()
+    assert not tap.is_argmax_invariant()  # else nobody asks it where all are greedy
+    plain = SamplingParams(max_tokens=4)
+    wishes = [row_params((slot, board.ticket())) for slot in (2, 0)]
+    added = [(0, wishes[0], [1], []), (1, plain, [1], []), (2, wishes[1], [1], [])]
+    tap.update_state(BatchUpdate(batch_size=3, removed=[], added=added, moved=[]))
+    logits = torch.arange(12.0).reshape(3, 4)
+    assert tap.apply(logits) is logits
+    assert board.read(2, 1).tolist() == [0, 1, 2, 3]
+    assert board.read(0, 2).tolist() == [8, 9, 10, 11]
+    assert board.read(1, 1) is None
+    moved = [(2, 0, MoveDirectionality.UNIDIRECTIONAL)]
+    tap.update_state(BatchUpdate(batch_size=2, removed=[0], added=[], moved=moved))
+    tap.apply(-logits[:2])
+    assert board.read(0, 2).tolist() == [0, -1, -2, -3]
+    assert board.read(2, 1).tolist() == [0, 1, 2, 3]
+
+
+def test_v2_rows_go_to_the_slots_that_requests_name() -> None:
+    tap, board = tapped()
+    assert tap.add_request(7, row_params((1, board.ticket())))
+    assert not tap.add_request(3, SamplingParams(max_tokens=4))
+    names = {field.name for field in dataclasses.fields(LogitsContext)}
+    assert "expanded_idx_mapping" in names
+    ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor([3, 7]))
+    tap.apply(torch.arange(8.0).reshape(2, 4), ctx)
+    assert board.read(1, 1).tolist() == [4, 5, 6, 7]
+    assert not tap.add_request(7, SamplingParams(max_tokens=4))  # the place is somebody else's now
+    tap.apply(torch.zeros(2, 4), ctx)
+    assert board.read(1, 1).tolist() == [4, 5, 6, 7]
+
+
+def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
+    told = {"path": "/nowhere/at/all", "n_slots": 3, "n_vocab": 4, "pid": 1}
+    tap = RowTap(SimpleNamespace(additional_config={KEY: told}), None, False)
+    tap.add_request(0, row_params((0, 1)))
+    assert tap.apply(torch.zeros(1, 4)).shape == (1, 4)
+    RowTap(SimpleNamespace(additional_config=None), None, False).apply(torch.zeros(1, 4))
+
+
+def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
+    board = Board(1_000_000, 64)
+    assert board.n_slots == 8
+    assert board.path.stat().st_size == n_bytes(8, 1_000_000)
+    board.rows[7] = 1.5
+    board.tickets[7] = 9
+    board.vanish()
+    board.vanish()
+    assert not board.path.exists()
+    row = board.read(7, 9)
+    assert row is not None
+    board.rows[7] = 0
+    assert np.all(row == 1.5)
+
+
+def tapped() -> tuple[RowTap, Board]:
+    board = Board(4, 3)
+    told = SimpleNamespace(additional_config={KEY: board.told()})
+    tap = RowTap(told, torch.device("cpu"), False)
+    board.vanish()
+    return tap, board
