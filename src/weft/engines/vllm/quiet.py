@@ -27,12 +27,11 @@ def starting(options: Iterable[object]) -> Iterator[None]:
 
     A program without `if __name__ == "__main__":` would load the model again in each of them.
     options: what they are given; where something of it is of the program, it is imported all the
-    same. Warnings to vLLM's developers are not shown, nor what
-    Python's tracker sweeps up behind workers that were ended.
+    same. Warnings to vLLM's developers are not shown, nor what Python's tracker sweeps up behind
+    workers that were ended.
     """
     main, before = sys.modules.get("__main__"), os.environ.get("PYTHONWARNINGS")
-    swept = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = swept if not before else f"{before},{swept}"
+    os.environ["PYTHONWARNINGS"] = f"{before},ignore" if before else "ignore"
     is_theirs = any(getattr(each, "__module__", "") == "__main__" for each in options)
     if main is not None and not is_theirs:
         sys.modules["__main__"] = ModuleType("__main__")
