@@ -210,7 +210,9 @@ def test_many_long_paths_run_in_calls_of_bounded_size(
 # Paths that go on ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
 def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: int) -> None:
     """Random work: each step some paths get tokens, are forked, forgotten, or scored."""
     model, engine = pair
