@@ -23,6 +23,8 @@ def windowed(path: Path, like: Path, *, window: int = 16, n_layers: int = 4) -> 
     shape(writer, n_layers)
     writer.add_sliding_window(window)
     writer.add_pooling_type(PoolingType.LAST)
+    writer.add_float32("general.sampling.temp", 0.5)
+    writer.add_int32("general.sampling.top_k", 7)
     writer.add_attn_logit_softcapping(50.0)
     writer.add_final_logit_softcapping(30.0)
     tokenizer(writer, like)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from contract.helpers import Exactness
 from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from shallow import SLOT, shallow, shallow_gguf
 from stand_in_server import Started
@@ -101,6 +102,7 @@ def load_engine(name: str, config: pytest.Config) -> Engine:
         chosen = getattr(import_module(module), attribute)
         has_load = getattr(chosen.load, "__func__", None) is not vars(Engine)["load"].__func__
         engine: Engine = chosen.load(shallow()) if has_load else chosen()
+        Exactness.dtype = engine.info.dtype
         return engine
     return LOADERS[name]()
 

@@ -30,6 +30,7 @@ from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp.threads import ThreadCount
 from weft.errors import ConfigError, ForwardError, KVFull, ModelLoadError, Unsupported
+from weft.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.llamacpp
 
@@ -133,6 +134,12 @@ def test_embeddings_are_pooled_as_the_file_says(folder: Path, lm: weft.LM) -> No
         assert other.info.pooling == "last"
         np.testing.assert_array_equal(other.embed(texts), other.embed(texts, pooling="last"))
         assert np.abs(other.embed(texts) - other.embed(texts, pooling="mean")).max() > 0.01
+
+
+def test_a_model_is_sampled_as_its_file_says(folder: Path, lm: weft.LM) -> None:
+    assert lm.defaults == SamplingParams()
+    with load(folder / "windowed.gguf") as other:
+        assert (other.defaults.temperature, other.defaults.top_k) == (0.5, 7)
 
 
 def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
@@ -464,7 +471,7 @@ for seed in range(int(sys.argv[4]), int(sys.argv[5])):
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 60), pytest.param(60, 4000, marks=pytest.mark.slow)]
+    ("first", "last"), [(0, 60), pytest.param(60, 2000, marks=pytest.mark.slow)]
 )
 def test_no_header_with_wrong_bytes_ends_the_process(first: int, last: int, tmp_path: Path) -> None:
     file = shallow_gguf()

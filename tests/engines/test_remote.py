@@ -334,6 +334,19 @@ def test_what_the_server_does_it_generates_in_whole_runs_all_the_same(
     assert node.entropies == []
 
 
+def test_a_penalty_that_asks_for_signs_is_refused_in_steps(stepping: LM) -> None:
+    """Rows are log-probabilities, all negative: the server itself has the logits."""
+    with pytest.raises(Unsupported, match="repetition_penalty asks for"):
+        Branch.create(stepping, repetition_penalty=1.3)
+    branch = Branch.create(stepping, seed=1)
+    with pytest.raises(Unsupported, match="repetition_penalty asks for"):
+        branch.set_sampler_params(repetition_penalty=1.3)
+    loom = Loom(stepping, PROMPTS[0])
+    with pytest.raises(Unsupported, match="repetition_penalty asks for"):
+        loom.grow(n=1, typical_p=0.9, repetition_penalty=1.3)
+    assert loom.grow(n=1, max_tokens=4, repetition_penalty=1.3)[0].tokens
+
+
 def test_rows_that_are_not_whole_are_refused(serve: Serve) -> None:
     for options, tokenizer in ((("--without", "rows"), TINY), ((), None)):
         with pytest.raises(Unsupported, match="--max-logprobs -1"):

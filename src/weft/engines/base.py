@@ -48,6 +48,8 @@ class Abilities:
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
+    raw_logits: those rows are the model's logits; else they are log-probabilities, of which a
+    repetition penalty, which asks for signs, is another one: it is refused in steps.
     scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
     that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
@@ -60,6 +62,7 @@ class Abilities:
     """
 
     steps: bool = True
+    raw_logits: bool = True
     native_runs: bool = False
     scoring: bool = True
     entropy: bool = True

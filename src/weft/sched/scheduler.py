@@ -16,7 +16,7 @@ from ..kv.tree import TokenTree
 from .admit import Admission
 from .desk import Desk
 from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
-from .native import Abroad, NativeJob, refuse, why_not_native
+from .native import Abroad, NativeJob, refuse, refuse_scaled, why_not_native
 from .rows import RowStore
 from .step import Part, Step, as_forward_error
 from .work import Counters, Extend, Item, Run, Ticket
@@ -75,6 +75,8 @@ class Scheduler:
         self._refuse_retired(items)
         if not self.engine.info.abilities.steps:
             refuse(items, self.engine)
+        elif not self.engine.info.abilities.raw_logits:
+            refuse_scaled(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         return tickets, [self._job_of(group) for group in groups if group]

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as C
 from ...checks import whole_number
 from ...cores import usable_cores
 from ...errors import ForwardError, ModelLoadError, Unsupported
+from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
@@ -29,6 +30,13 @@ from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
@@ -165,6 +173,17 @@ class LlamaCppEngine(Engine):
         if self._header.values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
             raise ModelLoadError(f"{self._header.file} has no tokenizer; pass tokenizer=")
         return read_tokenizer(self._header)
+
+    def sampling_defaults(self) -> SamplingParams | None:
+        """Return how the file says that its model is sampled; None where it does not."""
+        values = self._header.values
+        found = {
+            ours: values[f"general.sampling.{theirs}"]
+            for theirs, ours in _SAMPLING.items()
+            if f"general.sampling.{theirs}" in values
+        }
+        config = {"do_sample": True, **found}
+        return SamplingParams.from_generation_config(config) if found else None
 
     def forward(self, rows: Sequence[Row]) -> ViewOutput:
         """Run all rows; see `Engine.forward`. Raises: ForwardError, KVFull, Unsupported."""

@@ -141,7 +141,7 @@ class RemoteEngine(Engine):
             return cls(
                 wire,
                 found,
-                tokenizer or PieceTokenizer(is_chat=is_chat),
+                tokenizer or PieceTokenizer(is_chat=is_chat, made_from=found.root),
                 most=most,
                 together=bool(shared),
                 steps=bool(given["steps"]),
@@ -217,6 +217,7 @@ def _abilities(found: ServerInfo, *, steps: bool) -> Abilities:
     return replace(
         OWN["remote"],
         steps=steps,
+        raw_logits=False,
         scoring=steps or (manners.echo and manners.takes_ids),
         grammar="Weft" if steps else OWN["remote"].grammar if found.dialect.constraints else "",
     )
