@@ -26,7 +26,7 @@ def ours(path: Path, ids: list[int], n: int, n_threads: int, clock: Any) -> floa
     import weft
 
     options: dict[str, Any] = {"temperature": TEMPERATURE, "seed": 1}
-    with weft.load(path, engine_options={"n_threads": n_threads}) as lm:
+    with weft.load(path, n_seq_max=n, engine_options={"n_threads": n_threads}) as lm:
         options["logit_bias"] = {lm.eog_token: float("-inf")}
 
         def job(n_new: int) -> int:
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--type", default="f16", help="of the weights: f32, f16, q8_0")
+    parser.add_argument("--model", type=Path, help="another GGUF file, for the same prompt's ids")
     given = parser.parse_args()
     reach_recipe()
     from recipe.export_gguf import export_gguf
@@ -53,8 +54,9 @@ def main() -> None:
     clock = time.process_time if given.threads == 1 else time.perf_counter
     ids, rows = prompt_ids(), []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tiny.gguf"
-        export_gguf(TINY, path, given.type)
+        path = given.model or Path(folder) / "tiny.gguf"
+        if given.model is None:
+            export_gguf(TINY, path, given.type)
         for n in given.n:
             pairs = [
                 (

@@ -3,12 +3,13 @@
 8 branches of 32 new tokens after a prompt, temperature 0.8, float32, one thread, CPU time of the
 process, medians of rounds in turn. Sides:
 
-  weft       loom.grow(n=8, max_tokens=32): every path is run as the torch engine runs it
+  weft       loom.grow(n=8, max_tokens=32), as it is: a path goes on from the model's own cache
+  whole      the same with state_bytes=0: nothing is kept, every path runs whole; once, it is slow
   generate   Transformers' generate(num_return_sequences=8) over its own cache
   llama      loom.grow on a Llama of the same sizes, whose KV a tree can hold
 
-Random models: 4 layers, 256 wide, 2,048 tokens in the vocabulary. ratio: weft by generate, in
-tokens a second.
+Random models: 4 layers, 256 wide, 2,048 tokens in the vocabulary. Ratios: by generate, in tokens a
+second.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def model_of(kind: str) -> Any:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def by_weft(kind: str, ids: list[int]) -> Callable[[], int]:
-    lm = weft.load(model_of(kind), Tokenizer.from_folder(TINY).object)
+def by_weft(kind: str, ids: list[int], **options: Any) -> Callable[[], int]:
+    tokenizer = Tokenizer.from_folder(TINY).object
+    lm = weft.load(model_of(kind), tokenizer, engine_options=options)
 
     def run() -> int:
         lm.clear_cache()
@@ -94,23 +96,29 @@ def main() -> None:
     for n_prompt in given.prompts:
         ids = [(7 * i) % 2000 + 40 for i in range(n_prompt)]
         sides = {(kind, "weft"): by_weft(kind, ids) for kind in SIZES}
-        sides |= {(kind, "generate"): by_generate(kind, ids) for kind in ("bloom", "mamba")}
+        for kind in ("bloom", "mamba"):
+            sides[kind, "generate"] = by_generate(kind, ids)
+            sides[kind, "whole"] = by_weft(kind, ids, state_bytes=0)
         speeds: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
-        for _ in range(given.rounds + 1):  # the first one warms up
+        for number in range(given.rounds + 1):  # the first one warms up
             for side, run in sides.items():
+                if side[1] == "whole" and number != 1:
+                    continue
                 began = time.process_time()
                 made = run()
                 speeds[side].append(made / (time.process_time() - began))
-        found = {side: median(each[1:]) for side, each in speeds.items()}
+        found = {side: median(each[-given.rounds :]) for side, each in speeds.items()}
         for kind in ("bloom", "mamba"):
             weft_speed, own = found[kind, "weft"], found[kind, "generate"]
             rows.append(
                 {
                     "model": kind,
                     "prompt": n_prompt,
-                    "weft tok/s": weft_speed,
                     "generate tok/s": own,
+                    "weft tok/s": weft_speed,
                     "ratio": weft_speed / own,
+                    "whole tok/s": found[kind, "whole"],
+                    "ratio, whole": found[kind, "whole"] / own,
                     "llama by weft tok/s": found["llama", "weft"],
                 }
             )

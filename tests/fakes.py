@@ -51,6 +51,12 @@ class Wrapped(Engine):
         self.calls.append(list(rows))
         return self.inner.forward(rows)
 
+    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        return self.inner.n_to_run(tokens, first, adapter)
+
+    def forget(self) -> None:
+        self.inner.forget()
+
     def close(self) -> None:
         """The inner engine is the test's."""
 

@@ -113,12 +113,28 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 FAMILIES: list[str] = list(CONFIGS)
 
+# A family without KV of single tokens.
+CONFIGS["mamba"] = (
+    "mamba",
+    {
+        "state_size": 8,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 2,
+    },
+    "whole",
+)
 
-def build(name: str, dtype: mx.Dtype = mx.float32, seed: int = 0) -> nn.Module:
+
+def build(
+    name: str, dtype: mx.Dtype = mx.float32, seed: int = 0, n_vocab: int = N_VOCAB
+) -> nn.Module:
     """A random model of the family `name` with weights large enough for attention to matter."""
     kind, changes, _ = CONFIGS[name]
     library = importlib.import_module(f"mlx_lm.models.{kind}")
-    args = library.ModelArgs.from_dict({**_COMMON, **changes, "model_type": kind})
+    values = {**_COMMON, **changes, "model_type": kind, "vocab_size": n_vocab}
+    args = library.ModelArgs.from_dict(values)
     model: nn.Module = library.Model(args)
     key, made = mx.random.key(seed), []
     for path, parameter in tree_flatten(model.parameters()):

@@ -13,15 +13,18 @@ N_VOCAB, N_EMBD, N_HEADS, N_KV_HEADS, HEAD_DIM, N_INNER = 2048, 64, 4, 2, 16, 96
 
 
 def windowed(path: Path, like: Path, *, window: int = 16, n_layers: int = 4) -> Path:
-    """Write a Gemma 2: every second layer sees a sliding window only.
+    """Write a Gemma 2: every second layer sees a sliding window only. It pools by the last token.
 
     like: a GGUF file whose tokenizer is taken.
     """
-    from gguf import GGUFWriter
+    from gguf import GGUFWriter, PoolingType
 
     writer, rng = GGUFWriter(path, "gemma2"), np.random.default_rng(0)
     shape(writer, n_layers)
     writer.add_sliding_window(window)
+    writer.add_pooling_type(PoolingType.LAST)
+    writer.add_float32("general.sampling.temp", 0.5)
+    writer.add_int32("general.sampling.top_k", 7)
     writer.add_attn_logit_softcapping(50.0)
     writer.add_final_logit_softcapping(30.0)
     tokenizer(writer, like)

@@ -25,9 +25,10 @@ from typing import Any
 
 KEY = "sk-secret-of-the-test"
 # What a server may lack: token ids in prompts and answers, several choices, logprobs, scoring of
-# given text, streaming, stop strings kept, each token's own message, completions at all.
+# given text, streaming, stop strings kept, completions at all, tokens by name, whole rows.
 FEATURES = (
     *("prompt_ids", "ids", "n", "logprobs", "echo", "stream", "keep_stop", "completions", "names"),
+    "rows",
 )
 
 
@@ -199,6 +200,8 @@ class Answer:
         n = int(self.body.get("n") or 1) if self.server.has("n") else 1
         if n > 1 and not self.body.get("temperature"):
             raise Mistake("n must be 1 when using greedy sampling")
+        if self.body.get("logprobs") == -1 and not self.server.has("rows"):
+            raise Mistake("requested logprobs of all tokens, which is greater than max allowed: 20")
         if len(self.prompt) >= self.lm.n_ctx:
             raise Mistake(f"this model's maximum context length is {self.lm.n_ctx} tokens")
         streams = bool(self.body.get("stream")) and self.server.has("stream")
@@ -365,7 +368,7 @@ class Answer:
         return said
 
     def name(self, token: int) -> str:
-        if not self.server.has("names"):
+        if not self.server.has("names") or self.body.get("return_tokens_as_token_ids"):
             return f"token_id:{token}"
         return "" if token in self.lm.text.stop_ids else self.lm.token_to_text(token)
 
@@ -375,8 +378,9 @@ class Answer:
 
         found = {self.name(token): logprob}
         if self.n_top and self.body.get("max_tokens") == 1:
+            n = self.n_top if self.n_top > 0 else self.lm.info.n_vocab
             with Loom(self.lm, self.prompt) as loom:
-                found |= {each.text: each.logprob for each in loom.next(self.n_top)}
+                found |= {self.name(each.id): each.logprob for each in loom.next(n)}
         return found
 
 

@@ -115,7 +115,8 @@ def engines_page() -> str:
     ]
     for name, each in own.items():
         needs = f"`{install_hint(name)}`" if name not in abilities.BASE else "nothing more"
-        lines.append(f"| `{name}` | {each.takes} | {needs} |")
+        page = f" ([more]({name}.md))" if (DOCS / f"{name}.md").exists() else ""
+        lines.append(f"| `{name}` | {each.takes}{page} | {needs} |")
     heads = [f"`{name}`" for name in own]
     lines += ["", f"| what | {' | '.join(heads)} |", f"| --- |{' --- |' * len(own)}"]
     for title, field in abilities.ROWS:

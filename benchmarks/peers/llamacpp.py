@@ -37,6 +37,18 @@ def peer(
     return rate
 
 
+def loops(model_path: str) -> list[Callable[[list[int], int, int], int]]:
+    """Return loop(prompt_ids, n, n_new) -> tokens made, over a context made once for each n."""
+    made: dict[int, HandLoop] = {}
+
+    def loop(prompt_ids: list[int], n: int, n_new: int) -> int:
+        if n not in made:
+            made[n] = HandLoop(model_path, n, len(prompt_ids) + n * 128 + 64, 1)
+        return made[n].run(prompt_ids, n_new, 0.8)
+
+    return [loop]
+
+
 class HandLoop:
     """A model, a context and the arrays of its batch."""
 

@@ -24,6 +24,7 @@ from .pathkv import PathKV
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
+from .sched.native import check_rows_suffice
 from .sched.scheduler import Scheduler
 from .sched.work import Item, Run, Ticket
 from .stats import Stats, gather_stats
@@ -155,11 +156,14 @@ class LM:
                 f" allowed are 0 to {self.info.n_vocab - 1}"
             )
 
-    def sampler(self, params: SamplingParams, stream: int) -> Sampler:
-        """Return a sampler at its beginning.
+    def sampler(self, params: SamplingParams, stream: int, *, in_steps: bool = False) -> Sampler:
+        """Return a sampler at its beginning. in_steps: it draws from single rows only.
 
-        Raises: ConfigError for biases of no token, GrammarError for a constraint that is none.
+        Raises: ConfigError for biases of no token, GrammarError for a constraint that is none,
+        Unsupported for what the engine's rows do not carry.
         """
+        if in_steps:
+            check_rows_suffice(params, self.engine)
         self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)

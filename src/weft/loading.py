@@ -29,7 +29,7 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 
 
 # What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
 _NEUTRAL = {"device": "auto", "dtype": "auto"}
-_ANYWAY = ("n_ctx", "progress", "kv_bytes")
+_ANYWAY = ("n_ctx", "progress", "kv_bytes", "n_seq_max")
 _ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
@@ -121,7 +121,7 @@ def load(
         )  # fmt: skip
         return _load_object(source, tokenizer, engine, budget, limits, options)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
-    given.setdefault("kv_bytes", budget)
+    given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
     if is_url(source):
         refuse_given("a server", **of_files)
         given |= {"model": model, "token": token, "tokenizer": as_tokenizer(tokenizer)}

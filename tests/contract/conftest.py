@@ -7,6 +7,7 @@ model's tokenizer, or by `Class()` where it has no `load` of its own.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from contract.helpers import Exactness
 from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from shallow import SLOT, shallow, shallow_gguf
+from stand_in_server import Started
 from weft.engines.base import Engine, Row
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
@@ -35,6 +38,22 @@ FAKES = {
 }
 # MLX takes ten times NumPy's time on a CPU; elsewhere the default run leaves it to `-m slow`.
 MLX_ALWAYS = ("laws", "protocol", "abilities", "heddles", "runs")
+# The laws that need no steps: a server generates whole runs, and refuses all others by name.
+OF_WHOLE_RUNS = frozenset(
+    {
+        "test_10_a_text_is_the_same_alone_and_in_a_batch_on_every_engine",
+        "test_10_async_gives_the_same_as_sync",
+        "test_10_streamed_tokens_are_the_runs_tokens",
+        "test_a_failing_sink_fails_its_own_run_only",
+        "test_a_run_that_reaches_the_context_ends_there",
+        "test_a_sample_that_does_not_fit_says_so",
+        "test_eight_threads_get_the_same_texts_as_alone",
+        "test_equal_greedy_runs_are_one_run",
+        "test_many_constraints_and_none_share_a_batch",
+        "test_more_runs_than_a_step_has_tokens_all_end",
+        "test_what_an_engine_says_of_itself_fits_together",
+    }
+)
 N_SLOTS = 8192  # of engines that allocate their KV at once
 GIVEN = "given"  # the engine that --engine names
 
@@ -49,6 +68,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV), ("new_engine", ENGINES)):
         if name in metafunc.fixturenames and not any(name in names for names in own):
+            if name == "kind" and metafunc.function.__name__ in OF_WHOLE_RUNS:
+                kinds = [*kinds, "remote"]
             is_core = metafunc.module.__name__.endswith(MLX_ALWAYS)
             cases = [
                 pytest.param(each, marks=pytest.mark.slow)
@@ -81,6 +102,7 @@ def load_engine(name: str, config: pytest.Config) -> Engine:
         chosen = getattr(import_module(module), attribute)
         has_load = getattr(chosen.load, "__func__", None) is not vars(Engine)["load"].__func__
         engine: Engine = chosen.load(shallow()) if has_load else chosen()
+        Exactness.dtype = engine.info.dtype
         return engine
     return LOADERS[name]()
 
@@ -117,6 +139,15 @@ def _load_llamacpp() -> Engine:
     return LlamaCppEngine.load(file, dtype="float32", kv_bytes=N_SLOTS * SLOT, n_threads=1)
 
 
+def _load_remote() -> Engine:
+    from weft.engines.remote import RemoteEngine
+
+    server = Started(shallow())
+    engine = RemoteEngine.load(server.base, tokenizer=Tokenizer.from_folder(shallow()))
+    weakref.finalize(engine, server.stop)
+    return engine
+
+
 def _load_vllm() -> Engine:
     pytest.importorskip("vllm", reason="vllm is not installed")
     from vllm_float32 import Float32Vllm
@@ -130,6 +161,7 @@ LOADERS: dict[str, NewEngine] = {
     "whole": _load_whole,
     "mlx": _load_mlx,
     "llamacpp": _load_llamacpp,
+    "remote": _load_remote,
     "vllm": _load_vllm,
 }
 

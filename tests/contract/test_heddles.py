@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from contract.conftest import Make, Oracle
-from contract.helpers import ask, assert_close
+from contract.helpers import ask, assert_close, within
 from weft import Heddle, Loom, samples
 from weft.sched.work import Logits
 
@@ -193,5 +193,7 @@ def test_recorded_logprobs_and_entropies_equal_a_plain_forward(
     for index, token in enumerate(node.tokens):
         logits = oracle(before + node.tokens[:index])[-1].astype(np.float64)
         logp = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-        assert node.logprobs[index] == pytest.approx(logp[token], abs=1e-4)
-        assert node.entropies[index] == pytest.approx(-(np.exp(logp) * logp).sum(), abs=1e-3)
+        assert node.logprobs[index] == pytest.approx(logp[token], abs=within())
+        assert node.entropies[index] == pytest.approx(
+            -(np.exp(logp) * logp).sum(), abs=within(1e-3)
+        )

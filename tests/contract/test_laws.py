@@ -11,6 +11,7 @@ import pytest
 from contract.conftest import Make, Oracle
 from contract.helpers import (
     STORY,
+    TOLERANCE,
     ask,
     assert_close,
     drawn_by_weft,
@@ -19,6 +20,7 @@ from contract.helpers import (
     run_all,
     run_item,
     sampler,
+    within,
 )
 from weft.errors import ConfigError
 from weft.sampling.sampler import Chain
@@ -190,8 +192,8 @@ def test_11_an_engines_own_draws_equal_the_numpy_reference(kind: str, make: Make
         logits = logits_at(lm, path)[None]
         want = Chain([sampler(5, i, **rule)]).draw(logits, np.zeros(1, np.int64), at)
         assert result.tokens[1] == want.ids[0]
-        np.testing.assert_allclose(result.logprobs[1], want.logprobs[0], atol=1e-4)
-        np.testing.assert_allclose(result.entropies[1], want.entropies[0], atol=1e-4)
+        np.testing.assert_allclose(result.logprobs[1], want.logprobs[0], atol=within())
+        np.testing.assert_allclose(result.entropies[1], want.entropies[0], atol=within())
 
 
 @pytest.mark.parametrize("n_batch", [512, 5])
@@ -206,9 +208,12 @@ def test_scores_equal_the_oracles_log_softmax(
         score = ask(lm, lm.place(ids), Scores(first, last, 3))[0]
         rows = logprobs[first - 1 : last - 1]
         targets = ids[first:last]
-        np.testing.assert_allclose(score.logprobs, rows[range(len(targets)), targets], atol=1e-4)
-        np.testing.assert_allclose(score.entropies, -(np.exp(rows) * rows).sum(-1), atol=1e-4)
-        np.testing.assert_array_equal(score.top_ids, np.argsort(-rows, kind="stable")[:, :3])
+        np.testing.assert_allclose(
+            score.logprobs, rows[range(len(targets)), targets], atol=within()
+        )
+        np.testing.assert_allclose(score.entropies, -(np.exp(rows) * rows).sum(-1), atol=within())
+        if within() <= TOLERANCE["float32"]:  # in half precision many are as likely
+            np.testing.assert_array_equal(score.top_ids, np.argsort(-rows, kind="stable")[:, :3])
 
 
 def test_recorded_logprobs_and_entropies_are_the_raw_ones(
@@ -220,9 +225,9 @@ def test_recorded_logprobs_and_entropies_are_the_raw_ones(
     logits = oracle([*ids, *result.tokens]).astype(np.float64)[len(ids) - 1 : -1]
     rows = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     np.testing.assert_allclose(
-        result.logprobs, rows[range(len(result.tokens)), result.tokens], atol=2e-4
+        result.logprobs, rows[range(len(result.tokens)), result.tokens], atol=within(2e-4)
     )
-    np.testing.assert_allclose(result.entropies, -(np.exp(rows) * rows).sum(-1), atol=2e-4)
+    np.testing.assert_allclose(result.entropies, -(np.exp(rows) * rows).sum(-1), atol=within(2e-4))
 
 
 def test_an_empty_path_has_no_kv_to_export(make: Make) -> None:

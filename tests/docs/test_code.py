@@ -13,7 +13,11 @@ import forks
 from weft.engines.source import resolve
 
 ROOT = Path(__file__).parents[2]
-TORCH = "# needs torch"
+TORCH, MLX = "# needs torch", "# needs mlx"
+TORCHAO = "# needs torchao"
+SERVER = "# needs a server"  # tests/engines/test_remote.py runs these
+VLLM = "# needs vLLM"  # and a model and GPUs of the reader's
+HAS_TORCHAO = all(map(find_spec, ("torchao", "accelerate")))
 STRICT = """
 import warnings
 warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
@@ -22,11 +26,13 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 
 def blocks(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for block in found if HAS_TORCHAO or not block.startswith(TORCHAO)]
 
 
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page)]
 WITH_TORCH = [page for page in PAGES if any(b.startswith(TORCH) for b in blocks(page))]
+WITH_MLX = [page for page in PAGES if any(b.startswith(MLX) for b in blocks(page))]
 HAS_TORCH = all(map(find_spec, ("torch", "transformers")))
 
 
@@ -49,13 +55,20 @@ def test_the_guides_have_code() -> None:
     ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
-    run([block for block in blocks(page) if not block.startswith(TORCH)], place)
+    apart = (TORCH, MLX, SERVER, VLLM)
+    run([block for block in blocks(page) if not block.startswith(apart)], place)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("page", WITH_TORCH, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_with_torch(page: Path, place: Path) -> None:
-    run(blocks(page), place)
+    run([block for block in blocks(page) if not block.startswith(MLX)], place)
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("page", WITH_MLX, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_with_mlx(page: Path, place: Path) -> None:
+    run([block for block in blocks(page) if not block.startswith(TORCH)], place)
 
 
 def run(parts: list[str], place: Path) -> None:

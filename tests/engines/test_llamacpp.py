@@ -30,6 +30,7 @@ from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp.threads import ThreadCount
 from weft.errors import ConfigError, ForwardError, KVFull, ModelLoadError, Unsupported
+from weft.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.llamacpp
 
@@ -123,6 +124,22 @@ def test_constraints_and_embeddings_are_those_of_the_numpy_engine(
     for pooling in ("mean", "cls", "last"):
         found, wanted = (e.embed(texts, pooling=pooling) for e in (lm, reference))
         np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_embeddings_are_pooled_as_the_file_says(folder: Path, lm: weft.LM) -> None:
+    texts = ["a fox", "an owl and a bear"]
+    assert lm.info.pooling is None
+    np.testing.assert_array_equal(lm.embed(texts), lm.embed(texts, pooling="mean"))
+    with load(folder / "windowed.gguf") as other:
+        assert other.info.pooling == "last"
+        np.testing.assert_array_equal(other.embed(texts), other.embed(texts, pooling="last"))
+        assert np.abs(other.embed(texts) - other.embed(texts, pooling="mean")).max() > 0.01
+
+
+def test_a_model_is_sampled_as_its_file_says(folder: Path, lm: weft.LM) -> None:
+    assert lm.defaults == SamplingParams()
+    with load(folder / "windowed.gguf") as other:
+        assert (other.defaults.temperature, other.defaults.top_k) == (0.5, 7)
 
 
 def test_quantised_weights_and_kv_run_and_say_so(folder: Path) -> None:
@@ -317,6 +334,12 @@ def test_what_progress_raises_stops_the_loading() -> None:
     with pytest.raises(KeyboardInterrupt):
         LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20, progress=progress)
     assert heard
+
+
+def test_fewer_branches_may_be_asked_for() -> None:
+    with weft.load(shallow_gguf(), n_seq_max=3, engine_options={"n_threads": 1}) as lm:
+        assert lm.info.max_paths == lm.tree.room.max_paths == 3
+        assert len(weft.Loom(lm, samples.story).grow(n=12, max_tokens=3, seed=1)) == 12
 
 
 def test_an_unknown_option_is_refused_by_name() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,17 +194,6 @@ def test_two_hundred_runs_at_once(lm: LM, plain: LM) -> None:
     assert [node.tokens for node in found] == [node.tokens for node in want]
 
 
-def test_no_more_are_on_their_way_than_was_asked(server: Started) -> None:
-    with weft.load(server.base, TINY, engine_options={"most": 2}) as lm:
-        server.fault(*[{"kind": "slow", "seconds": 0.02}] * 6)
-        n_before, n_ended = len(server.bodies()), 0
-        for delta in Loom(lm, PROMPTS[0]).stream(n=6, seed=1, max_tokens=8):
-            n_asked = len(server.bodies()) - n_before
-            n_ended += delta.finish_reason is not None
-            assert n_asked <= n_ended + 2
-        assert n_asked == n_ended == 6
-
-
 # What cannot be had ----------------------------------------------------------------------------
 
 
@@ -283,6 +275,86 @@ def test_the_context_ends_a_text(server: Started) -> None:
         assert node.place.depth == 40
 
 
+# Single steps ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stepping(server: Started) -> Iterator[LM]:
+    """With whole rows of logprobs, as vLLM gives them with --max-logprobs -1."""
+    with weft.load(server.base, TINY, engine_options={"steps": True}) as lm:
+        yield lm
+
+
+def test_whole_rows_carry_every_face(stepping: LM, plain: LM) -> None:
+    lm = stepping
+    with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
+        assert [each.id for each in ours.next(5)] == [each.id for each in theirs.next(5)]
+        found, want = ours.measure(" Once upon"), theirs.measure(" Once upon")
+        assert found.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    ids = lm.tokenize("Once upon")
+    row = asyncio.run(weft.AsyncLM(lm).next_token_logprobs(ids))
+    assert row == pytest.approx(asyncio.run(weft.AsyncLM(plain).next_token_logprobs(ids)), abs=1e-4)
+    texts = []
+    for each in (lm, plain):
+        branch = Branch.create(each, seed=1)
+        branch.prefill(ids)
+        fork = branch.fork()
+        for _ in range(4):
+            branch.commit(branch.produce().token)
+            fork.commit(fork.produce().token)
+        texts.append((branch.tokens, fork.tokens))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"constraint": Lark('start: /[a-z]{3}/ " " /[0-9]{2}/')},
+        {"typical_p": 0.9},
+        {"min_p": 0.1, "top_p": 0.9, "temperature": 0.7, "temperature_first": False},
+        {"logit_bias": {5: -float("inf")}},
+    ],
+    ids=str,
+)
+def test_what_the_server_does_not_do_is_drawn_here(
+    stepping: LM, plain: LM, params: dict[str, Any]
+) -> None:
+    made = Loom(stepping, PROMPTS[0]).grow(n=2, seed=1, max_tokens=5, **params)
+    want = Loom(plain, PROMPTS[0]).grow(n=2, seed=1, max_tokens=5, **params)
+    assert [node.tokens for node in made] == [node.tokens for node in want]
+    assert made[0].entropies == pytest.approx(want[0].entropies, abs=1e-3)
+
+
+def test_what_the_server_does_it_generates_in_whole_runs_all_the_same(
+    server: Started, stepping: LM
+) -> None:
+    n_before = len(server.seen()["bodies"])
+    (node,) = Loom(stepping, PROMPTS[0]).grow(n=1, seed=1, max_tokens=12)
+    assert len(server.seen()["bodies"]) == n_before + 1
+    assert node.entropies == []
+
+
+def test_a_penalty_that_asks_for_signs_is_refused_in_steps(stepping: LM) -> None:
+    """Rows are log-probabilities, all negative: the server itself has the logits."""
+    with pytest.raises(Unsupported, match="repetition_penalty asks for"):
+        Branch.create(stepping, repetition_penalty=1.3)
+    branch = Branch.create(stepping, seed=1)
+    with pytest.raises(Unsupported, match="repetition_penalty asks for"):
+        branch.set_sampler_params(repetition_penalty=1.3)
+    loom = Loom(stepping, PROMPTS[0])
+    with pytest.raises(Unsupported, match="repetition_penalty asks for"):
+        loom.grow(n=1, typical_p=0.9, repetition_penalty=1.3)
+    assert loom.grow(n=1, max_tokens=4, repetition_penalty=1.3)[0].tokens
+
+
+def test_rows_that_are_not_whole_are_refused(serve: Serve) -> None:
+    for options, tokenizer in ((("--without", "rows"), TINY), ((), None)):
+        with pytest.raises(Unsupported, match="--max-logprobs -1"):
+            weft.load(serve(*options).base, tokenizer, engine_options={"steps": True})
+    with pytest.raises(Unsupported, match="--max-logprobs -1"):
+        weft.load(serve("--owner", "me").base, TINY, engine_options={"steps": True})
+
+
 # Loading ---------------------------------------------------------------------------------------
 
 
@@ -321,6 +393,20 @@ def test_a_tokenizer_of_another_model_is_found_out(server: Started) -> None:
     other.pre_tokenizer = Whitespace()
     with pytest.raises(ConfigError, match="wrong tokenizer"):
         weft.load(server.base, other)
+
+
+def test_the_code_of_the_guide_runs(
+    server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "remote.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# needs a server.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    shutil.copytree(TINY, tmp_path / "folder")
+    monkeypatch.chdir(tmp_path)
+    code = code.replace("http://host:8000/v1", server.base).replace('"model"', '"tiny"')
+    made: dict[str, Any] = {}
+    exec(code, made)
+    assert len(made["loom"].children) == 8
+    made["lm"].close()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Runs over HTTP on other people's servers, as far as they are installed; each in its own process.
 
-llama-cpp-python's server wants `llama_cpp` with fastapi, uvicorn, sse-starlette, starlette-context
-and pydantic-settings; vLLM's takes a minute to start. `WEFT_TEST_LLAMACPP` and `WEFT_TEST_VLLM`
-name the Python that has them, where it is not this one.
+llama-cpp-python's server wants `llama_cpp` with gguf, fastapi, uvicorn, sse-starlette,
+starlette-context and pydantic-settings; vLLM's takes a minute to start. The Python that has them,
+where it is not this one, is named by `WEFT_TEST_LLAMACPP` and `WEFT_TEST_VLLM`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+ROOT = Path(__file__).parents[2]
 LLAMACPP = os.environ.get("WEFT_TEST_LLAMACPP", sys.executable)
 VLLM = os.environ.get("WEFT_TEST_VLLM", sys.executable)
 
@@ -98,12 +99,12 @@ def has(python: str, *modules: str) -> bool:
 
 def start_llamacpp(folder: Path) -> OtherServer:
     needs = ("llama_cpp", "fastapi", "uvicorn", "sse_starlette", "starlette_context")
-    if not has(LLAMACPP, *needs, "pydantic_settings"):
-        pytest.skip("llama-cpp-python's server is not installed")
-    pytest.importorskip("recipe.export_gguf", reason="nothing exports GGUF files here")
-    pytest.importorskip("gguf", reason="gguf is not installed")
+    if not has(LLAMACPP, *needs, "pydantic_settings", "gguf"):
+        pytest.skip("llama-cpp-python's server, or gguf, is not installed")
     file = folder / "tiny.gguf"
-    subprocess.run([sys.executable, "-m", "recipe.export_gguf", str(TINY), str(file)], check=True)
+    export = [LLAMACPP, "-m", "recipe.export_gguf", str(TINY), str(file)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(export, check=True, cwd=ROOT, env=environment, capture_output=True)
     command = [LLAMACPP, "-m", "llama_cpp.server", "--model", str(file), "--model_alias", "tiny"]
     command += ["--n_ctx", "2048", "--logits_all", "true", "--n_threads", "1"]
     # Keys and values in float32, or the last digits of a logprob are others.

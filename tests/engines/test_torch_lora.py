@@ -130,22 +130,33 @@ def test_an_adapter_on_the_hub_is_loaded_by_its_id(tmp_path, text, monkeypatch) 
     assert list(model.lm.adapters) == ["law"]
 
 
-def test_two_adapters_and_the_model_alone_never_mix_in_a_gather(tmp_path, text) -> None:
-    wanted = {name: adapter(tmp_path / name, "llama", n) for n, name in enumerate(("law", "med"))}
-    lm = lm_of("llama", text)
+@pytest.mark.parametrize("family", ["llama", "bloom", "mamba"])
+def test_two_adapters_and_the_model_alone_never_mix_in_a_gather(tmp_path, text, family) -> None:
+    """Asked for a token more each time, so that each goes on from what it computed itself."""
+    rows = {None: plain_rows(build(family))}
+    for seed, name in enumerate(("law", "med")):
+        adapter(tmp_path / name, family, seed)
+        rows[name] = plain_rows(peft.PeftModel.from_pretrained(build(family), tmp_path / name))
+    lm = lm_of(family, text)
     model = AsyncLM(lm, as_torch=False)
-    alone = model.next_token_logprobs_sync(IDS)
-    for name in wanted:
+    for name in ("law", "med"):
         model.add_new_lora(str(tmp_path / name), name)
     assert sorted(lm.adapters) == ["law", "med"]
 
-    async def ask():
+    async def ask(n):
         names = [None, "law", "med"] * 4
-        calls = [model.next_token_logprobs(IDS, lora_name=name) for name in names]
+        calls = [model.next_token_logprobs(IDS[:n], lora_name=name) for name in names]
         return list(zip(names, await asyncio.gather(*calls), strict=True))
 
-    for name, row in asyncio.run(ask()):
-        np.testing.assert_allclose(row, alone if name is None else wanted[name], atol=1e-4)
+    for n in range(3, len(IDS) + 1):
+        for name, row in asyncio.run(ask(n)):
+            np.testing.assert_allclose(row, rows[name][n - 1], atol=1e-4)
+
+
+def plain_rows(model):
+    """Log-probabilities after each of IDS, by a plain forward: [T, V]."""
+    with torch.no_grad():
+        return model.eval()(torch.tensor([IDS])).logits[0].log_softmax(-1).numpy()
 
 
 def test_a_name_taken_again_forgets_what_the_first_computed(tmp_path, text) -> None:

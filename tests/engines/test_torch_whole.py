@@ -22,8 +22,9 @@ from families import N_VOCAB, WHOLE_FAMILIES, build, plain_logits  # noqa: E402
 from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
+from weft.engines.paths import calls  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.whole import WholePathEngine, calls  # noqa: E402
+from weft.engines.torch.whole import WholePathEngine  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ContextOverflow,
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.torch
 
 # Largest absolute difference of logits (they reach about 4) from the model's own plain forward.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.06, torch.bfloat16: 0.35}
+SLACK = 1e-4
 IDS = [(i * i * 5 + 11 * i + 3) % (N_VOCAB - 3) + 3 for i in range(60)]
 
 
@@ -154,12 +156,15 @@ def test_hidden_states_are_the_base_models_own(pair: Any) -> None:
 # What runs together ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("least", [None, 1, 40])
 @pytest.mark.parametrize("most", [1, 8, 64, 4096])
-def test_every_row_is_answered_once_by_a_path_that_it_begins(most: int) -> None:
-    tokens = [tuple(ids) for ids in mixed()]
+def test_every_row_is_answered_once_by_a_path_that_it_begins(most: int, least: int | None) -> None:
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for number, ids in enumerate(mixed()):
+        rows.setdefault(tuple(ids), []).append(number)
     answered: dict[int, tuple[int, ...]] = {}
     n_paths = 0
-    for call in calls(tokens, most):
+    for call in calls(rows, most, least):
         longest = max(len(path.ids) for path in call)
         assert len(call) == 1 or len(call) * longest <= most
         n_paths += len(call)
@@ -167,29 +172,139 @@ def test_every_row_is_answered_once_by_a_path_that_it_begins(most: int) -> None:
             for number in path.rows:
                 assert number not in answered
                 answered[number] = path.ids
-    assert answered.keys() == set(range(len(tokens)))
-    for number, ids in answered.items():
-        assert ids[: len(tokens[number])] == tokens[number]
-    begun = [t for t in set(tokens) if any(o[: len(t)] == t != o for o in tokens)]
-    assert n_paths == len(set(tokens)) - len(begun)
+    assert answered.keys() == {number for numbers in rows.values() for number in numbers}
+    for ids, numbers in rows.items():
+        assert all(answered[number][: len(ids)] == ids for number in numbers)
+    begun = [ids for ids in rows if any(o[: len(ids)] == ids != o for o in rows)]
+    assert n_paths == len(rows) - len(begun)
 
 
-def test_many_long_paths_run_in_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TorchEngine.adopt(build("bloom"))
-    sizes: list[int] = []
-    states = engine._head.states
+def watched(engine: WholePathEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The shapes of the model calls from now on."""
+    shapes: list[tuple[int, int]] = []
+    run = engine._head.run
 
-    def watched(token_ids: Any) -> Any:
-        sizes.append(token_ids.numel())
-        return states(token_ids)
+    def seen(token_ids: Any, **given: Any) -> Any:
+        shapes.append(tuple(token_ids.shape))
+        return run(token_ids, **given)
 
-    monkeypatch.setattr(engine._head, "states", watched)
+    monkeypatch.setattr(engine._head, "run", seen)
+    return shapes
+
+
+@pytest.mark.parametrize("state_bytes", [0, None])
+def test_many_long_paths_run_in_calls_of_bounded_size(
+    state_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("bloom")
+    engine = TorchEngine.adopt(model, state_bytes=state_bytes)
+    shapes = watched(engine, monkeypatch)
     rng = random.Random(3)
     paths = [rng.choices(IDS, k=rng.randint(100, 200)) for _ in range(20)]
     output = engine.forward([whole(ids) for ids in paths])
-    assert max(sizes) <= 512
-    assert len(sizes) >= sum(map(len, paths)) // 512
-    _near(output.logits(7), plain_logits(engine.model, paths[7])[-1])
+    assert max(rows * length for rows, length in shapes) <= 512
+    assert len(shapes) >= sum(map(len, paths)) // 512
+    _near(output.logits(7), plain_logits(model, paths[7])[-1])
+
+
+# Paths that go on ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: int) -> None:
+    """Random work: each step some paths get tokens, are forked, forgotten, or scored."""
+    model, engine = pair
+    engine.forget()
+    rng = random.Random(seed)
+    paths = [IDS[:12], IDS[:12], IDS[5:19]]
+    for _ in range(12):
+        paths = [[*ids, *rng.choices(IDS, k=rng.choice((1, 1, 1, 2, 3)))] for ids in paths]
+        rows = [whole(ids) for ids in paths]
+        span = ScoreSpan(len(paths[0]) - 3, tuple(paths[0][-2:]))
+        if rng.random() < 0.3:
+            rows.append(whole(paths[0], len(paths[0]) - 1, scores=(span,)))
+        output = engine.forward(rows)
+        for index, ids in enumerate(paths):
+            _near(output.logits(index), plain_logits(model, ids)[-1], SLACK)
+        if len(rows) > len(paths):
+            logits = plain_logits(model, paths[0]).log_softmax(-1)[span.start :].numpy()
+            want = logits[[0, 1], span.targets]
+            np.testing.assert_allclose(output.scores()[-1][0].logprobs, want, atol=SLACK)
+        paths.append(list(rng.choice(paths)))  # a fork, of one that goes on, too
+        if len(paths) > 5:
+            del paths[rng.randrange(len(paths))]
+        if rng.random() < 0.1:
+            engine.forget()
+
+
+def test_siblings_go_on_in_one_call_of_a_token_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine.adopt(build("mamba"))
+    assert engine.info.keeps_ends
+    prompt = IDS[:20]
+    engine.forward([whole(prompt)])
+    shapes = watched(engine, monkeypatch)
+    paths = [[*prompt, 30 + i] for i in range(6)]
+    engine.forward([whole(ids) for ids in paths])
+    engine.forward([whole([*ids, 9]) for ids in paths])
+    engine.forward([whole([*ids, 9, 8]) for ids in paths[2:5]])
+    engine.forward([whole([*prompt, 77])])  # the prompt's own state is there still
+    assert shapes == [(6, 1), (6, 1), (3, 1), (1, 1)]
+    engine.forget()
+    engine.forward([whole([*prompt, 77])])
+    assert shapes[4:] == [(1, 21)]
+
+
+def test_states_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("bloom")
+    token = 3 * 2 * 32 * 4  # layers, K and V, numbers, bytes
+    engine = TorchEngine.adopt(model, state_bytes=64 * token)
+    ends = engine._runner.ends
+    assert ends is not None
+    shapes = watched(engine, monkeypatch)
+    for n in range(10, 30):
+        output = engine.forward([whole([40 + i, *IDS[:n]]) for i in range(4)])
+        assert ends._used_bytes <= 64 * token
+        for i in range(4):
+            _near(output.logits(i), plain_logits(model, [40 + i, *IDS[:n]])[-1])
+    assert (4, 1) in shapes  # while it was short
+    assert shapes[-1] == (4, 30)  # then it was run whole
+    with pytest.raises(ConfigError, match="state_bytes"):
+        TorchEngine.adopt(model, state_bytes=-1)
+    with pytest.raises(ConfigError, match="kv_budget"):
+        TorchEngine.adopt(build("llama"), state_bytes=1)
+
+
+def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
+    model = build("bloom")
+    engine = TorchEngine.adopt(model)
+    for _ in range(2):  # the second time for its first position, so it is run whole again
+        engine.forward([whole(IDS[:20], 0, 19)])
+    engine.forget()
+    assert len(engine._runner.ends) == engine._runner.ends._used_bytes == 0
+    _near(engine.forward([whole(IDS[:21])]).logits(0), plain_logits(model, IDS[:21])[-1])
+
+
+def test_a_call_that_fails_as_it_goes_on_leaves_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build("jamba")
+    engine = TorchEngine.adopt(model)
+    paths = [[*IDS[:14], 30 + i] for i in range(3)]
+    engine.forward([whole(ids) for ids in paths])
+    engine.forward([whole([*ids, 5]) for ids in paths])
+    layer = engine.model.model.layers[-1]
+
+    def full(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    hook = layer.register_forward_pre_hook(full)  # others have taken the token in by then
+    for _ in range(2):
+        with pytest.raises(ForwardError, match="no room"):
+            engine.forward([whole([*ids, 5, 6]) for ids in paths])
+    hook.remove()
+    output = engine.forward([whole([*ids, 5, 6]) for ids in paths])
+    for index, ids in enumerate(paths):
+        _near(output.logits(index), plain_logits(model, [*ids, 5, 6])[-1])
 
 
 def test_what_a_hidden_engine_cannot_hold_is_refused() -> None:
@@ -217,11 +332,12 @@ def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.Mon
     engine = TorchEngine.adopt(build("mamba"))
     want = engine.forward([whole(IDS[:9])]).logits(0)
 
-    def full(*_: Any) -> Any:
+    def full(*_: Any, **given: Any) -> Any:
         raise MemoryError("no room")
 
+    engine.forget()
     with monkeypatch.context() as patched:
-        patched.setattr(engine._head, "states", full)
+        patched.setattr(engine._head, "run", full)
         with pytest.raises(ForwardError, match="no room"):
             engine.forward([whole(IDS[:9])])
     _near(engine.forward([whole(IDS[:9])]).logits(0), want, 1e-6)
@@ -365,12 +481,21 @@ def test_weights_changed_in_place_are_seen(owned: tuple[Any, LM]) -> None:
     model, lm = owned
     face = AsyncLM(lm, as_torch=False)
     before = face.next_token_logprobs_sync([5, 6, 7])
+    long = [*range(5, 30)]
+    face.next_token_logprobs_sync(long)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(0.7)
     after = face.next_token_logprobs_sync([5, 6, 7])
     assert np.abs(after - before).max() > 0.05
     np.testing.assert_allclose(after, truth(model, [5, 6, 7]), atol=1e-4)
+    got = face.next_token_logprobs_sync([*long, 9])
+    np.testing.assert_allclose(got, truth(model, [*long, 9]), atol=1e-4)
+    for weight in model.parameters():
+        weight.data.mul_(1.2)  # which PyTorch does not count
+    lm.clear_cache()
+    got = face.next_token_logprobs_sync([*long, 9, 8])
+    np.testing.assert_allclose(got, truth(model, [*long, 9, 8]), atol=1e-4)
 
 
 def test_a_search_and_a_constraint_run_on_them(owned: tuple[Any, LM]) -> None:

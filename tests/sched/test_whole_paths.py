@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -111,6 +113,35 @@ def test_an_engine_that_knows_its_prefixes_counts_the_tokens_that_are_new(make: 
     assert engine.sizes == [9, 80, 88, 96, 104, 112]
     _commit(rig, 8)
     assert engine.sizes[6:] == [80]
+
+
+def test_paths_that_go_on_count_their_new_tokens_where_ends_are_kept(make: MakeRig) -> None:
+    engine = HiddenFake(MemoryEngine())
+    engine.info = replace(engine.info, keeps_ends=True)
+    rig = make(engine, n_batch=20)
+    items = [run(rig.place([i, *PATH]), i) for i in range(4)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    prompts = [shape for shape in shapes(engine) if shape[1] % len([0, *PATH]) == 0]
+    assert prompts[0] == (2, 20)  # whole, as they are new
+    assert max(n_rows for n_rows, _ in shapes(engine)) == 4  # the runs, though of 44 tokens
+    _commit(rig, 12)
+    assert shapes(engine)[-1] == (12, 120)
+    with pytest.raises(ConfigError, match="keeps_ends"):
+        replace(engine.info, recomputes=False)
+
+
+def test_a_path_counts_as_much_as_the_engine_says_it_would_run(make: MakeRig) -> None:
+    class Knowing(HiddenFake):
+        def n_to_run(self, tokens, first: int, adapter: str | None) -> int:
+            assert (first, adapter) == (len(tokens) - 1, None)
+            return 2 if tokens[0] % 2 else len(tokens)
+
+    engine = Knowing(MemoryEngine())
+    rig = make(engine, n_batch=10)
+    paths = [[1 + 2 * (i < 6), *PATH[:4], i] for i in range(6)] + [[2, *PATH, i] for i in range(2)]
+    rig.drive(*(Extend(rig.place(path), (), (Logits(len(path)),)) for path in paths))
+    assert shapes(engine) == [(5, 30), (2, 6 + 11), (1, 11)]
 
 
 def test_only_hidden_engines_may_say_that_they_recompute() -> None:

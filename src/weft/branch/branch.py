@@ -267,7 +267,7 @@ class Branch(Tunable):
         if resolved.seed is None:
             resolved = replace_params(resolved, seed=fresh_seed())
         assert resolved.seed is not None
-        sampler = lm.sampler(resolved, stream_of(resolved.seed, (0,)))
+        sampler = lm.sampler(resolved, stream_of(resolved.seed, (0,)), in_steps=True)
         return cls(lm, lm.place((), namespace=adapter), resolved, sampler)
 
     # Running ----------------------------------------------------------------------------------

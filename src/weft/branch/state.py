@@ -258,7 +258,7 @@ class State:
 
     def redraw(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
         """Draw by other parameters from now on; stream, counted tokens and grammar stay."""
-        fresh = self.lm.sampler(params, self.sampler.stream)
+        fresh = self.lm.sampler(params, self.sampler.stream, in_steps=True)
         fresh.count(tokens_of(self.last) if fresh.history is not None else ())
         if new_grammar:
             self.grammar_from = 0 if self.last is None else self.last.n

@@ -225,8 +225,12 @@ def with_model(
 
 def note_model(loom: Loom, model: str, engine: str) -> None:
     """Note in a loom what to load to grow it again: a folder by its whole path."""
+    from ..loading import is_url
+
     is_folder = model != TINY and Path(model).is_dir()
     loom.meta["model"] = str(Path(model).resolve()) if is_folder else model
+    if loom.lm is not None and is_url(model):
+        loom.meta["model"] = loom.lm.info.model
     if engine != "auto":
         loom.meta["engine"] = engine
 

@@ -115,7 +115,8 @@ Model = Annotated[
         "--model",
         "-m",
         envvar="WEFT_MODEL",
-        help='"tiny" (embedded), a folder, or a Hub id org/name[@revision].',
+        help='"tiny" (embedded), a folder, a Hub id org/name[@revision], or a server'
+        " http://host:8000/v1#model?tokenizer=FOLDER.",
         autocompletion=complete_models,
     ),
 ]

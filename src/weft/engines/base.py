@@ -48,6 +48,8 @@ class Abilities:
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
     what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
     the engine generates itself are served, and everything else is refused by name.
+    raw_logits: those rows are the model's logits; else they are log-probabilities, of which a
+    repetition penalty, which asks for signs, is another one: it is refused in steps.
     scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
     that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
@@ -60,6 +62,7 @@ class Abilities:
     """
 
     steps: bool = True
+    raw_logits: bool = True
     native_runs: bool = False
     scoring: bool = True
     entropy: bool = True
@@ -90,8 +93,10 @@ class EngineInfo:
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
-    recomputes: hidden only: nothing is kept between forwards, so a row costs its whole path and is
-    counted so in a step's budget. A row of another hidden engine counts as its new tokens.
+    recomputes: hidden only: no prefixes are kept between forwards, so a row costs its whole path
+    and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
+    keeps_ends: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
+    other paths the engine says how much it would run (`n_to_run`).
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before.
     owner_thread: every call must come from the thread that made the first one.
@@ -120,6 +125,7 @@ class EngineInfo:
     max_paths: int | None = None
     kv_slots: int | None = None
     recomputes: bool = False
+    keeps_ends: bool = False
     overlap: bool = False
     owner_thread: bool = False
     n_embd: int = 0
@@ -136,6 +142,8 @@ class EngineInfo:
             )
         if self.recomputes and self.kv != "hidden":
             raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
+        if self.keeps_ends and not self.recomputes:
+            raise ConfigError("keeps_ends is True without recomputes; it says what is spared then")
 
 
 class Fragment:
@@ -383,9 +391,10 @@ class Engine(ABC):
         It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
         keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
         `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note),
-        `kv_bytes` (the KV budget, None for "auto": for engines that allocate it at once) and what
-        `engine_options` holds. Take those that mean something, or `**options`. What
-        somebody asked for and the signature lacks is refused before this is called.
+        `kv_bytes` and `n_seq_max` (the KV budget and the paths asked for, None for "auto": for
+        engines that make room for them at once) and what `engine_options` holds. Take those that
+        mean something, or `**options`. What somebody asked for and the signature lacks is refused
+        before this is called.
 
         Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or
         dtype that it cannot run, ConfigError for an option out of range; Unsupported by default:
@@ -475,6 +484,17 @@ class Engine(ABC):
     def remove_adapter(self, name: str) -> None:
         """Give an adapter's memory back; no row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
+
+    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        """Return how many tokens of a whole path a forward would run: what it counts in a step.
+
+        first: index of the first token whose logits or scores are asked for. Asked of engines that
+        recompute, before each step that might run the path; all of it by default.
+        """
+        return len(tokens)
+
+    def forget(self) -> None:  # noqa: B027  (fragments are freed one by one)
+        """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
 
     def weights_mark(self) -> object:
         """Return what is another value once somebody has changed the weights in place.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from ..engines.base import EngineInfo
+from ..engines.base import Engine
 from ..errors import WeftError
 from ..kv.place import Place
 from ..kv.tree import TokenTree
@@ -50,16 +50,17 @@ class Desk:
     """
 
     def __init__(
-        self, tree: TokenTree, info: EngineInfo, counters: Counters, rows: RowStore, n_ctx: int
+        self, tree: TokenTree, engine: Engine, counters: Counters, rows: RowStore, n_ctx: int
     ) -> None:
         self.tree = tree
-        self.info = info
+        self.info = info = engine.info
         self.counters = counters
         self.n_ctx = n_ctx
         # Hidden engines are given whole paths, of which most may be known to them.
-        self.counts_rows_whole = info.recomputes or tree.fragments is not None
+        self.runs_whole_paths = info.recomputes and not info.keeps_ends
+        self.counts_rows_whole = self.runs_whole_paths or tree.fragments is not None
         self.rows = rows
-        self.reader = Reader(tree, rows, recomputes=info.recomputes)
+        self.reader = Reader(tree, rows, n_to_run=engine.n_to_run if info.recomputes else None)
         self.to_join: list[Place] = []
         self.lines = Lines(tree, self.to_join.append)
         self.queue: list[tuple[int, Job]] = []

@@ -562,7 +562,7 @@ class CommitJob(Job):
 
     def share(self, most: int, desk: Desk) -> int:
         """Return the line before which a step stops: `most` tokens on, all of one adapter."""
-        if desk.info.recomputes:
+        if desk.runs_whole_paths:
             costs = accumulate(line.depth + 1 for line in self.item.lines[self.next :])
             most = max(sum(1 for _ in takewhile(lambda cost: cost <= most, costs)), 1)
         if not self._is_mixed:
@@ -608,7 +608,7 @@ class CommitPart(Part):
         pairs = zip(item.lines[first:last], item.tokens[first:last], strict=True)
         self._rows = [line.row(desk.tree, (token,), len(line.tokens)) for line, token in pairs]
         self._n_tokens = len(self._rows)
-        if desk.info.recomputes:
+        if desk.runs_whole_paths:
             self._n_tokens = sum([row.n_tokens for row in self._rows])
         self._samplers = item.samplers[first:last]
         drawing = [sampler for sampler in self._samplers if sampler is not None]

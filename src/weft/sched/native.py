@@ -19,6 +19,7 @@ from .step import as_forward_error
 from .work import Extend, Item, Run, Scores, Ticket
 
 if TYPE_CHECKING:
+    from ..sampling.params import SamplingParams
     from ..sampling.sampler import Sampler
     from .desk import Desk
 
@@ -274,7 +275,8 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
         if not isinstance(item, Run):
             raise Unsupported(
                 f"{engine.info.model} on the {name} engine generates whole runs only: no next-token"
-                f" distributions{measuring}, no branches that are committed token by token"
+                f" distributions{measuring}, no branches that are committed token by token",
+                hint="load the model itself, by another engine, for what needs single steps",
             )
         why = why_not_native(item.sampler, engine.native)
         if why is not None:
@@ -282,6 +284,23 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
                 f"{engine.info.model} on the {name} engine generates whole runs only, and cannot"
                 f" honour {why}"
             )
+
+
+def refuse_scaled(items: Iterable[Item], engine: Engine) -> None:
+    """Raise Unsupported for runs that would need the logits of an engine that has none, raw."""
+    for item in items:
+        if isinstance(item, Run) and why_not_native(item.sampler, engine.native) is not None:
+            check_rows_suffice(item.sampler.params, engine)
+
+
+def check_rows_suffice(params: SamplingParams, engine: Engine) -> None:
+    """Raise Unsupported for parameters that cannot be honoured by the engine's rows."""
+    if params.repetition_penalty != 1 and not engine.info.abilities.raw_logits:
+        raise Unsupported(
+            f"{engine.info.model} gives log-probabilities and no raw logits, whose signs a"
+            " repetition_penalty asks for: it works in whole runs only. Take presence_penalty or"
+            " frequency_penalty"
+        )
 
 
 def _is_scoring(item: Extend) -> bool:

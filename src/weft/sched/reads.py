@@ -6,7 +6,7 @@ for claims, oldest first, within a budget of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Fragment, Row, ScoreSpan, Span
@@ -253,11 +253,13 @@ class Reader:
                                                 └── another's: a later step
     """
 
-    def __init__(self, tree: TokenTree, rows: RowStore, *, recomputes: bool = False) -> None:
-        """recomputes: a whole path counts as its tokens, not as a row; see `EngineInfo`."""
+    def __init__(
+        self, tree: TokenTree, rows: RowStore, *, n_to_run: Callable[..., int] | None = None
+    ) -> None:
+        """n_to_run: what a whole path counts in a step, by `Engine.n_to_run`; None: one."""
         self.tree = tree
         self.rows = rows
-        self._recomputes = recomputes
+        self._n_to_run = n_to_run
         self.open: dict[PathPart, None] = {}  # packed, and neither delivered nor discarded yet
         self.n_computed = 0
         self.n_reread = 0
@@ -332,8 +334,7 @@ class Reader:
         """Pack for one claim; return the tokens it costs."""
         self._serve_stored(claim)
         if self.tree.fragments is None:
-            cost = self._whole(claim)  # else what it costs is the engine's affair
-            return cost if self._recomputes else int(cost > 0)
+            return self._whole(claim)
         absent = self._absent(claim)
         assert claim.cursor is not None
         known = absent[0].start if absent else claim.cursor.depth
@@ -446,7 +447,7 @@ class Reader:
         return part
 
     def _whole(self, claim: Claim) -> int:
-        """Hidden engines: one row of the whole path up to the last open need."""
+        """Hidden engines: one row of the whole path up to the last open need; return its cost."""
         assert claim.cursor is not None
         needs = claim.open_needs()
         if not needs:
@@ -460,8 +461,11 @@ class Reader:
             part = PathPart(claim.job, 0, tokens, (), self.tree.pin(cursor), None)
             self.open[part] = None
             self._reads[cursor, 0] = part
-            self.n_computed += last
-            cost = last
+            cost, n_run = 1, last  # what it costs is the engine's affair, unless it says so
+            if self._n_to_run is not None:
+                first = min(a for need in needs for a, _ in need.todo)
+                cost = n_run = self._n_to_run(tokens, first, cursor.node.namespace)
+            self.n_computed += n_run
         self._take(claim, part, part.end)
         return cost
 

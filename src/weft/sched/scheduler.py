@@ -16,7 +16,7 @@ from ..kv.tree import TokenTree
 from .admit import Admission
 from .desk import Desk
 from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
-from .native import Abroad, NativeJob, refuse, why_not_native
+from .native import Abroad, NativeJob, refuse, refuse_scaled, why_not_native
 from .rows import RowStore
 from .step import Part, Step, as_forward_error
 from .work import Counters, Extend, Item, Run, Ticket
@@ -46,7 +46,7 @@ class Scheduler:
         info = engine.info
         lasting = not (info.owner_thread or info.overlap)
         self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock, lasting=lasting)
-        self.desk = Desk(tree, info, self.counters, self.rows, n_ctx)
+        self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
         self.admission = Admission(self.desk)
         self.abroad = None if engine.native is None else Abroad(engine.native)
@@ -75,6 +75,8 @@ class Scheduler:
         self._refuse_retired(items)
         if not self.engine.info.abilities.steps:
             refuse(items, self.engine)
+        elif not self.engine.info.abilities.raw_logits:
+            refuse_scaled(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
         return tickets, [self._job_of(group) for group in groups if group]
@@ -200,6 +202,7 @@ class Scheduler:
         self.settle()
         self.tree.clear()
         self.rows.clear()
+        self.engine.forget()
 
     # Plan -------------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class Scheduler:
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
         parts = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
-        if self.engine.info.recomputes:
+        if self.desk.runs_whole_paths:
             again = [part.n_tokens() - part.n_logits() for part in parts]
             self.counters.recomputed += sum(again)
         if desk.waiting:
@@ -243,7 +246,7 @@ class Scheduler:
         desk = self.desk
         ready = [run for run in desk.live if run.can_step(self.n_ctx)]
         ready = [run for run in ready if run.line.is_open or self._may_open(run)]
-        if self.engine.info.recomputes:
+        if self.desk.runs_whole_paths:
             ready.sort(key=lambda run: (run.n_drawn, run.age))
             costs = itertools.accumulate([run.line.depth for run in ready])
             ready = ready[: max(bisect_right(list(costs), most), 1)]
@@ -260,7 +263,7 @@ class Scheduler:
 
     def _cost(self, runs: list[RunJob]) -> int:
         """Return how many tokens of a step's budget the next tokens of runs take."""
-        if self.engine.info.recomputes:
+        if self.desk.runs_whole_paths:
             return sum([run.line.depth for run in runs])
         return len(runs)
 
@@ -287,7 +290,7 @@ class Scheduler:
             if not job.done:
                 shares.append((job, job.next, last))
                 most -= last - job.next
-                if self.engine.info.recomputes:
+                if self.desk.runs_whole_paths:
                     most -= sum([line.depth for line in job.item.lines[job.next : last]])
         return shares
 

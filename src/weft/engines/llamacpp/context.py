@@ -44,6 +44,7 @@ class Context(Cells):
         self._n_vocab = n_vocab
         self._n_embd = n_embd
         self._state_head = b""
+        self._view: tuple[tuple[int, int, int], Floats] | None = None
         self._width = width
         self.n_batch = n_batch
         self._threads = threads
@@ -126,10 +127,17 @@ class Context(Cells):
             if not count:
                 return np.empty((0, width), np.float32)
             get = C.llama_get_embeddings if hidden else C.llama_get_logits
-            return np.ctypeslib.as_array(get(context), shape=(count, width))
+            return self._seen(get(context), count, width)
         finally:
             if hidden:
                 C.llama_set_embeddings(context, False)
+
+    def _seen(self, pointer: Any, count: int, width: int) -> Floats:
+        """Return what lies at a pointer of the library's, mostly where it lay the last time."""
+        key = (ctypes.addressof(pointer.contents), count, width)
+        if self._view is None or self._view[0] != key:
+            self._view = key, np.ctypeslib.as_array(pointer, shape=(count, width))
+        return self._view[1]
 
     def _decode(self, context: object, n: int) -> None:
         if self._threads is None:

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as C
 from ...checks import whole_number
 from ...cores import usable_cores
 from ...errors import ForwardError, ModelLoadError, Unsupported
+from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
@@ -29,6 +30,13 @@ from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
@@ -45,7 +53,8 @@ class LlamaCppEngine(Engine):
         self._n_vocab = int(C.llama_vocab_n_tokens(C.llama_model_get_vocab(pointer)))
         window = int(C.llama_model_n_swa(pointer))
         width = 2 if window else 1
-        n_leases = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
+        most = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
+        n_leases = min(most, settings.n_paths + _SPARE)
         self._context = context = Context(
             new_context(model, **settings.context_values(n_leases * width)),
             n_vocab=self._n_vocab,
@@ -76,6 +85,7 @@ class LlamaCppEngine(Engine):
         dtype: str = "auto",
         n_ctx: int | None = None,
         kv_bytes: int | None = None,
+        n_seq_max: int | None = None,
         n_gpu_layers: int | None = None,
         main_gpu: int | None = None,
         tensor_split: Sequence[float] | None = None,
@@ -97,6 +107,8 @@ class LlamaCppEngine(Engine):
                 turns flash attention off; weights stay as the file has them.
             n_ctx: a context shorter than the model's own.
             kv_bytes: KV is allocated at once, so much; None for 32,768 tokens, 4 GiB at most.
+            n_seq_max: branches that are resident at once; None for as many as llama.cpp has room
+                for. Fewer make a step 0.1 ms shorter.
             n_gpu_layers: layers on the GPU; None for all.
             main_gpu, tensor_split: as llama.cpp has them, for several GPUs.
             n_threads: of a model call; None for the cores that may be used, fewer while others use
@@ -120,6 +132,7 @@ class LlamaCppEngine(Engine):
         most_threads = (
             usable_cores() if n_threads is None else whole_number("n_threads", n_threads, 1)
         )
+        n_paths = _N_SEQUENCES if n_seq_max is None else whole_number("n_seq_max", n_seq_max, 1)
         model = made.load_weights(
             header,
             gpus,
@@ -137,6 +150,7 @@ class LlamaCppEngine(Engine):
             settings = ContextSettings(
                 n_ctx=length,
                 n_slots=made.n_slots(header, kv_bytes, length, (of_keys, of_values), left),
+                n_paths=n_paths,
                 type_k=of_keys,
                 type_v=of_values,
                 flash=flash,
@@ -159,6 +173,17 @@ class LlamaCppEngine(Engine):
         if self._header.values.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
             raise ModelLoadError(f"{self._header.file} has no tokenizer; pass tokenizer=")
         return read_tokenizer(self._header)
+
+    def sampling_defaults(self) -> SamplingParams | None:
+        """Return how the file says that its model is sampled; None where it does not."""
+        values = self._header.values
+        found = {
+            ours: values[f"general.sampling.{theirs}"]
+            for theirs, ours in _SAMPLING.items()
+            if f"general.sampling.{theirs}" in values
+        }
+        config = {"do_sample": True, **found}
+        return SamplingParams.from_generation_config(config) if found else None
 
     def forward(self, rows: Sequence[Row]) -> ViewOutput:
         """Run all rows; see `Engine.forward`. Raises: ForwardError, KVFull, Unsupported."""

@@ -34,11 +34,13 @@ _MOST_SLOTS = 1 << 15  # that are allocated where no budget asks for more
 class ContextSettings:
     """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto.
 
-    may_use_fewer: threads than `n_threads`, where cores are busy with something else.
+    n_paths: branches that are resident at once. may_use_fewer: threads than `n_threads`, where
+    cores are busy with something else.
     """
 
     n_ctx: int
     n_slots: int
+    n_paths: int
     type_k: str
     type_v: str
     flash: bool | None

@@ -194,6 +194,9 @@ class Batches:
 
 def _cuts(flags: NDArray[np.bool_], n_batch: int, most: int) -> Iterator[tuple[int, int]]:
     """Cut tokens into batches of at most `n_batch`, of which at most `most` are wanted."""
+    if len(flags) <= min(n_batch, most):
+        yield 0, len(flags)
+        return
     wanted = np.cumsum(flags)
     start = before = 0
     while start < len(flags):

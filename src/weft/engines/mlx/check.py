@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelLoadError, Unsupported
-from ..base import Row, Span
+from ..base import Fragments, Row, Span
 
 if TYPE_CHECKING:
     from .engine import MlxEngine
@@ -58,14 +58,24 @@ def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.floa
 def _run_tree(
     engine: MlxEngine, paths: list[list[int]], own: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Trunk, two chunks below it, then one token after each of the three tips."""
-    store = engine.fragments
+    """Trunk, two chunks below it, then one token after each of the three tips; or whole paths."""
+    ends = [_TRUNK + n for n in _CHUNKS] + [_TRUNK]
+    where = [(i, end - 1) for i, end in enumerate(ends[:2])] + list(enumerate(ends))
+    want = np.stack([own[i, at] for i, at in where])
+    if engine.fragments is None:
+        output = engine.forward([Row((), paths[i][: at + 1], 0, None, (at,)) for i, at in where])
+        return np.stack([output.logits(number) for number in range(len(where))]), want
+    return _run_nodes(engine, engine.fragments, paths, ends), want
+
+
+def _run_nodes(
+    engine: MlxEngine, store: Fragments, paths: list[list[int]], ends: list[int]
+) -> NDArray[np.float32]:
     trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
     tips = [store.new(None) for _ in range(_PATHS)]
     try:
         engine.forward([Row((), paths[0][:_TRUNK], 0, trunk)])
         above = (Span(trunk, _TRUNK),)
-        ends = [_TRUNK + n for n in _CHUNKS] + [_TRUNK]
         first = engine.forward(
             [
                 Row(above, paths[i][_TRUNK : ends[i]], _TRUNK, chunks[i], (n - 1,))
@@ -79,11 +89,8 @@ def _run_tree(
                 for i, end in enumerate(ends)
             ]
         )
-        got = [first.logits(i) for i in range(len(_CHUNKS))] + [
-            second.logits(i) for i in range(_PATHS)
-        ]
-        where = [(i, ends[i] - 1) for i in range(len(_CHUNKS))] + list(enumerate(ends))
-        return np.stack(got), np.stack([own[i, at] for i, at in where])
+        got = [first.logits(i) for i in range(len(_CHUNKS))]
+        return np.stack([*got, *(second.logits(i) for i in range(_PATHS))])
     finally:
         for fragment in (trunk, *chunks, *tips):
             store.free(fragment)

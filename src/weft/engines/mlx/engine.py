@@ -18,6 +18,7 @@ from ...errors import (
     EngineError,
     ForwardError,
     ModelLoadError,
+    StaleHandle,
     Unsupported,
     WeftError,
 )
@@ -28,6 +29,7 @@ from ..checkpoint import read_config
 from .check import check_paths, check_tree
 from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
 from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
+from .lora import adapted
 from .model import (
     ModelHead,
     arrays_in,
@@ -41,7 +43,7 @@ from .model import (
     resolve_device,
 )
 from .owner import owner
-from .step import PackedStep, PathStep, TreeStep
+from .step import PackedStep, PathStep, TreeStep, WholeStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +62,7 @@ class MlxEngine(Engine):
     """
 
     info: EngineInfo
-    fragments: MlxFragments
+    fragments: MlxFragments | None
     model: nn.Module
 
     def __init__(
@@ -70,6 +72,7 @@ class MlxEngine(Engine):
         self.model = model
         self._device = device
         self._closed = False
+        self._adapted: dict[str, ModelHead] = {}
         self._owner = owner()
         self._on_owner(lambda: self._start(n_ctx, fingerprint))
 
@@ -155,11 +158,27 @@ class MlxEngine(Engine):
 
         return self._run(rows, states)
 
+    def add_adapter(self, name: str, folder: Any) -> str:
+        """Load a LoRA adapter, in mlx-lm's or PEFT's format, for rows that name it."""
+
+        def added() -> str:
+            model, mark = adapted(self.model, Path(folder))
+            self._adapted[name] = ModelHead(model, self._make_cache)
+            return mark
+
+        if self._closed:
+            raise ForwardError("the engine is closed; load the model again")
+        return self._on_owner(added)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; rows that still name it are refused."""
+        self._adapted.pop(name, None)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._memory.clear()
-            del self._head, self._call, self.model
+            del self._head, self._adapted, self._call, self.model
 
     def prefix_cache(self, spans: Sequence[Span]) -> list[Any]:
         """Copy a path's KV into the caches that the model itself accepts, one a layer.
@@ -203,17 +222,11 @@ class MlxEngine(Engine):
         """Find how the model attends, and hold a small tree against its own forward."""
         model, config = self.model, config_of(self.model)
         name = str(config.get("model_type") or type(model).__name__)
-        foreign = foreign_caches(self._make_cache())
-        if foreign:
-            raise Unsupported(
-                f"the mlx engine cannot run {name}: it keeps a {foreign[0]}, which is not KV of "
-                "single tokens and cannot be split; use another model"
-            )
+        n_positions = context_of(config, n_ctx)
         paths = check_paths(config.get("vocab_size") or 64)
         try:
             mx.eval(arrays_in(model))
-            own = model(mx.array(paths), cache=self._make_cache()).astype(mx.float32)
-            known = np.array(own)
+            known = np.array(model(mx.array(paths), cache=self._make_cache()).astype(mx.float32))
             self._head = ModelHead(model, self._make_cache)
         except EngineError:
             raise
@@ -221,21 +234,33 @@ class MlxEngine(Engine):
             raise ModelLoadError(
                 f"{name} failed on a first forward: {type(error).__name__}: {error}"
             ) from error
-        n_positions = context_of(config, n_ctx)
         carry_tree_caches(model)
-        self._call: RunningCall | None = RunningCall(self._make_cache())
-        try:
-            self._take(self._probe_tree(self._call), name, fingerprint, "tree")
-            check_tree(self, paths, known)
-        except Exception as error:
-            _log.info("%s runs path by path: %s", name, error)
-            self._call = None
-            self._take(self._probe_path(), name, fingerprint, "paths")
-            check_tree(self, paths, known)
+        self._call: RunningCall | None = None
+        foreign = foreign_caches(self._make_cache())
+        why = f"it keeps a {foreign[0]}, which is not KV of single tokens" if foreign else ""
+        ways: list[tuple[str, Callable[[], SlotShape | None]]] = [("whole", lambda: None)]
+        if not foreign:
+            ways = [("tree", self._probe_tree), ("paths", self._probe_path), *ways]
+        for attention, probe in ways:
+            try:
+                self._take(probe(), name, fingerprint, attention)
+                check_tree(self, paths, known)
+                break
+            except Exception as error:
+                if attention == "whole" or isinstance(error, ModelLoadError):
+                    raise
+                why = str(error)
+                _log.info("%s does not run as a %s: %s", name, attention, error)
         self.info = replace(self.info, n_positions=n_positions)
+        if attention == "whole":
+            self.info.extra["no_prefix_caching"] = why
+            _log.warning(
+                "prefix caching disabled for %s: %s; every step runs whole paths", name, why
+            )
 
-    def _probe_tree(self, call: RunningCall) -> SlotShape:
+    def _probe_tree(self) -> SlotShape:
         """Run a few tokens through caches of ours; raises where the model does not use them."""
+        self._call = call = RunningCall(self._make_cache())
         for _ in range(len(call.caches) + 1):
             step = TreeStep([Row((), _FEW, 0)], MlxMemory(SlotShape()), call)
             try:
@@ -253,10 +278,12 @@ class MlxEngine(Engine):
         mx.eval(self._head.hidden(mx.array([_FEW]), caches))
         return slot_of([cache.shapes() for cache in caches])
 
-    def _take(self, slot: SlotShape, name: str, fingerprint: str, attention: str) -> None:
+    def _take(self, slot: SlotShape | None, name: str, fingerprint: str, attention: str) -> None:
         """Begin with an empty memory for slots of this shape, and room for the check."""
-        self._memory = MlxMemory(slot)
-        self.fragments = MlxFragments(self._memory, self._on_owner)
+        self._memory = MlxMemory(slot or SlotShape())
+        self.fragments = None if slot is None else MlxFragments(self._memory, self._on_owner)
+        if attention != "tree":
+            self._call = None
         logits = self._head.logits(self._head.hidden(mx.array([_FEW]), self._make_cache()))
         extra: dict[str, Any] = {"attention": attention}
         free = free_bytes(self._device)
@@ -265,10 +292,12 @@ class MlxEngine(Engine):
         self.info = EngineInfo(
             name="mlx",
             model=name,
-            n_layers=slot.n_layers,
+            n_layers=len(self._make_cache()) if slot is None else slot.n_layers,
             n_vocab=int(logits.shape[-1]),
             n_positions=_CHECKED,
-            kv_bytes_per_token=slot.n_bytes,
+            kv_bytes_per_token=0 if slot is None else slot.n_bytes,
+            kv="hidden" if slot is None else "addressable",
+            recomputes=slot is None,
             dtype=dtype_name(logits.dtype),
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
@@ -277,6 +306,8 @@ class MlxEngine(Engine):
                 OWN["mlx"],
                 embed=bool(self._head.n_embd),
                 shared_attention=attention == "tree",
+                offload=slot is not None,
+                save_kv=slot is not None,
             ),
             extra=extra,
         )
@@ -325,11 +356,17 @@ class MlxEngine(Engine):
 
     def _head_of(self, rows: Sequence[Row]) -> ModelHead:
         adapter = rows[0].adapter if rows else None
-        if adapter is not None:
-            raise Unsupported(f"the mlx engine has no adapter {adapter!r}")
-        return self._head
+        if adapter is None:
+            return self._head
+        if adapter not in self._adapted:
+            raise StaleHandle(
+                f"the LoRA adapter {adapter.rpartition('#')[0]!r} was removed; add it again"
+            )
+        return self._adapted[adapter]
 
     def _step(self, rows: Sequence[Row]) -> PackedStep:
+        if self.fragments is None:
+            return WholeStep(rows, self._memory, self._make_cache)
         if self._call is None:
             return PathStep(rows, self._memory, self._make_cache)
         return TreeStep(rows, self._memory, self._call)

@@ -293,7 +293,7 @@ class MlxMemory:
         caches = make()
         parts = [self.views(own(span.fragment), span.length) for span in spans if span.length]
         if parts:
-            whole = [mx.concatenate(pieces, axis=1) for pieces in zip(*parts, strict=True)]
+            whole = [mx.concatenate(list(each), axis=1) for each in zip(*parts, strict=True)]
             for layer, cache in enumerate(caches):
                 cache.update_and_fetch(whole[2 * layer][None], whole[2 * layer + 1][None])
         return caches
@@ -306,7 +306,7 @@ class MlxMemory:
         n = int(parts[0].shape[1])
         self.plan = None
         if not self._has_room(kv, n):
-            self._move(kv, max(kv.length + n, kv.length + kv.length // 4))
+            self._move(kv, kv.length + (max(n, GROW_BY) if kv.length else n))
         assert isinstance(kv.home, ArrayBlock)
         at = kv.start + kv.length
         for array, part in zip(kv.home.arrays, parts, strict=True):
@@ -367,7 +367,7 @@ class MlxMemory:
         parts = self.views(first, first.length)
         if second.length:
             tail = self.views(second, second.length)
-            parts = [mx.concatenate(pair, axis=1) for pair in zip(parts, tail, strict=True)]
+            parts = [mx.concatenate(list(each), axis=1) for each in zip(parts, tail, strict=True)]
         total = first.length + second.length
         arrays = self.slot.hold(parts, total)
         homes = [first.home, second.home]

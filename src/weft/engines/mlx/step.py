@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ...errors import ForwardError
 from ..base import Row, Span
+from ..paths import calls, rows_of
 from .hook import Recorder, RunningCall
 from .kv import Arrays, MlxMemory, own
 from .plan import BankRows, ChunkRows, LongRow, PieceMask, plan_step
@@ -25,6 +27,10 @@ from .products import (
 
 if TYPE_CHECKING:
     from .model import MakeCache, ModelHead
+
+
+# Tokens of one model call of whole paths, padding included; a longer path runs alone.
+CALL_TOKENS = 2048
 
 
 class PackedStep(ABC):
@@ -284,9 +290,37 @@ class PathStep(PackedStep):
             hidden.append(head.hidden(mx.array([ids]), caches)[0][:, None])
             fresh.append([cache.taken() for cache in caches])
         for layer, found in enumerate(zip(*fresh, strict=True)):
-            keys, values = (mx.concatenate(each, axis=0) for each in zip(*found, strict=True))
+            keys, values = (mx.concatenate(list(each)) for each in zip(*found, strict=True))
             self.fresh[layer] = keys, values
         return mx.concatenate(hidden, axis=0)
+
+
+class WholeStep(PackedStep):
+    """Rows carry whole paths, which run in padded batches and leave nothing.
+
+    For models whose state is not KV of single tokens. Padding is on the right, which no decoder
+    sees.
+    """
+
+    def __init__(self, rows: Sequence[Row], memory: MlxMemory, make_cache: MakeCache) -> None:
+        super().__init__(rows, memory)
+        if any(row.path or row.dest is not None for row in rows):
+            raise ForwardError("this model has no KV that fragments could hold: rows carry paths")
+        self.make_cache = make_cache
+        self.starts = [0, *accumulate(row.n_tokens for row in rows)][: len(rows)]
+
+    def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
+        hidden: dict[int, mx.array] = {}
+        for paths in calls(rows_of(tuple(ids) for ids in tokens), CALL_TOKENS):
+            longest = max(len(path.ids) for path in paths)
+            padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
+            states = head.hidden(mx.array(padded), self.make_cache())
+            mx.eval(states)  # a call's working memory goes before the next one's comes
+            for number, path in enumerate(paths):
+                for row in path.rows:
+                    hidden[row] = states[number, : len(tokens[row])]
+        packed = [hidden[row] for row in range(len(tokens))]
+        return mx.concatenate(packed, axis=0)[:, None]
 
 
 def _places(lane: ChunkRows, longest: int) -> tuple[mx.array | None, mx.array | None]:

@@ -6,10 +6,11 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ...errors import ConfigError
 
+_PLAIN = "/:@~+ ,()\\"  # what needs no quoting in an option's value
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
@@ -46,7 +47,8 @@ class Address:
         shown = f"[{host}]" if ":" in host else host
         place = shown if port is None else f"{shown}:{port}"
         base = f"{parts.scheme.lower()}://{place}{parts.path.rstrip('/')}"
-        return cls(base, model or name, dict(parse_qsl(rest, keep_blank_values=True)))
+        pairs = (each.partition("=") for each in rest.split("&") if each)
+        return cls(base, model or name, {unquote(key): unquote(value) for key, _, value in pairs})
 
     @property
     def root(self) -> str:
@@ -74,7 +76,8 @@ class Address:
 
     def with_model(self, model: str) -> str:
         """Return the whole address again, with this name."""
-        rest = "&".join(f"{name}={value}" for name, value in self.options.items())
+        pairs = ((name, quote(value, safe=_PLAIN)) for name, value in self.options.items())
+        rest = "&".join(f"{name}={value}" for name, value in pairs)
         return f"{self.base}#{model}" + (f"?{rest}" if rest else "")
 
     def key(self, token: str | None) -> str | None:

@@ -22,8 +22,9 @@ class Dialect:
     keep_stop: fields that leave a stop string in the text. seeded: equal seeds give equal texts.
     constraints: the form in which it takes them. may_continue: its chat goes on from the middle of
     an answer. top: how many likeliest tokens are asked for so that it tells logprobs at all.
-    most: requests it works on at once, if it breaks others off. drops_letters: with logprobs, those
-    that are several tokens are missing from its streams.
+    row: fields that ask for the logprobs of all tokens, named by their ids. most: requests it works
+    on at once, if it breaks others off. drops_letters: with logprobs, those that are several tokens
+    are missing from its streams.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Dialect:
     constraints: Literal["", "structured_outputs", "gbnf"] = ""
     may_continue: bool = False
     top: int = 1
+    row: Mapping[str, Any] = field(default_factory=dict)
     most: int | None = None
     drops_letters: bool = False
 
@@ -69,6 +71,7 @@ VLLM = Dialect(
     constraints="structured_outputs",
     may_continue=True,
     top=0,
+    row={"logprobs": -1, "return_tokens_as_token_ids": True},
 )
 SGLANG = Dialect(
     "sglang",

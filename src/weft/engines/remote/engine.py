@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ...checks import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row, Score
+from ..base import Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
 from ..source import resolve
 from .address import Address
 from .dialect import Manners
 from .pieces import N_PIECES, PieceTokenizer
 from .probe import ServerInfo, find
+from .rows import RemoteRows
 from .runs import RemoteRuns
-from .said import Garbled, read_said
 from .spelling import Spelling
-from .wire import Fault, Patience, Wire
+from .wire import Patience, Wire
 from .wording import Wording
 
 N_POSITIONS = 1 << 20  # where the server does not say; it refuses what is too long for it
@@ -44,12 +43,17 @@ class RemoteEngine(Engine):
         most: int,
         together: bool,
         n_ctx: int | None,
+        steps: bool,
     ) -> None:
         is_pieces = isinstance(text, PieceTokenizer)
         self._wire = wire
         self._text = text
         self._wording = Wording(found.model, found.dialect, found.manners, text)
         n_vocab = N_PIECES if is_pieces else text.n_vocab
+        self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
+        if steps:
+            n_vocab = wire.run(_width(self._rows, text, wire.address.base))
+            self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
         self.info = EngineInfo(
             name="remote",
             model=wire.address.with_model(found.model),
@@ -61,7 +65,7 @@ class RemoteEngine(Engine):
             fingerprint=_fingerprint(found, text),
             device=wire.address.host,
             kv="hidden",
-            abilities=_abilities(found),
+            abilities=_abilities(found, steps=steps),
             temperature_first=found.dialect.order == "first",
             extra={"server": found.dialect.name, "manners": found.manners},
         )
@@ -84,6 +88,7 @@ class RemoteEngine(Engine):
         manners: Manners | None = None,
         most: int = MOST,
         together: bool | None = None,
+        steps: bool = False,
         connect_s: float = 10.0,
         first_s: float = 600.0,
         between_s: float = 120.0,
@@ -96,16 +101,19 @@ class RemoteEngine(Engine):
         `…/v1#model?tokenizer=./folder`. tokenizer: None grows text alone. dialect: what kind of
         server it is, and api: "completions" or "chat", where they are not to be found out. manners:
         what it does; nothing is asked then. most: siblings on their way at once. together: siblings
-        share a request. connect_s, first_s, between_s, retries: see `Patience`.
+        share a request. steps: ask for whole rows of logprobs, too, which a vLLM server gives
+        that was started with `--max-logprobs -1`: all faces work then, each step at the price of a
+        row of JSON. connect_s, first_s, between_s, retries: see `Patience`.
         """
         address = Address.read(url, model)
         given: dict[str, Any] = {
             "n_ctx": n_ctx, "dialect": dialect, "api": api, "most": most, "together": together,
+            "steps": steps,
             "connect_s": connect_s, "first_s": first_s, "between_s": between_s, "retries": retries,
         }  # fmt: skip
         given = _with_texts(given, address.options)
         if tokenizer is None and "tokenizer" in address.options:
-            tokenizer = Tokenizer.from_folder(resolve(address.options["tokenizer"]))
+            address, tokenizer = _with_tokenizer(address)
         if given["api"] not in ("auto", "completions", "chat"):
             raise ConfigError(f"api is {given['api']!r}; allowed are auto, completions and chat")
         patience = _patience(given)
@@ -123,12 +131,20 @@ class RemoteEngine(Engine):
             if shared is None:  # where seeds count, each text must depend on its own alone
                 shared = found.manners.n and not found.dialect.seeded
             is_chat = found.manners.api == "chat"
+            if given["steps"] and (
+                tokenizer is None or not found.dialect.row or not found.manners.takes_ids
+            ):
+                raise Unsupported(
+                    f"{address.base} is no server of whole rows (steps): these are vLLM's, started"
+                    " with --max-logprobs -1, with tokenizer=… here"
+                )
             return cls(
                 wire,
                 found,
-                tokenizer or PieceTokenizer(is_chat=is_chat),
+                tokenizer or PieceTokenizer(is_chat=is_chat, made_from=found.root),
                 most=most,
                 together=bool(shared),
+                steps=bool(given["steps"]),
                 n_ctx=None if given["n_ctx"] is None else whole_number("n_ctx", given["n_ctx"], 1),
             )
         except BaseException:
@@ -139,52 +155,34 @@ class RemoteEngine(Engine):
         return self._text
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
-        """Score given tokens by echo; nothing else can be had of a row. See `Engine.forward`.
+        """Run rows where the server gives whole rows (`steps`), else score given tokens by echo.
 
-        Cost: a request a row, all at once; the server prefills what it has not cached.
+        Cost: a request a place, `most` at once; the server prefills what it has not cached.
         """
         if self._wire.is_closed:
             raise ForwardError("this engine is closed; load it again")
-        if any(row.logits_at or row.adapter is not None for row in rows):
-            raise Unsupported(f"{self.info.model} gives no logits rows and has no adapters")
-        if not self.info.abilities.scoring:
-            raise Unsupported(f"{self.info.model} does not score given text")
-        return self._wire.run(self._scored(rows))
+        if any(row.adapter is not None for row in rows):
+            raise Unsupported(f"{self.info.model} has no adapters")
+        self._check(rows)
+        if self.info.abilities.steps:
+            return self._wire.run(self._rows.whole(rows))
+        if not self.info.abilities.scoring or any(row.logits_at for row in rows):
+            raise Unsupported(f"{self.info.model} gives no logits rows")
+        return self._wire.run(self._rows.scored(rows))
 
-    async def _scored(self, rows: Sequence[Row]) -> HostOutput:
-        scores = await asyncio.gather(*(self._row(row) for row in rows))
-        return HostOutput(np.zeros((0, 0), dtype=np.float32), list(scores))
-
-    async def _row(self, row: Row) -> list[Score]:
-        assert not isinstance(row.tokens, LateTokens)  # of engines that overlap
-        # A span's last target stands behind the row: each path is asked for whole, and once.
-        paths = [(*row.tokens[: span.start + 1], *span.targets) for span in row.scores]
-        found = {path: await self._logprobs(list(path)) for path in dict.fromkeys(paths)}
-        return [
-            _score(found[path], span.start + 1, len(span.targets))
-            for path, span in zip(paths, row.scores, strict=True)
-        ]
-
-    async def _logprobs(self, tokens: list[int]) -> list[float | None]:
-        """Return the logprob of each of a path's tokens; None for its first."""
-        wire = self._wire
-        for tries in range(wire.patience.retries + 1):
-            try:
-                data = await wire.post(self._wording.path, self._wording.scored(tokens))
-                (told,) = read_said(data)
-            except (Fault, Garbled, ValueError) as error:
-                fault = error if isinstance(error, Fault) else Fault(str(error))
-                if not fault.may_pass or tries == wire.patience.retries:
-                    raise ForwardError(f"{wire.address.base}: {fault}") from None
-                await asyncio.sleep(wire.patience.pause_s(tries, fault.asked_s))
-                continue
-            found = told.logprobs or []
-            if len(tokens) <= len(found) <= len(tokens) + 1:
-                return found
-            raise ForwardError(
-                f"{wire.address.base} scored {len(found)} tokens of a path of {len(tokens)}"
-            )
-        raise AssertionError("unreachable")
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Refuse rows that are no paths of this model."""
+        for row in rows:
+            ids = [] if isinstance(row.tokens, LateTokens) else list(row.tokens)
+            if not ids or not 0 <= min(ids) <= max(ids) < self.info.n_vocab:
+                raise ForwardError(
+                    f"a row has ids {ids[:8]}; allowed are 0 to {self.info.n_vocab - 1}, at least"
+                    " one"
+                )
+            if len(ids) > self.info.n_positions:
+                raise ForwardError(
+                    f"a row of {len(ids)} tokens; the context is {self.info.n_positions}"
+                )
 
     def close(self) -> None:
         self._wire.stop()
@@ -193,26 +191,35 @@ class RemoteEngine(Engine):
         return f"<RemoteEngine {self.info.model}>"
 
 
-def _score(logprobs: Sequence[float | None], first: int, n: int) -> Score:
-    """Return the score of `n` tokens from `first` on; entropies and ranks are not known."""
-    wanted = [each for each in logprobs[first : first + n] if each is not None]
-    if len(wanted) != n:
-        raise ForwardError("the server left out some of the logprobs that it was asked for")
-    return Score(
-        logprobs=np.array(wanted, dtype=np.float32),
-        entropies=None,
-        ranks=None,
-        top_ids=np.empty((n, 0), dtype=np.int64),
-        top_logprobs=np.empty((n, 0), dtype=np.float32),
-    )
+async def _width(rows: RemoteRows, text: Tokenizer, base: str) -> int:
+    """Return how many tokens a whole row has. Raises: Unsupported where rows are not whole."""
+    try:
+        found = await rows.likeliest(text.continuation("The")[:4])
+    except ForwardError as error:
+        raise Unsupported(
+            f"{error}; whole rows (steps) want a vLLM server started with --max-logprobs -1"
+        ) from None
+    mass = sum(map(math.exp, found.values()))
+    if (
+        sorted(found) != list(range(len(found)))
+        or len(found) < text.n_vocab
+        or abs(mass - 1) > 0.01
+    ):
+        raise Unsupported(
+            f"{base} gives {len(found)} logprobs of a row, with {mass:.3f} of its probability;"
+            f" whole rows (steps) have {text.n_vocab} or more: start it with --max-logprobs -1"
+        )
+    return len(found)
 
 
-def _abilities(found: ServerInfo) -> Abilities:
+def _abilities(found: ServerInfo, *, steps: bool) -> Abilities:
     manners = found.manners
     return replace(
         OWN["remote"],
-        scoring=manners.echo and manners.takes_ids,
-        grammar=OWN["remote"].grammar if found.dialect.constraints else "",
+        steps=steps,
+        raw_logits=False,
+        scoring=steps or (manners.echo and manners.takes_ids),
+        grammar="Weft" if steps else OWN["remote"].grammar if found.dialect.constraints else "",
     )
 
 
@@ -239,6 +246,16 @@ def _patience(given: dict[str, Any]) -> Patience:
     )
 
 
+def _with_tokenizer(address: Address) -> tuple[Address, Tokenizer]:
+    """Return the tokenizer that an address names, and the address with a folder's whole path."""
+    name = address.options["tokenizer"]
+    folder = resolve(name)
+    if Path(name).expanduser().is_dir():
+        name = str(folder.resolve())
+    found = replace(address, options={**address.options, "tokenizer": name})
+    return found, Tokenizer.from_folder(folder)
+
+
 def _yes_or_no(text: str) -> bool:
     if text not in ("yes", "no"):
         raise ValueError(text)
@@ -247,7 +264,7 @@ def _yes_or_no(text: str) -> bool:
 
 _READ: dict[str, Callable[[str], Any]] = {
     "n_ctx": int, "dialect": str, "api": str, "most": int, "together": _yes_or_no,
-    "connect_s": float, "first_s": float, "between_s": float, "retries": int,
+    "steps": _yes_or_no, "connect_s": float, "first_s": float, "between_s": float, "retries": int,
 }  # fmt: skip
 
 

@@ -24,7 +24,6 @@ _TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_NEEDS = "needs the model's tokenizer, which this server does not tell; give tokenizer=…"
 
 
 def piece_id(piece: bytes) -> int:
@@ -51,10 +50,13 @@ def spelled(token_id: int) -> bytes:
 class PieceTokenizer(Tokenizer):
     """What the faces ask of a tokenizer, as far as text alone can answer.
 
-    is_chat: prompts are messages, which the server's own template puts into words.
+    is_chat: prompts are messages, which the server's own template puts into words. made_from: what
+    the server says that its model is; its tokenizer may be there, too.
     """
 
-    def __init__(self, *, is_chat: bool) -> None:
+    def __init__(self, *, is_chat: bool, made_from: str = "") -> None:
+        where = f" (the server's model is {made_from})" if made_from else ""
+        self._needs = f"needs the model's tokenizer; give tokenizer=…{where}"
         self._special_tokens = {}
         self.chat_template = _TEMPLATE if is_chat else None
         self.name = "pieces of text"
@@ -65,7 +67,7 @@ class PieceTokenizer(Tokenizer):
         self.stop_ids = frozenset({END})
 
     def __len__(self) -> int:
-        raise Unsupported(f"the size of the vocabulary {_NEEDS}")
+        raise Unsupported(f"the size of the vocabulary {self._needs}")
 
     @property
     def n_vocab(self) -> int:
@@ -73,7 +75,7 @@ class PieceTokenizer(Tokenizer):
 
     @cached_property
     def vocab_bytes(self) -> list[bytes]:
-        raise Unsupported(f"the vocabulary (constraints, byte_vocab) {_NEEDS}")
+        raise Unsupported(f"the vocabulary (constraints, byte_vocab) {self._needs}")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -81,7 +83,7 @@ class PieceTokenizer(Tokenizer):
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         if add_bos:
-            raise Unsupported(f"a begin token {_NEEDS}")
+            raise Unsupported(f"a begin token {self._needs}")
         return self._encode(text, special=special)
 
     def continuation(self, text: str, *, special: bool = False) -> list[int]:

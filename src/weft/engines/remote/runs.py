@@ -44,6 +44,7 @@ class Journey:
 
     def __init__(self, run: NativeRun, tell: Tell) -> None:
         self.run = run
+        self.shows_logprobs = False  # what the server tells is what a logprob is here
         self.voices = [Voice(number, stream) for number, stream in enumerate(run.streams)]
         self._tell = tell
 
@@ -81,6 +82,7 @@ class RemoteRuns(NativeRuns):
     def start(self, run: NativeRun, tell: Tell) -> Journey:
         self.wording.prompt(run.tokens)  # or it cannot be asked for at all
         journey = Journey(run, tell)
+        journey.shows_logprobs = self.wording.shows_logprobs(run.params)
         # Who stops by a string that the server cuts off is stopped from here, each at its own time.
         is_cut = run.params.stop and not self.wording.dialect.keep_stop
         together = self.together and not is_cut
@@ -139,6 +141,8 @@ class Courier:
         wire = self.runs.wire
         try:
             while voices := self._open():
+                if self._is_full(voices):
+                    continue
                 n_before = sum(len(voice.tokens) for voice in voices)
                 try:
                     await self._once(voices)
@@ -165,6 +169,16 @@ class Courier:
         except Exception as error:  # a fault of ours: nobody must wait for ever
             _log.exception("a request to %s failed", wire.address.base)
             self._fail(error)
+
+    def _is_full(self, voices: list[Voice]) -> bool:
+        """End siblings that have all their tokens, in the count of ours; whether there were any."""
+        journey = self.journey()
+        full = []
+        if journey is not None:
+            full = [each for each in voices if len(each.tokens) >= journey.run.max_tokens]
+            for voice in full:
+                journey.tell(voice, NativeEvent(voice.number, end="length"))
+        return bool(full)
 
     def _part(self) -> None:
         """Let each sibling go on by itself, from where it is."""
@@ -210,17 +224,18 @@ class Courier:
         body = self._body(voices)
         messages = self.runs.wire.messages(self.runs.wording.path, body)
         try:
-            async for message in messages:
+            async for some in messages:
                 journey = self.journey()
                 if journey is None:
                     return
-                for told in read_said(message):
-                    if not 0 <= told.index < len(voices):
-                        raise Garbled(f"choice {told.index} of {len(voices)} came")
-                    self._hear(journey, voices[told.index], told)
+                for message in some:
+                    for told in read_said(message):
+                        if not 0 <= told.index < len(voices):
+                            raise Garbled(f"choice {told.index} of {len(voices)} came")
+                        self._hear(journey, voices[told.index], told)
                 del journey  # what comes after the last text is read, so that the connection stays
         finally:
-            await messages.aclose()  # type: ignore[attr-defined]
+            await messages.aclose()
 
     def _body(self, voices: list[Voice]) -> dict[str, Any]:
         journey = self.journey()
@@ -242,7 +257,7 @@ class Courier:
             if told.finish is None and told.names == [b""]:
                 raise LettersLost
         tokens, logprobs = self.runs.spelling.tokens(told)
-        if not self.runs.wording.shows_logprobs(journey.run.params):
+        if not journey.shows_logprobs:
             logprobs = None
         if voice.known:
             tokens, logprobs = _beyond(voice, tokens, logprobs)

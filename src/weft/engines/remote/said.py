@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-DONE = "[DONE]"
+_DONE = b"[DONE]"
+MOST_BYTES = 64 << 20  # of one message
 
 
 class Garbled(Exception):
     """What came is not what the protocol says."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Said:
     """What one message says of one choice.
 
@@ -110,7 +112,8 @@ def likeliest(data: Any) -> list[dict[str, float]]:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    found = math.nan if value is None else float(value)
+    return None if math.isnan(found) else found
 
 
 def error_text(data: Any) -> str:
@@ -122,24 +125,34 @@ def error_text(data: Any) -> str:
     return " ".join(text.split())[:300]
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    """Yield the messages of a stream of server-sent events, up to the one that says it is done.
+class Events:
+    """Messages out of a stream of server-sent events, whatever pieces it comes in.
 
-    A stream that ends without it just ends: whoever reads knows what is missing. Raises: Garbled.
+    is_done: the one that says so has come. A stream that ends without it just ends: whoever reads
+    knows what is missing.
     """
-    rest = b""
-    async for chunk in chunks:
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._rest = b""
+
+    def take(self, chunk: bytes) -> list[Any]:
+        """Return the messages that a piece completes. Raises: Garbled."""
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > MOST_BYTES:
+            raise Garbled(f"a line of more than {MOST_BYTES >> 20} MiB")
+        found: list[Any] = []
         for line in lines:
             # NOTE: one message a line is what all servers send; comments keep a connection open.
-            if not line.startswith(b"data:"):
+            if not line.startswith(b"data:") or self.is_done:
                 continue
             told = line[5:].strip()
-            if told == DONE.encode():
-                return
-            if told:
-                yield parsed(told)
+            if told == _DONE:
+                self.is_done = True
+            elif told:
+                found.append(parsed(told))
+        return found
 
 
 def parsed(text: bytes) -> Any:

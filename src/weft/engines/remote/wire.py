@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,10 +18,11 @@ import httpx2
 
 from ...errors import StaleHandle
 from .address import Address
-from .said import Garbled, error_text, events, parsed
+from .said import MOST_BYTES, Events, Garbled, error_text, parsed
 
 Value = TypeVar("Value")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_MOST_SAID = 1 << 16  # bytes of an error that are read
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
 
@@ -107,8 +108,8 @@ class Wire:
 
     @property
     def is_closed(self) -> bool:
-        """`stop` was called."""
-        return not self.stop.alive
+        """`stop` was called, or this is a fork of the process that has the thread."""
+        return not (self.stop.alive and self._thread.is_alive())
 
     # From other threads
 
@@ -143,28 +144,32 @@ class Wire:
     async def _whole(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
         async with self._open(method, url, body) as response:
             async with asyncio.timeout(self.patience.first_s):
-                return parsed(await response.aread())
+                return parsed(await _read(response, MOST_BYTES))
 
-    async def messages(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
-        """Yield the messages that answer a request as they come. Raises: Fault.
+    async def messages(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[Any], None]:
+        """Yield the messages that answer a request, as many at once as come. Raises: Fault.
 
         Close it to break the answer off; the server hears of that.
         """
         loop, patience = asyncio.get_running_loop(), self.patience
         async with self._open("POST", self.address.base + path, body) as response:
             if response.headers.get("content-type", "").startswith("application/json"):
-                yield parsed(await response.aread())  # it does not stream: all of it at once
+                whole = await _read(response, MOST_BYTES)  # it does not stream: all at once
+                yield [parsed(whole)]
                 return
-            limit_s = patience.first_s
-            told = events(response.aiter_raw())
-            while True:
-                try:
-                    async with asyncio.timeout_at(loop.time() + limit_s):
-                        message = await anext(told)
-                except StopAsyncIteration:
-                    return
-                yield message
-                limit_s = patience.between_s
+            events = Events()
+            # A timer is set anew now and then, not for every message; so it waits a tenth longer.
+            pause_s = patience.between_s / 10
+            again = 0.0
+            async with asyncio.timeout(patience.first_s) as limit:
+                async for chunk in response.aiter_raw():
+                    found = events.take(chunk)
+                    if found:
+                        yield found
+                        now = loop.time()
+                        if now >= again:
+                            limit.reschedule(now + patience.between_s + pause_s)
+                            again = now + pause_s
 
     @asynccontextmanager
     async def _open(
@@ -207,7 +212,7 @@ class Wire:
                 status=status,
             )
         async with asyncio.timeout(self.patience.connect_s):
-            raw = await response.aread()
+            raw = await _read(response, _MOST_SAID)
         try:
             said = error_text(json.loads(raw))
         except ValueError:
@@ -222,6 +227,17 @@ class Wire:
 
     def _clean(self, text: str) -> str:
         return text.replace(self._secret, "…") if self._secret else text
+
+
+async def _read(response: httpx2.Response, most: int) -> bytes:
+    """Return a body, as far as it goes and is read: an endless one must not fill the memory."""
+    found, n_bytes = [], 0
+    async for chunk in response.aiter_bytes():
+        found.append(chunk)
+        n_bytes += len(chunk)
+        if n_bytes > most:
+            break
+    return b"".join(found)[:most]
 
 
 def _seconds(header: str | None) -> float | None:

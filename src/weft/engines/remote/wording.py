@@ -221,6 +221,16 @@ class Wording:
             "logprobs": self.dialect.top,
         }
 
+    def row(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the request for the logprobs of all tokens after a path."""
+        return {
+            "model": self.model,
+            "prompt": list(tokens),
+            "max_tokens": 1,
+            "temperature": 0,
+            **self.dialect.row,
+        }
+
 
 def json_grammar(schema: Any) -> str:
     """Return the GBNF of exactly what `JsonSchema` allows: one space after `,` and `:`, no other.

@@ -89,6 +89,7 @@ class TorchEngine(ModelEngine):
         revision: str | None = None,
         trust_remote_code: bool = False,
         quantization_config: Any = None,
+        state_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
@@ -100,6 +101,7 @@ class TorchEngine(ModelEngine):
                 the length are chosen for it, once.
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
+            state_bytes: see `WholePathEngine`; for models of that kind alone.
 
         Raises:
             ModelLoadError: files are missing or broken.
@@ -107,8 +109,15 @@ class TorchEngine(ModelEngine):
         """
         place = resolve_device(device)
         if Path(source).suffix.lower() == ".gguf":
+            if quantization_config is not None:
+                raise ConfigError(
+                    "quantization_config has no effect on a GGUF file, whose weights are"
+                    " dequantised; leave it out"
+                )
             found = load_gguf(Path(source), place, dtype)
-            engine = open_model(found.model, n_ctx=n_ctx, fingerprint=found.fingerprint)
+            engine = open_model(
+                found.model, n_ctx=n_ctx, fingerprint=found.fingerprint, state_bytes=state_bytes
+            )
             engine.brought = found.tokenizer
             return engine
         model, fingerprint = load_model(
@@ -119,10 +128,12 @@ class TorchEngine(ModelEngine):
             quantization_config=quantization_config,
             progress=progress,
         )
-        return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint)
+        return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes)
 
     @classmethod
-    def adopt(cls, model: Any, *, n_ctx: int | None = None) -> TorchEngine | WholePathEngine:
+    def adopt(
+        cls, model: Any, *, n_ctx: int | None = None, state_bytes: int | None = None
+    ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
 
         Raises:
@@ -137,7 +148,8 @@ class TorchEngine(ModelEngine):
         refuse_model(model)
         refuse_handed_over(model)
         copied = structural_copy(model)
-        return open_model(copied, n_ctx=n_ctx, fingerprint=fingerprint_of(model))
+        name = fingerprint_of(model)
+        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes)
 
     # The protocol
 
@@ -280,14 +292,23 @@ class TorchEngine(ModelEngine):
 
 
 def open_model(
-    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str
+    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str, state_bytes: int | None
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)
     why = why_no_tree(model.config)
     if not why:
         try:
-            return TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint)
+            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint)
         except NoTree as error:
             why = error.why
-    return WholePathEngine(model, why, n_ctx=n_ctx, fingerprint=fingerprint)
+        else:
+            if state_bytes is not None:
+                raise ConfigError(
+                    f"state_bytes has no effect on {type(model).__name__}, whose KV is held by"
+                    " tokens; leave it out, and give kv_budget"
+                )
+            return engine
+    return WholePathEngine(
+        model, why, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes
+    )

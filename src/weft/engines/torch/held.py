@@ -113,11 +113,15 @@ class ModelEngine(Engine):
             )
         return row.tokens
 
-    def _scores_of(self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> list[Score]:
-        """Score a row's spans; hidden: [T, E] of its tokens, of which `head` makes logits."""
+    def _scores_of(
+        self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor], start: int = 0
+    ) -> list[Score]:
+        """Score a row's spans; hidden: [T, E] of its tokens from `start` on, of which `head` makes
+        logits.
+        """
 
         def logits_of(first: int, last: int) -> NDArray[np.float32]:
-            logits = head(hidden[first:last]).float().cpu()
+            logits = head(hidden[first - start : last - start]).float().cpu()
             found: NDArray[np.float32] = logits.numpy()
             return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,22 +14,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError, ModelLoadError, StaleHandle, Unsupported
-from ...files import FAULTS, read_json, shown
+from ..peft import read_config, scale_of
 
 _KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight$")
 _BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$")
-
-# Settings that say how an adapter was trained or made, and those that are followed below. Any other
-# that is on would change what the adapter computes.
-_KNOWN = frozenset(
-    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode"
-    " r lora_alpha lora_dropout bias use_rslora rank_pattern alpha_pattern fan_in_fan_out"
-    " target_modules exclude_modules layers_to_transform layers_pattern init_lora_weights"
-    " loftq_config eva_config corda_config lora_ga_config megatron_config megatron_core"
-    " qalora_group_size".split()
-)
-# Beginnings that leave the model's own weights as they are; the others train beside a residual.
-_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 class Low(NamedTuple):
@@ -163,28 +150,6 @@ def fingerprint_of(layers: Mapping[str, Low]) -> str:
     return digest.hexdigest()
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json. Raises: ModelLoadError, Unsupported naming what is not run."""
-    file = folder / "adapter_config.json"
-    config = read_json(file, ModelLoadError, "not readable JSON", nan=True)
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{file} holds {type(config).__name__}; a JSON object belongs there")
-    if config.get("peft_type") != "LORA":
-        raise Unsupported(f"adapters of type {config.get('peft_type')} are not run; LORA is")
-    for name, value in config.items():
-        if value and name not in _KNOWN:
-            raise Unsupported(f"the adapter in {folder} has {name}; plain LoRA is run")
-    begun = config.get("init_lora_weights")
-    if not isinstance(begun, str | bool | None) or begun not in _PLAIN_INITS:
-        raise Unsupported(
-            f"the adapter in {folder} has init_lora_weights={shown(begun)}, so it is of a changed"
-            " model; save it from PEFT with path_initial_model_for_weight_conversion"
-        )
-    if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise Unsupported(f"the adapter in {folder} has biases; bias='none' is run")
-    return config
-
-
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return adapter_model.safetensors. Raises: ModelLoadError."""
     file = folder / "adapter_model.safetensors"
@@ -195,16 +160,3 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     except Exception as error:  # the library raises kinds of its own
         raise ModelLoadError(f"{file} cannot be read: {error}; save it as safetensors") from error
     return tensors
-
-
-def scale_of(config: Mapping[str, Any], path: str, rank: int) -> float:
-    """Return what a layer's low-rank output is multiplied by."""
-    alpha = config.get("lora_alpha", rank)
-    try:
-        for pattern, own in (config.get("alpha_pattern") or {}).items():
-            if re.match(rf"(.*\.)?({pattern})$", path):
-                alpha = own
-                break
-        return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    except (re.error, *FAULTS) as error:
-        raise ModelLoadError(f"adapter_config.json: the scale of {path}: {error}") from error

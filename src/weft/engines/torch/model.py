@@ -306,14 +306,14 @@ class Head(nn.Module):
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the base model over packed tokens, both [1, T]; return hidden states [T, E]."""
-        return self.states(token_ids, position_ids=positions)[0]
+        return self.run(token_ids, position_ids=positions, use_cache=False)[0][0]
 
-    def states(self, token_ids: Tensor, **more: Any) -> Tensor:
-        """Run the base model over token ids [B, T]; return hidden states [B, T, E]."""
-        output = self.base(input_ids=token_ids, use_cache=False, return_dict=True, **more)
+    def run(self, token_ids: Tensor, **given: Any) -> tuple[Tensor, Any]:
+        """Run the base model over token ids [B, T]; return states [B, T, E], and all it gave."""
+        output = self.base(input_ids=token_ids, return_dict=True, **given)
         self._replay.kind = type(output)
         hidden: Tensor = output.last_hidden_state
-        return hidden
+        return hidden, output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of hidden states [n, E], by the model's own code."""
@@ -330,12 +330,12 @@ class BareHead:
     """Stands in for `Head` where a model cannot be parted so: its logits are its states."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self.base = model
 
-    def states(self, token_ids: Tensor) -> Tensor:
-        """Run the model over token ids [B, T]; return logits [B, T, V]."""
-        logits: Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits
-        return logits
+    def run(self, token_ids: Tensor, **given: Any) -> tuple[Tensor, Any]:
+        """Run the model over token ids [B, T]; return logits [B, T, V], and all it gave."""
+        output = self.base(input_ids=token_ids, return_dict=True, **given)
+        return output.logits, output
 
     def logits(self, states: Tensor) -> Tensor:
         """Return what is logits already."""

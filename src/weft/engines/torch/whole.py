@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...checks import whole_number
 from ...errors import ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, Row, Score, check_rows
 from .check import check_paths, difference, plain_logits
+from .ends import Ends
 from .held import ModelEngine
 from .model import BareHead, Head, quiet
 from .output import TorchOutput
+from .paths import PathRunner, Pick
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,41 +31,50 @@ _log = logging.getLogger("weft.engines.torch")
 
 Answer = TypeVar("Answer")
 
-# Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
-# for all of them in each layer, and on a CPU more of them run no faster.
-_CALL_TOKENS = {"cpu": 512, "cuda": 8192}
-
-
-class WholePath(NamedTuple):
-    """Token ids that run, and the numbers of the rows that they answer."""
-
-    ids: tuple[int, ...]
-    rows: list[int]
+_END_BYTES = 2 << 30  # of host memory, for states at the ends of paths
+_AS_PLAIN = 0.05  # of what else may differ: a path's logits hang on no cache
+_END_SHARE = 0.4  # of the device memory that is free after loading
 
 
 class WholePathEngine(ModelEngine):
     """A decoder-only Transformers model without KV of single tokens: ALiBi, recurrent, hybrid, or
-    with an attention of its own. It keeps nothing between forwards.
+    with an attention of its own. `TorchEngine.load` and `adopt` make it.
 
-    `TorchEngine.load` and `adopt` make it. Rows are padded on the right, which no decoder sees.
+    A path that goes on from one that was run lately, or from the same place as others, goes on from
+    the model's own cache, if the load check finds that it can; any other is run whole.
     """
 
     fragments: None = None
 
     def __init__(
-        self, model: PreTrainedModel, why: str, *, n_ctx: int | None, fingerprint: str
+        self,
+        model: PreTrainedModel,
+        why: str,
+        *,
+        n_ctx: int | None,
+        fingerprint: str,
+        state_bytes: int | None = None,
     ) -> None:
         """Take over `model`, which nobody else uses any more. why: it has no KV of its tokens.
+
+        state_bytes: of states at the ends of paths; 0 keeps none. None: 2 GiB of a host's memory,
+        40 % of what a device has free.
 
         Raises: ModelLoadError where it does not run, Unsupported where it is no decoder.
         """
         super().__init__(model, n_ctx=n_ctx)
-        self._most = _CALL_TOKENS.get(self._device.type, max(_CALL_TOKENS.values()))
-        self._start(fingerprint, why)
+        free = self._extra.pop("free_bytes", None)  # it is no KV budget of Weft's
+        if state_bytes is None:
+            state_bytes = _END_BYTES if free is None else int(free * _END_SHARE)
+        self._seen = self.weights_mark()
+        self._start(fingerprint, why, whole_number("state_bytes", state_bytes, 0))
         _log.warning(
-            "prefix caching disabled for %s: %s; every step runs whole paths",
+            "prefix caching disabled for %s: %s; %s",
             type(model).__name__,
             why,
+            "a path runs whole unless it goes on from a recent one"
+            if self.info.keeps_ends
+            else "every step runs whole paths",
         )
 
     # The protocol
@@ -73,11 +85,11 @@ class WholePathEngine(ModelEngine):
         picked: list[Tensor | None] = [None] * len(rows)
         scores: list[list[Score]] = [[] for _ in rows]
 
-        def pick(number: int, states: Tensor) -> None:
+        def pick(number: int, states: Tensor, start: int) -> None:
             row = rows[number]
             if row.logits_at:
-                picked[number] = states[list(row.logits_at)]
-            scores[number] = self._scores_of(row, states, self._head.logits)
+                picked[number] = states[[at - start for at in row.logits_at]]
+            scores[number] = self._scores_of(row, states, self._head.logits, start)
 
         def answer() -> Tensor:
             wanted = [states for states in picked if states is not None]
@@ -85,7 +97,11 @@ class WholePathEngine(ModelEngine):
                 return torch.empty(0, self.info.n_vocab, device=self._device)
             return self._head.logits(torch.cat(wanted))
 
-        return TorchOutput(self._run(rows, pick, answer), scores)
+        needed = [
+            min([*row.logits_at, *(span.start for span in row.scores)], default=row.n_tokens - 1)
+            for row in rows
+        ]
+        return TorchOutput(self._run(rows, needed, pick, answer), scores)
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
@@ -94,21 +110,38 @@ class WholePathEngine(ModelEngine):
             return super().hidden_states(rows)
         found: dict[int, NDArray[np.float32]] = {}
 
-        def pick(number: int, states: Tensor) -> None:
-            found[number] = states.float().cpu().numpy()
+        def pick(number: int, states: Tensor, start: int) -> None:
+            found[number] = states[: rows[number].n_tokens].float().cpu().numpy()
 
-        return self._run(rows, pick, lambda: [found[number] for number in range(len(rows))])
+        needed = [0] * len(rows)
+        return self._run(rows, needed, pick, lambda: [found[n] for n in range(len(rows))])
+
+    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        """Return how many tokens follow those whose state is kept; see Engine.n_to_run."""
+        ends = self._runner.ends
+        end = None if ends is None else ends.find(adapter, tuple(tokens), first)
+        return len(tokens) - (0 if end is None else end.length)
+
+    def forget(self) -> None:
+        """Forget the states at the ends of paths."""
+        if self._runner.ends is not None:
+            self._runner.ends.clear()
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter, and what was computed with it; rows that still name it are refused."""
+        super().remove_adapter(name)
+        self.forget()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._let_go()
-            del self._head
+            del self._head, self._runner
 
     # Loading
 
     @torch.inference_mode()
-    def _start(self, fingerprint: str, why: str) -> None:
+    def _start(self, fingerprint: str, why: str, state_bytes: int) -> None:
         """Hold rows of uneven length beside each other against the model's own plain forward."""
         model = self.model
         n_known = model.get_input_embeddings().num_embeddings
@@ -117,6 +150,9 @@ class WholePathEngine(ModelEngine):
         with quiet():  # Transformers tells which faster kernels are not installed
             own = plain_logits(model, paths)
         self._head, n_embd = _head_of(model, paths[0], own[0])
+        self._runner = PathRunner(self._head, self._device)
+        if state_bytes and self._runner.may_keep_ends and self._can_go_on(paths, own):
+            self._runner.ends = Ends(state_bytes)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
@@ -129,6 +165,7 @@ class WholePathEngine(ModelEngine):
             device=str(self._device),
             kv="hidden",
             recomputes=True,
+            keeps_ends=self._runner.ends is not None,
             n_embd=n_embd,
             abilities=replace(
                 OWN["torch"],
@@ -151,12 +188,40 @@ class WholePathEngine(ModelEngine):
                 f" {allowed}); it is no decoder, and cannot continue text"
             )
 
+    def _can_go_on(self, paths: Tensor, own: Tensor) -> bool:
+        """Whether the model goes on from its own cache as in its plain forward: after paths are
+        forked and come in another order, then as they are.
+        """
+        runner = PathRunner(self._head, self._device)
+        runner.ends = Ends(1 << 62)
+        begun = paths.shape[1] - 4
+        try:
+            for n, order in ((begun, (0, 1, 2)), (begun + 1, (2, 0, 1)), (begun + 2, (2, 0, 1))):
+                got: dict[int, Tensor] = {}
+
+                def pick(number: int, states: Tensor, start: int, got: Any = got) -> None:
+                    got[number] = self._head.logits(states[-1:])[0].float().cpu()
+
+                runner.run([tuple(paths[i, :n].tolist()) for i in order], [n - 1] * 3, None, pick)
+                found = torch.stack([got[number] for number in range(3)])
+                want = torch.stack([own[i, n - 1] for i in order])
+                error, allowed = difference(found, want, self.model)
+                if self.model.dtype == torch.float32:  # some caches round otherwise, by design
+                    allowed *= _AS_PLAIN
+                if not error <= allowed:
+                    return False
+        except Exception as error:
+            _log.debug("no state of a path is kept: %r", error)
+            return False
+        return len(runner.ends) > 0
+
     # One forward
 
     def _run(
         self,
         rows: Sequence[Row],
-        pick: Callable[[int, Tensor], None],
+        needed: Sequence[int],
+        pick: Pick,
         answer: Callable[[], Answer],
     ) -> Answer:
         """Run rows; `pick` is told each one's states [T, E], and `answer` is what is given."""
@@ -167,45 +232,18 @@ class WholePathEngine(ModelEngine):
                 f"{self.info.model} has no KV that fragments could hold: rows carry whole paths"
             )
         tokens = [tuple(self._tokens_of(row)) for row in rows]
-        self._lora.use(rows[0].adapter if rows else None)
+        if self.weights_mark() != self._seen:
+            self.forget()
+            self._seen = self.weights_mark()
+        adapter = rows[0].adapter if rows else None
+        self._lora.use(adapter)
         try:
-            for paths in calls(tokens, self._most):
-                n_most = max(len(path.ids) for path in paths)
-                padded = [[*path.ids, *path.ids[-1:] * (n_most - len(path.ids))] for path in paths]
-                states = self._head.states(torch.tensor(padded, device=self._device))
-                for path, of_path in zip(paths, states, strict=True):
-                    for number in path.rows:
-                        pick(number, of_path[: len(tokens[number])])
+            self._runner.run(tokens, needed, adapter, pick)
             return answer()
         except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-
-
-def calls(tokens: Sequence[tuple[int, ...]], most: int) -> Iterator[list[WholePath]]:
-    """Yield which paths each model call runs: rows that begin a longer one are answered by that.
-
-    most: tokens of a call, padding included; a longer path is alone. Shorter paths come first.
-    """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for number, ids in enumerate(tokens):
-        rows.setdefault(ids, []).append(number)
-    paths: list[WholePath] = []
-    for ids in sorted(rows, reverse=True):  # what begins a path follows it, or others it begins
-        if paths and paths[-1].ids[: len(ids)] == ids:
-            paths[-1].rows.extend(rows[ids])
-        else:
-            paths.append(WholePath(ids, rows[ids]))
-    paths.sort(key=lambda path: len(path.ids))
-    call: list[WholePath] = []
-    for path in paths:
-        if call and (len(call) + 1) * len(path.ids) > most:
-            yield call
-            call = []
-        call.append(path)
-    if call:
-        yield call
 
 
 def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | BareHead, int]:
@@ -215,7 +253,7 @@ def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | B
     """
     try:
         head = Head(model)
-        states = head.states(ids[None].to(model.device))[0]
+        states = head.run(ids[None].to(model.device), use_cache=False)[0][0]
         error, allowed = difference(head.logits(states).float().cpu(), own, model)
         if error <= allowed:
             return head, states.shape[-1]

@@ -1,0 +1,54 @@
+"""The command on a model behind an address, which stands in the loom that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Weft
+from shallow import TINY
+from stand_in_server import KEY, Started, standing_in
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with standing_in(TINY) as started:
+        yield started
+
+
+def test_run_and_grow_find_the_server_again_from_any_folder(
+    weft: Weft, server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, address = (f"{server.base}#tiny?tokenizer={each}" for each in ("./tiny", TINY))
+    monkeypatch.chdir(TINY.parent)
+    ran = weft("run", "Tell me a story about a fox.", "-n", "2", "--seed", "1", "-m", near)
+    assert ran.exit_code == 0, ran.output
+    monkeypatch.chdir(tmp_path)
+    grown = weft("grow", "1", "-n", "2", "--max-tokens", "4", "--seed", "1", "--force")
+    assert grown.exit_code == 0, grown.output
+    assert address in weft("ls").output
+    refused = weft("next", "1")
+    assert refused.exit_code == 3
+    assert "next-token" in refused.output
+
+
+def test_texts_alone_need_no_tokenizer(weft: Weft, server: Started) -> None:
+    ran = weft("run", "Once upon a time", "-n", "2", "--max-tokens", "4", "-m", server.base)
+    assert ran.exit_code == 0, ran.output
+    assert weft("grow", "1", "--max-tokens", "3", "--force").exit_code == 0
+
+
+def test_no_server_no_model_and_no_key_are_said(weft: Weft, server: Started) -> None:
+    done = weft("run", "x", "-m", "http://127.0.0.1:9/v1")
+    assert done.exit_code == 3
+    assert "does not answer" in done.output
+    done = weft("run", "x", "-m", f"{server.base}#big")
+    assert done.exit_code == 3
+    assert "it has tiny" in done.output
+    with standing_in(TINY, "--key") as locked:
+        done = weft("run", "x", "-m", locked.base)
+        assert done.exit_code == 3
+        assert "WEFT_API_KEY" in done.output
+        assert KEY not in done.output

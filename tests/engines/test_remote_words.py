@@ -1,0 +1,264 @@
+"""Addresses, keys, dialects and messages: what is said to servers and read of them, without one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shallow import TINY
+from weft.constraints import GBNF, Choice, JsonSchema, Regex
+from weft.engines.native import NativeRun
+from weft.engines.remote.address import Address
+from weft.engines.remote.dialect import DIALECTS, Manners, dialect_of
+from weft.engines.remote.said import Events, Garbled, read_said
+from weft.engines.remote.spelling import Spelling
+from weft.engines.remote.wording import Wording, json_grammar
+from weft.errors import ConfigError, ForwardError
+from weft.lm import LM
+from weft.sampling.params import SamplingParams
+from weft.tokens.tokenizer import Tokenizer
+
+ALL = Manners(takes_ids=True, gives_ids=True, n=True, logprobs=True, raw=True, echo=True)
+
+
+@pytest.fixture(scope="module")
+def text() -> Tokenizer:
+    return Tokenizer.from_folder(TINY)
+
+
+# Addresses -------------------------------------------------------------------------------------
+
+
+def test_an_address_is_read_and_written() -> None:
+    found = Address.read("HTTP://Host:8000/v1/#org/name:tag?tokenizer=./a b&most=3")
+    assert found.base == "http://host:8000/v1"
+    assert found.model == "org/name:tag"
+    assert found.options == {"tokenizer": "./a b", "most": "3"}
+    assert Address.read(found.with_model(found.model)) == found
+    odd = Address("http://host/v1", "m", {"tokenizer": "./100% a&b=c+d#e?", "most": "3"})
+    assert Address.read(odd.with_model("m")) == odd
+    assert Address.read("http://[::1]:80/v1").base == "http://[::1]:80/v1"
+    assert Address.read("https://host/v1", "m").with_model("m") == "https://host/v1#m"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://", "no host"),
+        ("http://user:hunter2@host/v1", "user, a password"),
+        ("http://host/v1?api_key=hunter2", "a password or a"),
+        ("http://host:port/v1", "cannot be read"),
+        ("http://[::1/v1", "cannot be read"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_secrets(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        Address.read(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_two_models_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="two models: 'a' in the address and model='b'"):
+        Address.read("http://host/v1#a", "b")
+
+
+@pytest.mark.parametrize(
+    ("url", "may_have_openais"),
+    [
+        ("https://api.host/v1", True),
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://localhost/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://10.0.0.3:8000/v1", False),
+        ("http://host.internal/v1", False),
+        ("http://127.0.0.1.evil.com/v1", False),
+    ],
+)
+def test_openais_key_goes_to_encrypted_addresses_and_to_this_machine(
+    monkeypatch: pytest.MonkeyPatch, url: str, may_have_openais: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+    address = Address.read(url)
+    assert address.key(None) == ("sk-openai" if may_have_openais else None)
+    monkeypatch.setenv("WEFT_API_KEY", "sk-weft")
+    assert address.key(None) == "sk-weft"
+    assert address.key("sk-given") == "sk-given"
+
+
+def test_a_key_that_is_none_is_refused_unseen() -> None:
+    for key in ("two words", "sk-ä", "sk\nx: y"):
+        with pytest.raises(ConfigError) as caught:
+            Address.read("http://host/v1").key(key)
+        assert key not in str(caught.value)
+
+
+# What is said ----------------------------------------------------------------------------------
+
+
+def body(dialect: str, text: Tokenizer, manners: Manners = ALL, **params: Any) -> dict[str, Any]:
+    """What a run of three tokens after three is in a dialect."""
+    asked = SamplingParams(**params)
+    wording = Wording("m", DIALECTS[dialect], manners, text)
+    assert wording.refusal(asked) is None
+    run = NativeRun((1, 300, 301), asked, (5, 6), 3, frozenset({5}))
+    return wording.body(run, run.tokens, [5 << 40 | 7], 3)
+
+
+def test_neutral_values_are_always_sent(text: Tokenizer) -> None:
+    said = body("vllm", text)
+    assert (said["top_k"], said["top_p"], said["min_p"]) == (-1, 1.0, 0.0)
+    assert said["repetition_penalty"] == 1.0
+    said = body("llama-server", text)
+    assert (said["top_k"], said["top_p"], said["min_p"], said["typical_p"]) == (0, 1.0, 0.0, 1.0)
+    assert "top_k" not in body("openai", text)
+
+
+def test_every_parameter_that_is_not_refused_is_said(text: Tokenizer) -> None:
+    """Each alone, in every dialect: refused by its name, or in the request."""
+    values = {
+        "top_k": 7, "typical_p": 0.7, "top_p": 0.7, "min_p": 0.07, "repetition_penalty": 1.7,
+        "presence_penalty": 0.7, "frequency_penalty": 0.7, "logit_bias": {7: 7.0},
+    }  # fmt: skip
+    for dialect in DIALECTS.values():
+        wording = Wording("m", dialect, ALL, text)
+        for name, value in values.items():
+            first = dialect.order != "last"
+            asked = SamplingParams(temperature_first=first, **{name: value})  # type: ignore[arg-type]
+            refused = wording.refusal(asked)
+            if name in dialect.params:
+                said = body(dialect.name, text, temperature_first=first, **{name: value})
+                assert refused is None
+                want = {"7": 7.0} if name == "logit_bias" else value
+                assert said[dialect.params[name]] == want
+            else:
+                assert refused is not None
+                assert refused.startswith(name)
+
+
+def test_a_server_that_orders_its_filters_is_told_the_order(text: Tokenizer) -> None:
+    warm = {"temperature": 0.7, "min_p": 0.1}
+    first = body("llama-server", text, temperature_first=True, **warm)["samplers"]
+    last = body("llama-server", text, temperature_first=False, **warm)["samplers"]
+    assert first[:2] == ["penalties", "temperature"]
+    assert last[-1] == "temperature"
+    assert sorted(first) == sorted(last)
+
+
+def test_greedy_runs_say_no_seed_and_no_filters(text: Tokenizer) -> None:
+    said = body("vllm", text, temperature=0, top_k=7, min_p=0.5)
+    assert "seed" not in said
+    assert (said["temperature"], said["top_k"], said["min_p"]) == (0, -1, 0.0)
+
+
+def test_seeds_fit_into_what_servers_take(text: Tokenizer) -> None:
+    assert 0 <= body("vllm", text)["seed"] < 2**31
+
+
+def test_a_text_prompt_leaves_the_begin_token_to_the_server(text: Tokenizer) -> None:
+    assert text.bos_token_id is not None
+    wording = Wording("m", DIALECTS["openai"], Manners(), text)
+    ids = [text.bos_token_id, *text.continuation("Tell me")]
+    assert wording.prompt(ids) == {"prompt": "Tell me"}
+
+
+def test_constraints_are_said_in_the_form_of_each(text: Tokenizer) -> None:
+    choice = Choice(["yes", 'no "no"'])
+    grammar = 'root ::= "yes" | "no \\"no\\""'
+    assert body("vllm", text, constraint=choice)["structured_outputs"] == {"grammar": grammar}
+    assert body("llama-server", text, constraint=choice)["grammar"] == grammar
+    assert body("vllm", text, constraint=Regex("a+"))["structured_outputs"] == {"regex": "a+"}
+    assert body("llama-cpp-python", text, constraint=GBNF('root ::= "a"'))["grammar"]
+    for dialect in ("openai", "sglang"):
+        refused = Wording("m", DIALECTS[dialect], ALL, text).refusal(
+            SamplingParams(constraint=choice)
+        )
+        assert refused is not None
+        assert refused.startswith("the constraint Choice")
+
+
+def test_a_schema_is_said_as_the_grammar_that_is_checked(text: Tokenizer) -> None:
+    """Both take the same texts: one space after each comma and colon, and no other."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "null"}}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    from weft.engines.stub import StubEngine
+
+    lm = LM(StubEngine(n_vocab=text.n_vocab), text)
+    ours = lm.constraints.matcher(JsonSchema(schema))
+    theirs = lm.constraints.matcher(GBNF(json_grammar(schema)))
+    for written in (
+        '{"a": 1, "b": [null, null]}', '{"a": 1, "b": []}', '{"a":1,"b":[]}', '{ "a": 1, "b": []}',
+        '{"a": 1,"b": []}', '{"a": 1, "b": [ null]}', '{"a": 1, "b": [null,null]}',
+    ):  # fmt: skip
+        ids = text.continuation(written)
+        assert ours.takes(ids) == theirs.takes(ids), written
+    lm.close()
+
+
+def test_servers_are_known_by_what_they_call_themselves() -> None:
+    assert dialect_of("vllm").name == "vllm"
+    assert dialect_of("me").name == "llama-cpp-python"
+    assert dialect_of("somebody").name == "openai"
+
+
+# What is read ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text()), max_size=5), st.integers(1, 7))
+def test_messages_come_whole_however_they_are_cut(messages: list[Any], size: int) -> None:
+    raw = b": ping\n\n" + b"".join(
+        b"data: " + json.dumps(each, ensure_ascii=False).encode() + b"\r\n\r\n" for each in messages
+    )
+    raw += b"data: [DONE]\n\ndata: {}\n\n"
+    events, found = Events(), []
+    for at in range(0, len(raw), size):
+        found += events.take(raw[at : at + size])
+    assert found == messages
+    assert events.is_done
+
+
+JUNK = [
+    "[]", "3", '"x"', "null", "{}", '{"choices": 3}', '{"choices": [3]}', '{"choices": [null]}',
+    '{"choices": [{"index": "x"}]}', '{"error": {"message": "no"}}', '{"error": "no"}',
+    '{"choices": [{"text": "a", "token_ids": ["b"]}]}',
+    '{"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": ["b"]}}]}',
+    '{"choices": [{"text": "a", "logprobs": {"content": [{"bytes": [999]}]}}]}',
+    '{"choices": [{"text": "a", "logprobs": 3}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_what_is_no_answer_is_said_to_be_none(junk: str) -> None:
+    with pytest.raises(Garbled):
+        list(read_said(json.loads(junk)))
+
+
+def test_logprobs_that_are_no_numbers_are_absent(text: Tokenizer) -> None:
+    message = '{"choices": [{"text": "a", "token_ids": [30], "logprobs": {"tokens": ["a"], %s}}]}'
+    (told,) = read_said(json.loads(message % '"token_logprobs": [NaN]'))
+    assert Spelling(text, text.n_vocab).tokens(told) == ([30], None)
+    (told,) = read_said(json.loads(message % '"token_logprobs": []'))
+    assert Spelling(text, text.n_vocab).tokens(told) == ([30], None)
+
+
+def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None:
+    (told,) = read_said({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
+    with pytest.raises(ForwardError, match="the tokenizer made for this model"):
+        Spelling(text, text.n_vocab).tokens(told)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8")))
+def test_text_without_ids_is_the_same_text_in_tokens(said: str) -> None:
+    text = Tokenizer.from_folder(TINY)
+    (told,) = read_said({"choices": [{"text": said}]})
+    ids, logprobs = Spelling(text, text.n_vocab).tokens(told)
+    assert text.decode(ids) == said
+    assert logprobs is None or not ids
