@@ -47,11 +47,13 @@ Errors = tuple[type[Exception], ...]
 class Reader:
     """Good files in a folder, and how they are read and used.
 
-    may: what reading and using may raise. named: those of them that name a file when they are
-    raised by reading. names: the files that are broken, in turn. name: the one that is broken now.
+    may: what reading and using may raise, may_read: reading only. named: those of them that name a
+    file when they are raised by reading. names: the files that are broken, in turn. name: the one
+    that is broken now.
     """
 
     may: Errors = (StoreError,)
+    may_read: Errors = ()
     named: Errors = (FormatError, ModelLoadError)
 
     def __init__(self, folder: Path, lm: weft.LM) -> None:
@@ -91,7 +93,7 @@ class Reader:
             breaks.put(file, self.change(self.good[self.name], rng))
         try:
             made = self.read()
-        except self.may as error:
+        except (*self.may, *self.may_read) as error:
             told = str(error)
             if isinstance(error, self.named):
                 assert self.name in told or self.folder.name in told, f"no file is named: {told}"
@@ -130,9 +132,11 @@ class LoomFile(Reader):
 
 
 class BranchFile(Reader):
-    """`Branch.load`."""
+    """`Branch.load`. What was null may become the name of an adapter."""
 
     may = (StoreError, ContextOverflow)
+    may_read = (ConfigError,)
+    named = (FormatError, ConfigError)
 
     def make(self) -> None:
         self.names = ["branch.json"]

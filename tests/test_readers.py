@@ -26,8 +26,8 @@ def case(names: list[str], n: int, *marks: Any) -> Any:
 @pytest.mark.parametrize(
     ("names", "n"),
     [
-        case(OTHERS, 30),
-        case(WITH_TORCH, 10),
+        case(OTHERS, 20),
+        case(WITH_TORCH, 6),
         *(case([name], 3000, pytest.mark.slow, pytest.mark.timeout(1800)) for name in READERS),
     ],
 )

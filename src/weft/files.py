@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import FormatError, StoreError, WeftError
+from .errors import ConfigError, FormatError, StoreError, WeftError
 
 try:
     import fcntl
@@ -268,11 +268,12 @@ def parse_json(data: bytes | str, *, nan: bool = False) -> Any:
 
 @contextmanager
 def named(path: AnyPath) -> Iterator[None]:
-    """Let a FormatError raised inside say which file it is about."""
+    """Let a FormatError or a ConfigError raised inside say which file it is about."""
     try:
         yield
-    except FormatError as error:
-        raise FormatError(f"{shown_path(path)}: {error}", hint=error.hint) from error
+    except (FormatError, ConfigError) as error:
+        kind = FormatError if isinstance(error, FormatError) else ConfigError
+        raise kind(f"{shown_path(path)}: {error}", hint=error.hint) from error
 
 
 def _no_number(name: str) -> None:

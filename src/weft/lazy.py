@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -19,8 +20,9 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if not modules[name]:
-            return import_module(f".{name}", package)
-        return getattr(import_module(f".{modules[name]}", package), name)
+        found = import_module(f".{modules[name] or name}", package)
+        value = getattr(found, name) if modules[name] else found
+        setattr(sys.modules[package], name, value)  # it is looked up once
+        return value
 
     return get

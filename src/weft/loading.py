@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import reprlib
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -67,7 +69,8 @@ def load(
         model: of a server, its name for the model; "" is the only one it has. Without a source,
             the source.
         engine: a name, or "auto": numpy for the embedded model, llamacpp for GGUF files, remote for
-            servers, torch for the others, or where it is not installed numpy for those it can run.
+            servers, mlx on Apple silicon and for what mlx-lm has quantised, torch for the others,
+            or where it is not installed numpy for those it can run.
         device: "auto", or as the engine calls it ("cpu", "cuda", …).
         dtype: "auto", or as the engine calls it ("float32", "bfloat16", …).
         revision: for the Hub: a branch, tag or commit.
@@ -341,23 +344,37 @@ def call_with(
 
 
 def choose_engine(model: Any, folder: Path) -> str:
-    """Return the engine for a folder: numpy for the embedded model, torch where it is installed.
+    """Return the engine for a folder: numpy for the embedded model, mlx for what mlx-lm quantised,
+    and for all on Apple silicon where it is installed; else torch, or what is installed.
 
-    Raises: EngineUnavailable for a model that needs torch where torch is not.
+    Raises: EngineUnavailable for a model that needs an engine which is not installed.
     """
     if os.fspath(model) == EMBEDDED:
         return "numpy"
+    has_mlx = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
+    if has_mlx and sys.platform == "darwin" and platform.machine() == "arm64":
+        return "mlx"
+    packed = read_config(folder).get("quantization")
+    if isinstance(packed, dict) and "group_size" in packed:
+        if has_mlx:
+            return "mlx"
+        raise _not_installed(model, "mlx", "mlx-lm has quantised it")
     if find_spec("torch") is not None and find_spec("transformers") is not None:
         return "torch"
     try:
         engine_class("numpy").refuse(folder)
     except Unsupported as error:
-        why, hint = str(error).partition("; try ")[0], install_hint("torch")
-        raise EngineUnavailable(
-            f"{model} needs the torch engine, which is not installed: {why}; run: {hint}",
-            hint=hint,
-        ) from error
+        if has_mlx:
+            return "mlx"
+        raise _not_installed(model, "torch", str(error).partition("; try ")[0]) from error
     return "numpy"
+
+
+def _not_installed(model: Any, engine: str, why: str) -> EngineUnavailable:
+    hint = install_hint(engine)
+    return EngineUnavailable(
+        f"{model} needs the {engine} engine, which is not installed: {why}; run: {hint}", hint=hint
+    )
 
 
 def refuse_early(model: Any, engine: str, folder: Path, *, own_code: bool = False) -> None:

@@ -45,6 +45,15 @@ def test_a_file_that_holds_no_branch_is_refused(lm, branch, tmp_path) -> None:
         Branch.load(lm, tmp_path / "nosuch.json")
 
 
+def test_an_adapter_that_is_not_there_is_told_with_the_file_that_wants_it(
+    lm, branch, tmp_path
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({**branch.save(), "adapter": "law"}))
+    with pytest.raises(ConfigError, match=r"x\.json: unknown LoRA adapter: 'law'"):
+        Branch.load(lm, file)
+
+
 def test_the_grammar_of_a_saved_branch_goes_on(lm, branch) -> None:
     minus = lm.tokenize("-", add_bos=False)[0]
     branch.commit(minus)

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 TORCH, MLX = "# needs torch", "# needs mlx"
 TORCHAO = "# needs torchao"
 SERVER = "# needs a server"  # tests/engines/test_remote.py runs these
-VLLM = "# needs vLLM"  # and a model and GPUs of the reader's
 HAS_TORCHAO = all(map(find_spec, ("torchao", "accelerate")))
 STRICT = """
 import warnings
@@ -55,7 +54,7 @@ def test_the_guides_have_code() -> None:
     ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
-    apart = (TORCH, MLX, SERVER, VLLM)
+    apart = (TORCH, MLX, SERVER)
     run([block for block in blocks(page) if not block.startswith(apart)], place)
 
 

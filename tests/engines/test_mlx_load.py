@@ -36,6 +36,7 @@ from weft.engines.numpy import NumpyEngine  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ContextOverflow,
+    EngineUnavailable,
     ForwardError,
     ModelLoadError,
     Unsupported,
@@ -100,6 +101,21 @@ def test_quantised_weights_run_as_the_library_runs_them(quantised: Path) -> None
     with weft.load(str(quantised), engine="mlx") as again:
         assert again.info.fingerprint == lm.info.fingerprint
         assert again.info.model == "4bit"
+
+
+def test_the_engine_is_chosen_by_what_a_folder_holds(
+    quantised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft import loading
+
+    assert loading.choose_engine(quantised, quantised) == "mlx"
+    monkeypatch.setattr(loading.sys, "platform", "darwin")
+    monkeypatch.setattr(loading.platform, "machine", lambda: "arm64")
+    assert loading.choose_engine(shallow(), shallow()) == "mlx"
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if "mlx" in name else name)
+    assert loading.choose_engine(shallow(), shallow()) == "torch"
+    with pytest.raises(EngineUnavailable, match=r"mlx-lm has quantised it; run: .*\[mlx\]"):
+        loading.choose_engine(quantised, quantised)
 
 
 def test_kv_of_the_same_weights_is_that_of_other_engines(lm: weft.LM) -> None:

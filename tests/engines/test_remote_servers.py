@@ -22,7 +22,7 @@ import pytest
 import weft
 from shallow import TINY
 from weft import Loom
-from weft.constraints import GBNF, Choice
+from weft.constraints import GBNF, Choice, Lark
 from weft.errors import ForwardError, Unsupported
 from weft.lm import LM
 
@@ -117,7 +117,7 @@ def start_vllm(folder: Path) -> OtherServer:
         pytest.skip("vLLM is not installed")
     command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY)]
     command += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048"]
-    command += ["--max-num-seqs", "64", "--enforce-eager"]
+    command += ["--max-num-seqs", "64", "--enforce-eager", "--max-logprobs", "-1"]
     return OtherServer(command, folder / "vllm.log", 280)
 
 
@@ -237,6 +237,26 @@ def test_many_at_once(lm: LM) -> None:
     made = Loom(lm, PROMPTS[0]).grow(n=n, seed=1, max_tokens=6, temperature=1.5)
     assert len(made) == n
     assert all(node.tokens for node in made)
+
+
+def test_single_steps_where_rows_are_whole(other: OtherServer, plain: LM) -> None:
+    options = {"steps": True}
+    with weft.load(other.base, TINY, n_ctx=2048) as lm:
+        gives_rows = is_vllm(lm)
+    if not gives_rows:
+        with pytest.raises(Unsupported, match="whole rows"):
+            weft.load(other.base, TINY, n_ctx=2048, engine_options=options)
+        return
+    with weft.load(other.base, TINY, engine_options=options) as lm:
+        with Loom(lm, PROMPTS[0]) as ours, Loom(plain, PROMPTS[0]) as theirs:
+            found, want = ours.next(2048), theirs.next(2048)
+            want_of = {each.id: each.logprob for each in want}
+            assert all(abs(each.logprob - want_of[each.id]) < 1e-3 for each in found)
+            grammar = Lark('start: /[a-z]{3}/ " " /[0-9]{2}/')
+            made, same = (
+                loom.grow(n=2, seed=1, max_tokens=12, constraint=grammar) for loom in (ours, theirs)
+            )
+            assert [node.tokens for node in made] == [node.tokens for node in same]
 
 
 def test_without_a_tokenizer_here(other: OtherServer) -> None:

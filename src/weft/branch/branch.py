@@ -503,7 +503,8 @@ class Branch(Tunable):
     def load(cls, lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
         """Return a branch from what `save` made; its KV and logits are computed when used.
 
-        Raises: FormatError for what is no such file or broken, ModelMismatch, StoreError.
+        Raises: FormatError for what is no such file or broken, ModelMismatch, StoreError;
+        ConfigError for an adapter that the LM does not have: add it first.
         """
         from .saved import load
 

@@ -28,8 +28,8 @@ from .rules import (
     ends,
     inside,
     is_too_deep,
+    parts_of,
     passing,
-    refs,
 )
 
 _LAST = 0x10FFFF
@@ -70,7 +70,7 @@ def read_rules(text: str) -> dict[str, Rule]:
     if "root" not in rules:
         raise GrammarError("the GBNF has no rule named root, where every text begins")
     for rule in rules.values():
-        for ref in refs(rule.body):
+        for ref in parts_of(rule.body, Ref):
             if ref.name not in rules:
                 raise wrong(ref.line, f"there is no rule named {ref.name!r}")
     return rules

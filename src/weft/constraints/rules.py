@@ -97,12 +97,12 @@ def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
     return False
 
 
-def refs(part: Part) -> Iterator[Ref]:
-    """Yield all references in a part."""
+def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
+    """Yield all parts of a kind in a part."""
     todo = [part]
     while todo:
         each = todo.pop()
-        if isinstance(each, Ref):
+        if isinstance(each, kind):
             yield each
         todo += inside(each)
 
@@ -111,7 +111,7 @@ def passing(rules: Mapping[str, Rule], test: Callable[[Part, Container[str]], bo
     """Return the rules that pass a test, where rules that pass help others to."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for rule in rules.values():
-        for ref in refs(rule.body):
+        for ref in parts_of(rule.body, Ref):
             users[ref.name].append(rule.name)
     known: set[str] = set()
     todo = list(rules)
@@ -136,7 +136,7 @@ def ends(part: Part, known: Container[str]) -> bool:
 
 def is_flat(part: Part, known: Container[str]) -> bool:
     """Whether a part leads to no recursion, if known rules do not."""
-    return all(ref.name in known for ref in refs(part))
+    return all(ref.name in known for ref in parts_of(part, Ref))
 
 
 _MOST = 60_000  # letters in a lexeme that is looked at; a larger one is taken apart
@@ -444,16 +444,7 @@ def _can_be_cut(lexeme: Lexeme) -> bool:
 
 def _masks(rules: Mapping[str, Rule]) -> dict[Letters, int]:
     """Return bits for the letters of each place: a bit stands for letters that no place parts."""
-    places = [each for rule in rules.values() for each in _letters(rule.body)]
+    places = [each for rule in rules.values() for each in parts_of(rule.body, Letters)]
     borders = sorted({code for each in places for a, b in each.ranges for code in (a, b + 1)})
     at = {code: bit for bit, code in enumerate(borders)}
     return {each: sum((1 << at[b + 1]) - (1 << at[a]) for a, b in each.ranges) for each in places}
-
-
-def _letters(part: Part) -> Iterator[Letters]:
-    todo = [part]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, Letters):
-            yield each
-        todo += inside(each)

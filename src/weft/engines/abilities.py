@@ -73,6 +73,7 @@ OWN: dict[str, Abilities] = {
     ),
     "remote": Abilities(
         steps=False,
+        raw_logits=False,
         native_runs=True,
         entropy=False,
         fork="as the server caches",
@@ -92,6 +93,7 @@ BASE = frozenset({"numpy", "remote"})
 # The rows of the table: what each is called, and the field.
 ROWS: tuple[tuple[str, str], ...] = (
     ("steps, full-vocabulary logprobs", "steps"),
+    ("raw logits", "raw_logits"),
     ("log-probabilities of given text", "scoring"),
     ("generates runs by itself", "native_runs"),
     ("entropy of every token", "entropy"),

@@ -213,7 +213,7 @@ def _check_vocabulary(header: GGUF, n_embd: int) -> int:
         each = values.get(f"tokenizer.ggml.{key}")
         if each is not None and (not isinstance(each, list) or len(each) != len(tokens)):
             raise _broken(file, f"tokenizer.ggml.{key} has not one entry a token")
-    named = [token for token in tokens if token]
+    named = [cut for token in tokens if (cut := token.partition("\0")[0])]  # as C reads them
     if len(set(named)) != len(named):
         raise _broken(file, "it has two tokens of the same text")
     for key, value in values.items():

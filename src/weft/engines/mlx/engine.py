@@ -140,9 +140,11 @@ class MlxEngine(Engine):
 
         def answers(step: PackedStep, hidden: mx.array) -> HostOutput:
             at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
-            mx.eval(hidden, step.state())
+            is_scored = any(row.scores for row in rows)
+            logits = self._logits(rows, hidden, at)
+            mx.eval(logits, step.state(), [hidden] if is_scored else [])
             scores = [self._scores(row, step.starts[i], hidden) for i, row in enumerate(rows)]
-            return HostOutput(self._logits(hidden, at), scores)
+            return HostOutput(np.array(logits, order="C"), scores)
 
         return self._run(rows, answers)
 
@@ -371,17 +373,18 @@ class MlxEngine(Engine):
             return PathStep(rows, self._memory, self._make_cache)
         return TreeStep(rows, self._memory, self._call)
 
-    def _logits(self, hidden: mx.array, at: list[int]) -> NDArray[np.float32]:
-        """Return the logits at packed positions on the host: [N, V]."""
+    def _logits(self, rows: Sequence[Row], hidden: mx.array, at: list[int]) -> mx.array:
+        """Return the logits at packed positions, float32 [N, V], not evaluated yet."""
         if not at:
-            return np.empty((0, self.info.n_vocab), np.float32)
+            return mx.zeros((0, self.info.n_vocab))
         if at != list(range(len(hidden))):
             hidden = hidden[mx.array(at)]
-        return np.array(self._head.logits(hidden)[:, 0].astype(mx.float32), order="C")
+        return self._head_of(rows).logits(hidden)[:, 0].astype(mx.float32)
 
     def _scores(self, row: Row, start: int, hidden: mx.array) -> list[Score]:
         def logits_of(first: int, last: int) -> NDArray[np.float32]:
-            logits = self._head.logits(hidden[start + first : start + last])
+            head = self._head_of([row])
+            logits = head.logits(hidden[start + first : start + last])
             return np.array(logits[:, 0].astype(mx.float32), order="C")
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]
