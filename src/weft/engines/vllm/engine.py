@@ -70,7 +70,11 @@ class VllmEngine(Engine):
             device=config.device_config.device_type,
             kv="hidden",
             abilities=replace(
-                OWN["vllm"], steps=reader is not None, lora=config.lora_config is not None
+                OWN["vllm"],
+                steps=reader is not None,
+                scoring=reader is not None,
+                raw_logits=reader is not None and reader.board is not None,
+                lora=config.lora_config is not None,
             ),
             temperature_first=True,
             own_random=True,
