@@ -309,6 +309,10 @@ def _load_engine(name: str, source: str | os.PathLike[str], given: dict[str, Any
     chosen = engine_class(name)
     try:
         engine = call_with(name, chosen, "load", (source,), given)
+    except ModelLoadError as error:
+        if os.path.basename(os.fspath(source)) in str(error):
+            raise
+        raise ModelLoadError(f"{os.fspath(source)}: {error}", hint=error.hint) from error
     except WeftError:
         raise
     except Exception as error:  # of a library that stumbles over what the files say

@@ -196,9 +196,10 @@ def plain_logits(model: PreTrainedModel, paths: Tensor) -> Tensor:
         ) from error
     if not bool(torch.isfinite(own).all()):
         dtype = str(model.dtype).removeprefix("torch.")
+        is_widest = model.dtype in (torch.float32, torch.float64)
+        todo = "check its files" if is_widest else "load it with another dtype (bfloat16, float32)"
         raise ModelLoadError(
-            f"{type(model).__name__} gives logits that are not finite in {dtype}; "
-            "load it with another dtype (bfloat16 or float32)"
+            f"{type(model).__name__} gives logits that are not finite in {dtype}; {todo}"
         )
     return own
 
