@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -101,7 +102,6 @@ class LM:
         self.driver = Driver(self.scheduler)
         self._open = True
         self.adapters = Adapters()
-        self.constraints = Compiler(text, engine.info.n_vocab)
         self.of_faces: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
@@ -109,6 +109,11 @@ class LM:
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
         """Return the one LM of an already loaded model object; an LM is its own."""
         return model if isinstance(model, LM) else doors.load(model, tokenizer)
+
+    @cached_property
+    def constraints(self) -> Compiler:
+        """What makes matchers of constraints, and keeps what it compiled."""
+        return Compiler(self.text, self.info.n_vocab)
 
     @property
     def info(self) -> EngineInfo:
