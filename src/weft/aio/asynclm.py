@@ -23,8 +23,8 @@ from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
 from ..sampling.sampler import Chain, Sampler
 from ..sched.work import Extend, Logits, Run, RunResult, Ticket
+from ..tokens.codec import Token, tokens_of
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.vocab import Token, tokens_of
 from .cached import CacheNode, ExactRows, walk
 
 Floats = NDArray[np.float32]

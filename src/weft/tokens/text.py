@@ -10,7 +10,7 @@ class TextStream:
     """Turns tokens into text one by one; what it returned, joined, is one decode of all bytes.
 
     Invalid UTF-8 becomes U+FFFD, as `bytes.decode(errors="replace")` would have it.
-    strip_first_space: drop one space before the very first text (see `vocab.first_space_is_dummy`).
+    strip_first_space: drop one space before the very first text (see `codec.first_space_is_dummy`).
     """
 
     __slots__ = ("_decoder", "_is_between", "_strip", "_vocab")
