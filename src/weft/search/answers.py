@@ -11,12 +11,22 @@ from typing import Unpack
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, Vote, branches
+from .core import (
+    Prompt,
+    SearchOptions,
+    SearchResult,
+    Settings,
+    Steps,
+    Vote,
+    awaitable,
+    branches,
+    plain,
+    text_of,
+)
 from .driver import Search, Want
 from .judge import Judge, ranked
 from .propose import Proposer, is_cut
-from .score import own_mean_logprob, text_of
-from .steps import Steps, awaitable, plain
+from .score import own_mean_logprob
 
 Extract = Callable[[str], Hashable | None]
 _SAID = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)

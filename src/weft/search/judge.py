@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from ..checks import whole_number
 from ..loom import Heddle
+from .core import Steps
 from .driver import LIKELIEST, Search
 from .score import likelihood, mean_logprob, verdict_steps
-from .steps import Steps
 from .task import Task, overrides
 
 # Below this verdict a candidate is not followed: the model rules it out.
