@@ -124,12 +124,6 @@ class StopStrings:
         self._tail = window[max(0, len(window) - self._longest + 1) :]
         return min(found)[2] if found else None
 
-    def clone(self) -> StopStrings:
-        """Return an independent copy."""
-        twin = StopStrings.__new__(StopStrings)
-        twin._stops, twin._longest, twin._tail = self._stops, self._longest, self._tail
-        return twin
-
 
 class Watch:
     """A run's sink: looks for stop strings, and tells a channel of every token.
