@@ -230,7 +230,7 @@ def note_model(loom: Loom, model: str, engine: str) -> None:
     is_folder = model != TINY and Path(model).is_dir()
     loom.meta["model"] = str(Path(model).resolve()) if is_folder else model
     if loom.lm is not None and is_url(model):
-        loom.meta["model"] = loom.lm.info.model
+        loom.meta["model"] = loom.lm.info.extra["address"]
     if engine != "auto":
         loom.meta["engine"] = engine
 

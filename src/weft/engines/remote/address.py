@@ -80,6 +80,10 @@ class Address:
         rest = "&".join(f"{name}={value}" for name, value in pairs)
         return f"{self.base}#{model}" + (f"?{rest}" if rest else "")
 
+    def short_name(self, model: str) -> str:
+        """Return what to call a model of this server: no folders, which servers often name."""
+        return f"{model.rstrip('/').rpartition('/')[2] or model} @ {self.host}"
+
     def key(self, token: str | None) -> str | None:
         """Return the key to send: the one given, WEFT_API_KEY, or OPENAI_API_KEY.
 

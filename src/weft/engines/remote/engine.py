@@ -56,7 +56,7 @@ class RemoteEngine(Engine):
             self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
         self.info = EngineInfo(
             name="remote",
-            model=wire.address.with_model(found.model),
+            model=wire.address.short_name(found.model),
             n_layers=0,
             n_vocab=n_vocab,
             n_positions=found.n_ctx or n_ctx or N_POSITIONS,
@@ -67,7 +67,11 @@ class RemoteEngine(Engine):
             kv="hidden",
             abilities=_abilities(found, steps=steps),
             temperature_first=found.dialect.order == "first",
-            extra={"server": found.dialect.name, "manners": found.manners},
+            extra={
+                "address": wire.address.with_model(found.model),
+                "server": found.dialect.name,
+                "manners": found.manners,
+            },
         )
         spelling = Spelling(text, n_vocab)
         self.native: RemoteRuns = RemoteRuns(
@@ -130,7 +134,7 @@ class RemoteEngine(Engine):
                 raise Unsupported(f"{address.base} gives one choice a request: leave together out")
             if shared is None:  # where seeds count, each text must depend on its own alone
                 shared = found.manners.n and not found.dialect.seeded
-            is_chat = found.manners.api == "chat"
+            is_chat = found.manners.api == "chat" or found.manners.chat is not None
             if given["steps"] and (
                 tokenizer is None or not found.dialect.row or not found.manners.takes_ids
             ):

@@ -17,6 +17,7 @@ from ...tokens.text import TextStream
 from ...tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 64
+GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL#model?tokenizer=./folder'"
 N_PIECES = 3 << (8 * MOST_BYTES)  # one more than the highest id
 _WORDS = re.compile(rb"\s*\S+|\s+")
 _ROLE = re.compile(r"<\|(system|user|assistant|tool)\|>")
@@ -56,7 +57,7 @@ class PieceTokenizer(Tokenizer):
 
     def __init__(self, *, is_chat: bool, made_from: str = "") -> None:
         where = f" (the server's model is {made_from})" if made_from else ""
-        self._needs = f"needs the model's tokenizer; give tokenizer=…{where}"
+        self._needs = f"needs the model's tokenizer; give {GIVE_TOKENIZER}{where}"
         self._special_tokens = {}
         self.chat_template = _TEMPLATE if is_chat else None
         self.name = "pieces of text"
@@ -108,6 +109,11 @@ class PieceTokenizer(Tokenizer):
         for at, part in enumerate(_ROLE.split(text)):
             ids += [_role_id(part)] if at % 2 else pieces_of(part.encode(errors="replace"))
         return ids
+
+    @staticmethod
+    def is_messages(ids: Iterable[int]) -> bool:
+        """Whether a path has roles in it: somebody said it as a chat."""
+        return any(token in ROLES for token in ids)
 
     def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
         """Return the chat that a path is; the last one may be an answer's beginning, or empty."""
