@@ -50,6 +50,13 @@ def test_an_engine_that_keeps_its_kv_to_itself_has_none_of_ours() -> None:
     assert stats.kv_budget_bytes is None
 
 
+def test_what_an_engine_does_out_of_sight_is_not_told_as_nothing() -> None:
+    shown = str(replace(stats_of(Rig()), decoded=5, known=False))
+    assert shown.startswith("decoded 5")
+    assert "KV" not in shown
+    assert "prefilled" not in shown
+
+
 def test_a_fresh_lm_has_done_nothing_in_no_time() -> None:
     stats = stats_of(Rig())
     assert stats.seconds == stats.tokens_per_s == 0

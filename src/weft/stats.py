@@ -20,6 +20,8 @@ class Stats:
     would take; kv_bytes_allocated: what the engine has reserved for it. offloaded_bytes: KV that
     the host keeps for it, of offload_budget_bytes at most. row_bytes: logits rows that are kept, of
     row_budget_bytes at most. prefix_caching: False where the engine runs whole paths each time.
+    known: prefill and KV are; False on an engine without steps, whose own runs show neither: these
+    figures are 0 then, and left out of the line.
     Seconds are wall clock.
     """
 
@@ -44,6 +46,7 @@ class Stats:
     forward_s: float
     deliver_s: float
     prefix_caching: bool = True
+    known: bool = True
 
     @property
     def seconds(self) -> float:
@@ -57,7 +60,7 @@ class Stats:
 
     def __str__(self) -> str:
         held, unshared = map(format_bytes, (self.kv_bytes, self.kv_bytes_unshared))
-        parts = [
+        seen = [
             f"prefilled {self.prefilled:,}",
             f"reused {self.reused:,}",
             f"decoded {self.decoded:,}",
@@ -65,6 +68,7 @@ class Stats:
             if self.prefix_caching
             else f"run again {self.recomputed:,} (prefix caching disabled)",
         ]
+        parts = seen if self.known else [f"decoded {self.decoded:,}"]
         if self.decoded:
             parts.append(f"{self.tokens_per_s:,.0f} tok/s")
         return " · ".join(parts).replace(",", " ")
@@ -117,6 +121,7 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             forward_s=counters.forward_s,
             deliver_s=counters.deliver_s,
             prefix_caching=not scheduler.engine.info.recomputes,
+            known=scheduler.engine.info.abilities.steps,
         )
 
 

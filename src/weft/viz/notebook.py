@@ -153,7 +153,7 @@ def text_score_card(result: TextScore) -> str:
 
 def stats_card(result: Stats) -> str:
     """Return what an LM did and holds."""
-    rows = (
+    rows: tuple[tuple[str, str, str], ...] = (
         ("prefilled", f"{counted(result.prefilled, 'token')}", "run to read prompts"),
         ("reused", f"{counted(result.reused, 'token')}", "there already when work began"),
         ("decoded", f"{counted(result.decoded, 'token')}", f"{result.tokens_per_s:,.0f} a second"),
@@ -166,6 +166,8 @@ def stats_card(result: Stats) -> str:
         ("unshared", format_bytes(result.kv_bytes_unshared), "a cache for every branch"),
         ("steps", counted(result.steps, "step"), f"{result.seconds:.2f} s"),
     )
+    if not result.known:
+        rows = (rows[2], rows[-1])
     return _table((), ([name, value, _soft(note)] for name, value, note in rows))
 
 
