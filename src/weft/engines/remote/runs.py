@@ -14,7 +14,7 @@ from ...sampling.params import SamplingParams
 from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
 from .said import Garbled, Said, read_said
 from .spelling import Figures, Spelling
-from .wire import Fault, Wire
+from .wire import Break, Fault, Wire, given_up
 from .wording import Wording
 
 _log = logging.getLogger("weft.engines")
@@ -153,15 +153,16 @@ class Courier:
                 n_before = sum(len(voice.tokens) for voice in voices)
                 try:
                     await self._once(voices)
-                    left = self._open()
-                    if left:
-                        raise Fault("its answer ended before the text did")
-                    return
+                    if not self._open():
+                        return
+                    raise Break("its answer ended before the text did")
                 except LettersLost:
                     self._figures = False
                 except (Fault, Garbled) as fault:
                     if sum(len(voice.tokens) for voice in voices) > n_before:
                         self.tries = 0
+                    elif isinstance(fault, Break) and not self.tries:
+                        fault = await self._why(voices) or fault
                     if not await self._may_retry(fault):
                         return
                     if len(voices) > 1 and any(voice.tokens for voice in self.voices):
@@ -199,7 +200,7 @@ class Courier:
         if not self._open():
             return False
         wire, tries = self.runs.wire, self.tries
-        may_pass = isinstance(fault, Garbled) or fault.may_pass
+        may_pass = fault.may_pass
         told = [voice for voice in self._open() if voice.tokens]
         why = f"{wire.address.base}: {fault}"
         if told and not self.wording.may_continue():
@@ -209,7 +210,8 @@ class Courier:
         if not may_pass or tries >= wire.patience.retries:
             often = f" ({tries + 1} tries)" if tries else ""
             hint = "what was grown before is kept; start the server again and go on"
-            self._fail(ForwardError(why + often, hint=hint if may_pass else ""))
+            base = wire.address.base
+            self._fail(given_up(base, fault, often, hint if may_pass else ""))
             return False
         asked_s = fault.asked_s if isinstance(fault, Fault) else None
         pause_s = wire.patience.pause_s(tries, asked_s)
@@ -243,6 +245,22 @@ class Courier:
                 del journey  # what comes after the last text is read, so that the connection stays
         finally:
             await messages.aclose()
+
+    async def _why(self, voices: list[Voice]) -> Fault | None:
+        """Ask for one token, not as a stream: some servers swallow errors where one has begun.
+
+        Returns what the server refuses for good; None: it may go on.
+        """
+        body = {**self._body(voices[:1]), "stream": False, "max_tokens": 1}
+        for _ in range(2):  # the server may be closing the connection that the stream broke on
+            try:
+                await self.runs.wire.post(self.wording.path, body)
+            except Break:
+                continue
+            except (Fault, Garbled) as fault:
+                return fault if isinstance(fault, Fault) and not fault.may_pass else None
+            break
+        return None
 
     def _body(self, voices: list[Voice]) -> dict[str, Any]:
         journey = self.journey()
