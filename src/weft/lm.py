@@ -149,7 +149,9 @@ class LM:
         if len(ids) == 0:
             return
         low, high = min(ids), max(ids)
-        if low < 0 or high >= self.info.n_vocab:
+        if self.info.n_vocab == 0:
+            self.text.check_ids(ids)
+        elif low < 0 or high >= self.info.n_vocab:
             wrong = low if low < 0 else high
             raise ConfigError(
                 f"token id {wrong} is outside the vocabulary;"
@@ -164,13 +166,14 @@ class LM:
         """
         if in_steps:
             check_rows_suffice(params, self.engine)
-        self._check_ids([token for token, _ in params.logit_bias])
+        if self.info.n_vocab:  # else biases mean nothing, which the engine says
+            self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
 
     def _check_biases(self, items: Sequence[Item]) -> None:
-        for item in items:
+        for item in items if self.info.n_vocab else ():
             if isinstance(item, Run) and item.sampler.params.logit_bias:
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from stand_in_server import Started, standing_in
 from weft import Branch, Loom, search
 from weft.constraints import Regex
 from weft.engines.remote.pieces import END, PieceTokenizer, pieces_of, spelled
-from weft.errors import ForwardError, Unsupported
+from weft.errors import ConfigError, EngineUnavailable, ForwardError, ModelMismatch, Unsupported
 from weft.lm import LM
 
 STORY = "Tell me a story about a fox."
@@ -195,3 +196,52 @@ def test_answers_are_voted_on_where_nobody_knows_their_likelihood() -> None:
         assert found.votes
         with pytest.raises(Unsupported, match="likelihood"):
             search.beam(lm, PUZZLE, width=2, n=2, seed=1)
+
+
+def test_ids_are_of_no_table_and_none_but_pieces_are_taken(lm: LM, tmp_path: Path) -> None:
+    assert lm.info.n_vocab == 0
+    for ids in ([1, 999999], [-1], [0], [1 << 600]):
+        with pytest.raises(ConfigError, match="tokenizer="):
+            Loom(lm, ids)
+    loom = Loom(lm, "Once upon a time", template=False)
+    loom.grow(n=1, max_tokens=4, temperature=0)
+    assert Loom(lm, loom.tokens).grow(n=1, max_tokens=4, temperature=0)[0].text
+    file = tmp_path / "a.loom.json"
+    loom.save(file)
+    data = json.loads(file.read_text())
+    assert data["model"]["n_vocab"] is None
+    data["model"]["n_vocab"] = 3 << 512  # as earlier ones said it
+    file.write_text(json.dumps(data))
+    assert str(Loom.open(file, lm)) == str(Loom.open(file)) == str(loom)
+    with weft.load("tiny", engine="numpy") as other, pytest.raises(ModelMismatch, match="pieces"):
+        Loom.open(file, other, force=True)
+
+
+def test_a_tokenizer_is_taken_wherever_it_is_given(server: Started) -> None:
+    ways = [
+        (f"{server.base}?tokenizer={TINY}", {}),
+        (f"{server.base}#?tokenizer={TINY}", {}),
+        (server.base, {"engine_options": {"tokenizer": str(TINY)}}),
+    ]
+    for source, options in ways:
+        with weft.load(source, **options) as lm:
+            assert lm.info.n_vocab > 1000
+            assert lm.info.extra["manners"].takes_ids
+    with pytest.raises(ConfigError, match="twice"):
+        weft.load(server.base, str(TINY), engine_options={"tokenizer": str(TINY)})
+
+
+def test_an_address_without_v1_is_found(server: Started) -> None:
+    with weft.load(server.base.removesuffix("/v1")) as lm:
+        assert lm.info.extra["address"].startswith(f"{server.base}#tiny")
+        assert Loom(lm, STORY).grow(n=1, max_tokens=4)[0].text
+    with pytest.raises(EngineUnavailable, match="/elsewhere: it answers 404"):
+        weft.load(server.base.removesuffix("/v1") + "/elsewhere")
+
+
+def test_engines_say_whether_they_take_addresses(server: Started) -> None:
+    with pytest.raises(ConfigError, match="torch engine takes no addresses"):
+        weft.load(server.base, engine="torch")
+    for source in ("tiny", str(TINY), "x.gguf"):
+        with pytest.raises(ConfigError, match=r"remote engine takes an http\(s\) address"):
+            weft.load(source, engine="remote")

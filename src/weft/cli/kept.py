@@ -333,11 +333,19 @@ def say(
     if lm.text.chat_template is None:
         raise ConfigError(
             "this model has no chat template: it continues text and does not answer",
-            hint="--raw adds the text as it is",
+            hint=template_hint(lm, "--raw adds the text as it is"),
         )
     said = node.add(lm.turn_delta([{"role": "user", "content": text}]))
     said.meta[SAID] = text
     return said
+
+
+def template_hint(lm: LM, otherwise: str) -> str:
+    """Return what to do without a chat template; a server's model may have one over there."""
+    if lm.info.name != "remote":
+        return otherwise
+    address = lm.info.extra["address"].partition("#")[0]
+    return f"-m '{address}?api=chat' or -m '{address}?tokenizer=./folder' may have one; {otherwise}"
 
 
 def refuse_special(special: bool) -> None:

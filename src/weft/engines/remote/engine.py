@@ -17,7 +17,7 @@ from ..base import Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
 from ..source import resolve
 from .address import Address
 from .dialect import Manners
-from .pieces import N_PIECES, PieceTokenizer
+from .pieces import PieceTokenizer
 from .probe import ServerInfo, find
 from .rows import RemoteRows
 from .runs import RemoteRuns
@@ -49,7 +49,7 @@ class RemoteEngine(Engine):
         self._wire = wire
         self._text = text
         self._wording = Wording(found.model, found.dialect, found.manners, text)
-        n_vocab = N_PIECES if is_pieces else text.n_vocab
+        n_vocab = 0 if is_pieces else text.n_vocab
         self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
         if steps:
             n_vocab = wire.run(_width(self._rows, text, wire.address.base))
@@ -178,10 +178,10 @@ class RemoteEngine(Engine):
         """Refuse rows that are no paths of this model."""
         for row in rows:
             ids = [] if isinstance(row.tokens, LateTokens) else list(row.tokens)
-            if not ids or not 0 <= min(ids) <= max(ids) < self.info.n_vocab:
+            n_vocab = self.info.n_vocab
+            if not ids or not 0 <= min(ids) or (n_vocab and max(ids) >= n_vocab):
                 raise ForwardError(
-                    f"a row has ids {ids[:8]}; allowed are 0 to {self.info.n_vocab - 1}, at least"
-                    " one"
+                    f"a row has ids {ids[:8]}; allowed are 0 to {n_vocab - 1}, at least one"
                 )
             if len(ids) > self.info.n_positions:
                 raise ForwardError(

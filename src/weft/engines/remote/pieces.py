@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...errors import Unsupported
+from ...errors import ConfigError, Unsupported
 from ...tokens.text import TextStream
 from ...tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 64
-GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL#model?tokenizer=./folder'"
+GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL?tokenizer=./folder'"
 N_PIECES = 3 << (8 * MOST_BYTES)  # one more than the highest id
 _WORDS = re.compile(rb"\s*\S+|\s+")
 _ROLE = re.compile(r"<\|(system|user|assistant|tool)\|>")
@@ -48,6 +48,14 @@ def spelled(token_id: int) -> bytes:
     return raw[1:] if raw[0] == 1 else b""
 
 
+def is_piece(token_id: int) -> bool:
+    """Whether an id is a piece's, a role's or the end's."""
+    if token_id in ROLES or token_id == END:
+        return True
+    n_bytes = (token_id.bit_length() + 7) // 8
+    return token_id > 0 and n_bytes <= MOST_BYTES + 1 and token_id >> (8 * (n_bytes - 1)) == 1
+
+
 class PieceTokenizer(Tokenizer):
     """What the faces ask of a tokenizer, as far as text alone can answer.
 
@@ -73,6 +81,11 @@ class PieceTokenizer(Tokenizer):
     @property
     def n_vocab(self) -> int:
         return N_PIECES
+
+    def check_ids(self, ids: Iterable[int]) -> None:
+        wrong = next((token for token in ids if not is_piece(token)), None)
+        if wrong is not None:
+            raise ConfigError(f"token id {str(wrong)[:24]}: taking ids {self._needs}; or give text")
 
     @cached_property
     def vocab_bytes(self) -> list[bytes]:

@@ -62,7 +62,7 @@ async def find(
 async def _listed(wire: Wire, model: str) -> ServerInfo:
     """Choose the model by the server's own list."""
     try:
-        data = await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+        data = await _list(wire)
     except Fault as fault:
         if fault.status == 404 and model:  # it has no list
             return ServerInfo(model, PLAIN, Manners())
@@ -91,6 +91,22 @@ async def _listed(wire: Wire, model: str) -> ServerInfo:
         n_ctx if type(n_ctx) is int and n_ctx > 0 else None,
         str(entry.get("root") or ""),
     )
+
+
+async def _list(wire: Wire) -> Any:
+    """Return the server's list of models; an address without /v1 may have it there."""
+    try:
+        return await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+    except Fault as fault:
+        given = wire.address
+        if fault.status != 404 or given.base.endswith("/v1"):
+            raise
+        wire.address = replace(given, base=given.base + "/v1")
+        try:
+            return await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+        except Fault:
+            wire.address = given
+        raise
 
 
 async def _patient(wire: Wire, ask: Any) -> Any:
