@@ -51,10 +51,11 @@ def test_an_engine_that_keeps_its_kv_to_itself_has_none_of_ours() -> None:
 
 
 def test_what_an_engine_does_out_of_sight_is_not_told_as_nothing() -> None:
-    shown = str(replace(stats_of(Rig()), decoded=5, known=False))
-    assert shown.startswith("decoded 5")
-    assert "KV" not in shown
-    assert "prefilled" not in shown
+    stats = replace(stats_of(Rig()), decoded=5)
+    assert "KV" not in str(replace(stats, knows_kv=False))
+    assert str(replace(stats, knows_prefill=False, knows_kv=False)) == "decoded 5 · 0 tok/s"
+    rig = Rig(HiddenFake(MemoryEngine()))
+    assert (stats_of(rig).knows_prefill, stats_of(rig).knows_kv) == (True, False)
 
 
 def test_a_fresh_lm_has_done_nothing_in_no_time() -> None:

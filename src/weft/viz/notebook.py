@@ -166,8 +166,9 @@ def stats_card(result: Stats) -> str:
         ("unshared", format_bytes(result.kv_bytes_unshared), "a cache for every branch"),
         ("steps", counted(result.steps, "step"), f"{result.seconds:.2f} s"),
     )
-    if not result.known:
-        rows = (rows[2], rows[-1])
+    unknown = [] if result.knows_prefill else ["prefilled", "reused", "recomputed"]
+    unknown += [] if result.knows_kv else ["KV held", "unshared"]
+    rows = tuple(row for row in rows if row[0] not in unknown)
     return _table((), ([name, value, _soft(note)] for name, value, note in rows))
 
 
