@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..sampling.sampler import DrawBatch, DrawResult
     from .native import NativeRuns
 
+UNTOLD = 1 << 20
 KVKind = Literal["addressable", "sequence", "hidden"]
 Pooling = Literal["mean", "cls", "last"]
 
@@ -91,7 +92,8 @@ class EngineInfo:
     interchangeable. Files say by it whose they are, so it must change with the weights, and with
     what else the numbers depend on; the device is no part of it.
     n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
-    the tokenizer knows which there are. n_positions: tokens a path may have.
+    the tokenizer knows which there are. n_positions: tokens a path may have; UNTOLD where nobody
+    says, and whoever runs it refuses what is too long.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were

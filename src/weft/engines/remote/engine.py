@@ -13,7 +13,7 @@ from ...checks import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
+from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
 from ..source import resolve
 from .address import Address
 from .dialect import Manners
@@ -25,7 +25,6 @@ from .spelling import Spelling
 from .wire import Patience, Wire
 from .wording import Wording
 
-N_POSITIONS = 1 << 20  # where the server does not say; it refuses what is too long for it
 MOST = 64
 
 
@@ -59,7 +58,7 @@ class RemoteEngine(Engine):
             model=wire.address.short_name(found.model),
             n_layers=0,
             n_vocab=n_vocab,
-            n_positions=found.n_ctx or n_ctx or N_POSITIONS,
+            n_positions=found.n_ctx or n_ctx or UNTOLD,
             kv_bytes_per_token=0,
             dtype="the server's",
             fingerprint=_fingerprint(found, text),

@@ -154,7 +154,8 @@ class Wording:
                         raise Unsupported(
                             f"chats of the kind {self.dialect.name!r} cannot go on from the middle"
                             " of an answer; grow it in one piece, answer it, or give the model's"
-                            f" tokenizer: {GIVE_TOKENIZER}"
+                            f" tokenizer: {GIVE_TOKENIZER}",
+                            hint="-m 'URL?tokenizer=./folder'",
                         )
                     going_on = {"continue_final_message": True, "add_generation_prompt": False}
                     return {"messages": messages, **going_on}
