@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -110,6 +111,8 @@ def child(engine: str, side: str, n: int, folder: Path) -> None:
         if made != n * N_NEW:
             raise SystemExit(f"{engine} {side}: {made} tokens instead of {n * N_NEW}")
     print(json.dumps({"rate": max(rates), "peak_mb": peak_mb()}), flush=True)
+    for each in multiprocessing.active_children():  # vLLM's outlive what ends like this
+        each.kill()
     os._exit(0)  # engines with processes of their own take their time to end
 
 

@@ -66,6 +66,7 @@ class RemoteEngine(Engine):
             kv="hidden",
             abilities=_abilities(found, steps=steps),
             temperature_first=found.dialect.order == "first",
+            own_random=True,
             extra={
                 "address": wire.address.with_model(found.model),
                 "server": found.dialect.name,
