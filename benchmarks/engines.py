@@ -54,9 +54,9 @@ def source(engine: str, folder: Path) -> str:
     file = folder / "tiny.gguf"
     if not file.exists():
         reach_recipe()
-        from recipe.export_gguf import export
+        from recipe.export_gguf import export_gguf
 
-        export(TINY, file, "f32")
+        export_gguf(TINY, file)
     return str(file)
 
 
