@@ -16,7 +16,7 @@ from .checks import whole_number
 from .constraints import json_schema_to_grammar
 from .constraints.base import Compiler
 from .embedding import embed
-from .engines.base import Engine, EngineInfo, Pooling
+from .engines.base import UNTOLD, Engine, EngineInfo, Pooling
 from .engines.source import resolve_adapter
 from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.place import Place
@@ -154,7 +154,9 @@ class LM:
         if len(ids) == 0:
             return
         low, high = min(ids), max(ids)
-        if low < 0 or high >= self.info.n_vocab:
+        if self.info.n_vocab == 0:
+            self.text.check_ids(ids)
+        elif low < 0 or high >= self.info.n_vocab:
             wrong = low if low < 0 else high
             raise ConfigError(
                 f"token id {wrong} is outside the vocabulary;"
@@ -169,13 +171,14 @@ class LM:
         """
         if in_steps:
             check_rows_suffice(params, self.engine)
-        self._check_ids([token for token, _ in params.logit_bias])
+        if self.info.n_vocab:  # else biases mean nothing, which the engine says
+            self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
 
     def _check_biases(self, items: Sequence[Item]) -> None:
-        for item in items:
+        for item in items if self.info.n_vocab else ():
             if isinstance(item, Run) and item.sampler.params.logit_bias:
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 
@@ -420,7 +423,8 @@ class LM:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"
-        return f"<LM {self.info.model} ({state}), context {self.n_ctx}, {self.info.dtype}>"
+        context = "unknown" if self.n_ctx == UNTOLD else self.n_ctx
+        return f"<LM {self.info.model} ({state}), context {context}, {self.info.dtype}>"
 
 
 class Loaded(NamedTuple):

@@ -491,12 +491,12 @@ class AsyncLM(AbstractAsyncLM):
         return self.lm.text.vocab_bytes
 
     def _in_parts(self, token_ids_list: Contexts) -> Iterator[Contexts]:
-        size = max(1, TOP_BYTES // (4 * self.lm.info.n_vocab))
+        size = max(1, TOP_BYTES // (4 * max(self.lm.info.n_vocab, 1)))
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _checked_top(self, k: int) -> int:
         number = whole_number("k", k, 1)
-        if number > self.lm.info.n_vocab:
+        if number > self.lm.info.n_vocab > 0:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return number
 

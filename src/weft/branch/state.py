@@ -137,7 +137,7 @@ class State:
 
     def checked_token(self, token: int) -> int:
         """Return a token id of the vocabulary, or refuse it."""
-        n_vocab = self.lm.info.n_vocab
+        n_vocab = self.lm.info.n_vocab or self.lm.text.n_vocab
         if type(token) is int and 0 <= token < n_vocab:
             return token
         index = as_index(token)

@@ -168,6 +168,7 @@ class Search:
 
         tries: how many of the best paths are completed at most, until a checker says yes.
         """
+        judge.refuse()
         if not self.round:
             # The first state may be an answer; and in a tree that was there before, answers may
             # have been seen by another checker.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Unsupported
 from ..lm import LM
 from ..loom import Heddle, Loom
 from ..loom.heddle import measure_item
@@ -91,6 +91,13 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
         if lm is None:
             raise ConfigError(
                 "without a model there is no likelihood to score by: give value= or score="
+            )
+        if not (lm.info.abilities.steps or lm.info.abilities.scoring):
+            raise Unsupported(
+                f"{lm.info.model} on the {lm.info.name} engine neither tells the log-probabilities"
+                " of this text nor measures it, so there is no likelihood to score by: give"
+                " value= or score=",
+                hint="--strategy best-of-n counts votes, which want none",
             )
         items = [measure_item(node.parent, node.tokens) for node in unread.values() if node.parent]
         found = yield Read(lm, items)
