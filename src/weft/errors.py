@@ -156,7 +156,7 @@ class FormatError(StoreError):
 
 
 class ModelMismatch(StoreError):
-    """The loom was saved with another model: fingerprints or vocabularies differ."""
+    """What was saved is of another model, or KV of another dtype than the model's here."""
 
 
 class Cancelled(WeftError):

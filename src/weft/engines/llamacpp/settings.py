@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,15 +157,6 @@ def available_bytes() -> int | None:
         return int(line.split()[1]) * 1024
     except (OSError, ValueError, StopIteration, IndexError):
         return None
-
-
-def weights_dtype(header: GGUF) -> str:
-    """Return the type that most numbers of the model are stored in."""
-    counts: Counter[str] = Counter()
-    for tensor in header.tensors.values():
-        counts[tensor.type] += math.prod(tensor.shape)
-    most = counts.most_common(1)[0][0]
-    return _FLOATS.get(most, most)
 
 
 def load_weights(

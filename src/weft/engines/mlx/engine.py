@@ -300,7 +300,7 @@ class MlxEngine(Engine):
             kv_bytes_per_token=0 if slot is None else slot.n_bytes,
             kv="hidden" if slot is None else "addressable",
             recomputes=slot is None,
-            dtype=dtype_name(logits.dtype),
+            dtype=dtype_name(logits.dtype if slot is None else slot[0].dtype),
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
             n_embd=self._head.n_embd,
