@@ -16,6 +16,7 @@ WeftError
 │   └── Terminal
 ├── ConstraintError
 │   ├── GrammarError [ValueError]
+│   ├── Unfinished [ValueError]
 │   └── DeadEnd
 ├── StoreError
 │   ├── FormatError
@@ -120,6 +121,10 @@ class ConstraintError(WeftError):
 
 class GrammarError(ConstraintError, ValueError):
     """The grammar is not valid; the message gives line and reason."""
+
+
+class Unfinished(ConstraintError, ValueError):
+    """The text breaks off before it is what its constraint says: grow it on."""
 
 
 class DeadEnd(ConstraintError):
