@@ -282,3 +282,16 @@ def test_a_name_that_is_taken_is_counted(tmp_path: Path) -> None:
         assert shelf.fresh_name("a 7") == name
         shelf.path(name).touch()
     assert shelf.fresh_name("loom-7.2") == "loom-7-2"
+
+
+def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:
+    from shallow import shallow_gguf
+
+    assert weft("run", "Hi", "--engine", "numpy", "--max-tokens", "2").exit_code == 0
+    asked = weft("grow", "1", "-m", str(shallow_gguf()), "--engine", "numpy")
+    assert asked.exit_code == 3
+    assert "is a GGUF file, for llamacpp or torch" in asked.stderr
+    found = weft("grow", "1", "-m", str(shallow_gguf()))
+    assert "numpy" not in found.stderr  # what stops it now: no llama.cpp here, or other weights
+    assert found.exit_code in (1, 3)
+    assert weft("grow", "1", "--max-tokens", "2").exit_code == 0  # the loom is as it was

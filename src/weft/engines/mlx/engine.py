@@ -95,7 +95,7 @@ class MlxEngine(Engine):
         """Load a folder in Transformers' or mlx-lm's format, quantised or not.
 
         Args:
-            device: "cpu", "gpu" (Metal), or "auto" for MLX's default.
+            device: "cpu", "gpu" or "metal" (the same), or "auto" for MLX's default.
             dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own; of
                 quantised weights that of their scales.
             n_ctx: longest path; None for all the model knows.
