@@ -295,3 +295,25 @@ def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:
     assert "numpy" not in found.stderr  # what stops it now: no llama.cpp here, or other weights
     assert found.exit_code in (1, 3)
     assert weft("grow", "1", "--max-tokens", "2").exit_code == 0  # the loom is as it was
+
+
+def test_branches_that_had_ended_when_the_engine_failed_are_kept(weft, monkeypatch) -> None:
+    from weft.engines.numpy import NumpyEngine
+    from weft.errors import ForwardError
+
+    real, calls = NumpyEngine.forward, []
+
+    def fails(self, rows):
+        calls.append(rows)
+        if len(calls) > 6 and len(rows) == 1:  # the other branch has ended
+            raise ForwardError("the machine is on fire")
+        return real(self, rows)
+
+    monkeypatch.setattr(NumpyEngine, "forward", fails)
+    broken = weft("run", "Tell me a story about a fox.", "-n", "2", "--seed", "1")
+    assert broken.exit_code == 1
+    assert "on fire" in broken.stderr
+    assert "the branches that had ended are kept" in broken.stderr
+    monkeypatch.setattr(NumpyEngine, "forward", real)
+    assert weft("read", "1").stdout.strip()
+    assert weft("grow", "0", "--max-tokens", "2").exit_code == 0
