@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -53,9 +54,9 @@ def source(engine: str, folder: Path) -> str:
     file = folder / "tiny.gguf"
     if not file.exists():
         reach_recipe()
-        from recipe.export_gguf import export
+        from recipe.export_gguf import export_gguf
 
-        export(TINY, file, "f32")
+        export_gguf(TINY, file)
     return str(file)
 
 
@@ -110,6 +111,8 @@ def child(engine: str, side: str, n: int, folder: Path) -> None:
         if made != n * N_NEW:
             raise SystemExit(f"{engine} {side}: {made} tokens instead of {n * N_NEW}")
     print(json.dumps({"rate": max(rates), "peak_mb": peak_mb()}), flush=True)
+    for each in multiprocessing.active_children():  # vLLM's outlive what ends like this
+        each.kill()
     os._exit(0)  # engines with processes of their own take their time to end
 
 

@@ -151,7 +151,8 @@ def test_nothing_else_writes_files() -> None:
         for file in package.rglob("*.py")
         if written(file.read_text("utf-8"))
     }
-    assert found == {"files.py"}
+    # The board is memory that processes share, and has no name once it is there.
+    assert found == {"files.py", "engines/vllm/board.py"}
 
 
 # Leftovers

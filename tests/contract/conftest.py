@@ -36,8 +36,10 @@ FAKES = {
     "ownloop": OwnLoopFake,
     "late": LateFake,
 }
-# MLX takes ten times NumPy's time on a CPU; elsewhere the default run leaves it to `-m slow`.
-MLX_ALWAYS = ("laws", "protocol", "abilities", "heddles", "runs")
+# MLX takes ten times NumPy's time on a CPU, whole paths and an own loop twice that of "hidden":
+# these laws are shown on them by default, the others by `-m slow`.
+CORE = ("laws", "protocol", "abilities", "heddles", "runs", "faults", "three_faces")
+IN_CORE = ("mlx", "whole", "ownloop")
 # The laws that need no steps: a server generates whole runs, and refuses all others by name.
 OF_WHOLE_RUNS = frozenset(
     {
@@ -70,10 +72,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if name in metafunc.fixturenames and not any(name in names for names in own):
             if name == "kind" and metafunc.function.__name__ in OF_WHOLE_RUNS:
                 kinds = [*kinds, "remote"]
-            is_core = metafunc.module.__name__.endswith(MLX_ALWAYS)
+            is_core = metafunc.module.__name__.endswith(CORE)
             cases = [
                 pytest.param(each, marks=pytest.mark.slow)
-                if each == "mlx" and not is_core
+                if each in IN_CORE and not is_core
                 else each
                 for each in kinds
             ]

@@ -48,7 +48,8 @@ def test_10_a_text_is_the_same_alone_and_in_a_batch_on_every_engine(
 ) -> None:
     lm = make(kind)
     together = tokens_of(batch(lm, 3))
-    assert expected.setdefault(16, together) == together
+    if not lm.info.own_random:
+        assert expected.setdefault(16, together) == together
     lm.clear_cache()
     place = lm.place(prompt_ids(lm))
     alone = [run_all(lm, [run_item(lm, place, 1, i)])[0].tokens for i in range(3)]

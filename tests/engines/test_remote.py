@@ -86,7 +86,10 @@ LACKS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("lack", LACKS)
+@pytest.mark.parametrize(
+    "lack",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "streams" else each for each in LACKS],
+)
 def test_greedy_text_is_the_engine_s_on_fifty_prompts(serve: Serve, plain: LM, lack: str) -> None:
     owner = ("--owner", "nobody") if lack == "all but text" else ()
     with weft.load(serve(*LACKS[lack], *owner).base, TINY) as lm:

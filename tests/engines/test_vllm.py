@@ -371,6 +371,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"engine_options": {"tensor_parallel_size": "two"}}, ConfigError, "refuses its arguments"),
     ({"device": "cuda"}, ConfigError, "runs on 'cpu'"),
     ({"dtype": "int3"}, (ConfigError, Unsupported), "int3"),
+    ({"n_seq_max": 4}, Unsupported, "max_num_seqs"),
     ({"kv_budget": "1GiB"}, Unsupported, "kv_cache_memory_bytes"),
 ]
 

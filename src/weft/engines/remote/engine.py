@@ -67,6 +67,7 @@ class RemoteEngine(Engine):
             kv="hidden",
             abilities=_abilities(found, steps=steps),
             temperature_first=found.dialect.order == "first",
+            own_random=True,
             extra={"server": found.dialect.name, "manners": found.manners},
         )
         spelling = Spelling(text, n_vocab)

@@ -91,6 +91,7 @@ class VllmEngine(Engine):
         dtype: str = "auto",
         n_ctx: int | None = None,
         kv_bytes: int | None = None,
+        n_seq_max: int | None = None,
         trust_remote_code: bool = False,
         progress: Any = None,
         sessions: int | str = "auto",
@@ -102,7 +103,7 @@ class VllmEngine(Engine):
         Args:
             device: "auto", or what this build of vLLM runs on.
             n_ctx: longest path; None for all the model knows, less one.
-            kv_bytes: refused; vLLM's own option is kv_cache_memory_bytes.
+            kv_bytes, n_seq_max: refused; vLLM's own are kv_cache_memory_bytes and max_num_seqs.
             sessions: requests that stay open for their next token; 0: every row is a request of
                 its own. "auto" is a quarter of max_num_seqs.
             rows: "board", logits come through memory that the workers share with this process;
@@ -115,6 +116,11 @@ class VllmEngine(Engine):
             Unsupported: vLLM cannot run this model so.
             ConfigError: an option is unknown or out of range.
         """
+        if n_seq_max is not None:
+            raise Unsupported(
+                "the vllm engine keeps its KV to itself, so n_seq_max has no effect; vLLM's own"
+                ' option is engine_options={"max_num_seqs": …}'
+            )
         if kv_bytes is not None:
             raise Unsupported(
                 "the vllm engine keeps its KV to itself, so kv_budget has no effect; vLLM's own"
