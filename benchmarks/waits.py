@@ -30,8 +30,8 @@ from tokenizers import decoders, models
 
 from weft import LM, Loom, samples
 from weft.engines.stub import StubEngine
+from weft.tokens.codec import byte_vocab
 from weft.tokens.tokenizer import Tokenizer
-from weft.tokens.vocab import byte_vocab
 
 
 def command_s(*arguments: str, first: int | None = None) -> float:

@@ -25,10 +25,10 @@ from typing import Any
 
 KEY = "sk-secret-of-the-test"
 # What a server may lack: token ids in prompts and answers, several choices, logprobs, scoring of
-# given text, streaming, stop strings kept, completions at all, tokens by name, whole rows.
+# given text, streaming, stop strings kept, completions at all, tokens by name, whole rows, chats.
 FEATURES = (
     *("prompt_ids", "ids", "n", "logprobs", "echo", "stream", "keep_stop", "completions", "names"),
-    "rows",
+    *("rows", "chat"),
 )
 
 
@@ -90,6 +90,9 @@ class Handler(BaseHTTPRequestHandler):
         is_chat = self.path == "/v1/chat/completions"
         if not is_chat and not (self.path == "/v1/completions" and self.server.has("completions")):
             self.reply(404, {"error": {"message": "no such page"}})
+            return
+        if is_chat and not self.server.has("chat"):
+            self.reply(400, {"error": {"message": "the model has no chat template"}})
             return
         with self.server.lock:
             self.server.seen.append(body)

@@ -50,6 +50,14 @@ def test_an_engine_that_keeps_its_kv_to_itself_has_none_of_ours() -> None:
     assert stats.kv_budget_bytes is None
 
 
+def test_what_an_engine_does_out_of_sight_is_not_told_as_nothing() -> None:
+    stats = replace(stats_of(Rig()), decoded=5)
+    assert "KV" not in str(replace(stats, knows_kv=False))
+    assert str(replace(stats, knows_prefill=False, knows_kv=False)) == "decoded 5 · 0 tok/s"
+    rig = Rig(HiddenFake(MemoryEngine()))
+    assert (stats_of(rig).knows_prefill, stats_of(rig).knows_kv) == (True, False)
+
+
 def test_a_fresh_lm_has_done_nothing_in_no_time() -> None:
     stats = stats_of(Rig())
     assert stats.seconds == stats.tokens_per_s == 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from .lazy import lazily
+from .doors import lazily
 
 __version__ = "0.1.0"
 # What `pip install` knows: "weft" is another project there.

@@ -1,13 +1,16 @@
-"""Doors to what is built above: `doors.show(node)` in a node calls `viz.text.show`.
+"""Names that are loaded when first used: a package's own, and doors to what is built above.
 
 A handle has methods for what lies above it: a tree draws and saves itself, a result shows itself in
-a notebook, an LM loads a model. Such a method calls up by a name of this table and by nothing else,
-so no package imports one that imports it, not even inside a function (`python -m tools.house
---check`), and who replaces a drawing or a format finds here all that calls it.
+a notebook, an LM loads a model. Such a method calls up by a name of the table `DOORS` and by
+nothing else (`doors.show(node)` in a node calls `viz.text.show`), so no package imports one that
+imports it, not even inside a function (`python -m tools.house --check`), and who replaces a drawing
+or a format finds here all that calls it.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +58,32 @@ DOORS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in DOORS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, there = DOORS[name]
-    return getattr(import_module(f".{module}", __package__), there)
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`.
+
+    homes: the names that it has, by the module of the package they stand in; by "", modules
+    themselves. Type checkers and editors do not see them: import them once more where only those
+    look.
+    """
+    table = {name: (module, name) for module, names in homes.items() for name in names.split()}
+    return _from_table(package, package, table)
+
+
+def _from_table(
+    module: str, package: str, table: Mapping[str, tuple[str, str]]
+) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`; table: name here → module of the package, name there."""
+
+    def get(name: str) -> Any:
+        if name not in table:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home, there = table[name]
+        found = import_module(f".{home or there}", package)
+        value = getattr(found, there) if home else found
+        setattr(sys.modules[module], name, value)  # it is looked up once
+        return value
+
+    return get
+
+
+__getattr__ = _from_table(__name__, "weft", DOORS)

@@ -1,22 +1,23 @@
-"""`LM`: one model with its tokenizer, token tree and scheduler; what all faces stand on."""
+"""`LM`: one model with its tokenizer, token tree, scheduler and adapters; what all faces use."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from . import doors
-from .adapters import Adapters
 from .chat import ChatPrompt
 from .checks import whole_number
 from .constraints import json_schema_to_grammar
 from .constraints.base import Compiler
 from .embedding import embed
-from .engines.base import Engine, EngineInfo, Pooling
+from .engines.base import UNTOLD, Engine, EngineInfo, Pooling
+from .engines.source import resolve_adapter
 from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.place import Place
 from .kv.tree import TokenTree
@@ -101,7 +102,6 @@ class LM:
         self.driver = Driver(self.scheduler)
         self._open = True
         self.adapters = Adapters()
-        self.constraints = Compiler(text, engine.info.n_vocab)
         self.of_faces: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
@@ -109,6 +109,11 @@ class LM:
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
         """Return the one LM of an already loaded model object; an LM is its own."""
         return model if isinstance(model, LM) else doors.load(model, tokenizer)
+
+    @cached_property
+    def constraints(self) -> Compiler:
+        """What makes matchers of constraints, and keeps what it compiled."""
+        return Compiler(self.text, self.info.n_vocab)
 
     @property
     def info(self) -> EngineInfo:
@@ -149,7 +154,9 @@ class LM:
         if len(ids) == 0:
             return
         low, high = min(ids), max(ids)
-        if low < 0 or high >= self.info.n_vocab:
+        if self.info.n_vocab == 0:
+            self.text.check_ids(ids)
+        elif low < 0 or high >= self.info.n_vocab:
             wrong = low if low < 0 else high
             raise ConfigError(
                 f"token id {wrong} is outside the vocabulary;"
@@ -164,13 +171,14 @@ class LM:
         """
         if in_steps:
             check_rows_suffice(params, self.engine)
-        self._check_ids([token for token, _ in params.logit_bias])
+        if self.info.n_vocab:  # else biases mean nothing, which the engine says
+            self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
         return Sampler(params, stream, matcher)
 
     def _check_biases(self, items: Sequence[Item]) -> None:
-        for item in items:
+        for item in items if self.info.n_vocab else ():
             if isinstance(item, Run) and item.sampler.params.logit_bias:
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 
@@ -357,7 +365,7 @@ class LM:
         return embed(self, texts, pooling=pooling, normalize=normalize)
 
     def add_adapter(self, name: str, folder: str | PathLike[str]) -> None:
-        """Load a LoRA adapter in PEFT's format under a name; see `adapters.Adapters.add`."""
+        """Load a LoRA adapter in PEFT's format under a name; see `Adapters.add`."""
         self.adapters.add(self, name, folder)
 
     def fingerprint(self, adapter: str | None = None) -> str:
@@ -369,7 +377,7 @@ class LM:
         return mark if adapter is None else f"{mark}+{own}"
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; see `adapters.Adapters.remove`."""
+        """Forget an adapter; see `Adapters.remove`."""
         self.adapters.remove(self, name)
 
     def stats(self) -> Stats:
@@ -415,7 +423,103 @@ class LM:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"
-        return f"<LM {self.info.model} ({state}), context {self.n_ctx}, {self.info.dtype}>"
+        context = "unknown" if self.n_ctx == UNTOLD else self.n_ctx
+        return f"<LM {self.info.model} ({state}), context {context}, {self.info.dtype}>"
+
+
+class Loaded(NamedTuple):
+    """One loaded adapter: its namespace in the tree, and a fingerprint of its weights."""
+
+    space: str
+    fingerprint: str
+
+
+class Adapters:
+    """The LoRA adapters of one LM, by name; iterating gives their names.
+
+    Each has a tree root of its own, so none is ever mixed. A namespace of the tree is a name and
+    how often one was loaded: what an earlier adapter of that name computed is never met again.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Loaded] = {}
+        self._n_loaded = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._loaded))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded
+
+    def space(self, name: str | None) -> str | None:
+        """Return an adapter's namespace; None is the model alone. Raises: ConfigError."""
+        return None if name is None else self._get(name).space
+
+    def fingerprint(self, name: str | None) -> str:
+        """Return a fingerprint of an adapter's weights; empty for the model alone."""
+        return "" if name is None else self._get(name).fingerprint
+
+    def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
+        """Load an adapter; one of the same name is replaced as if removed before.
+
+        folder: or an adapter's id on the Hub, `org/name` or `org/name@revision`.
+        Raises: Unsupported where the engine takes none, or not this kind; ConfigError for one of
+        another model, ModelLoadError for files that are missing or broken. Nothing changes then.
+        """
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"an adapter's name is {name!r}; allowed is a text, not empty")
+        if not isinstance(folder, str | PathLike):
+            raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path or a Hub id")
+
+        def load() -> None:
+            space = f"{name}#{self._n_loaded + 1}"
+            fingerprint = lm.engine.add_adapter(space, path)
+            self._n_loaded += 1
+            before = self._loaded.get(name)
+            self._loaded[name] = Loaded(space, fingerprint)
+            if before is not None:
+                _retire(lm, name, before.space, "replaced by another of that name; ask again")
+
+        _refuse_closed(lm)
+        path = resolve_adapter(folder)
+        lm.driver.exclusive(load)
+
+    def remove(self, lm: LM, name: str) -> None:
+        """Forget an adapter and its KV. Other work goes on.
+
+        Work that waits for it, and places of it, raise StaleHandle. Raises: ConfigError for an
+        unknown name.
+        """
+
+        def unload() -> None:
+            loaded = self._get(name)
+            del self._loaded[name]
+            _retire(lm, name, loaded.space, "removed; add it again")
+
+        _refuse_closed(lm)
+        lm.driver.exclusive(unload)
+
+    @staticmethod
+    def name_of(space: str | None) -> str | None:
+        """Return the name of the adapter whose namespace this is."""
+        return None if space is None else space.rpartition("#")[0]
+
+    def _get(self, name: str) -> Loaded:
+        loaded = self._loaded.get(name)
+        if loaded is None:
+            known = ", ".join(sorted(self._loaded)) or "none"
+            raise ConfigError(f"unknown LoRA adapter: {name!r}; known are {known}")
+        return loaded
+
+
+def _retire(lm: LM, name: str, space: str, why: str) -> None:
+    lm.scheduler.retire(space, f"the LoRA adapter {name!r} was {why}")
+    lm.engine.remove_adapter(space)
+
+
+def _refuse_closed(lm: LM) -> None:
+    if lm.closed:
+        raise StaleHandle("this LM is closed; load it again")
 
 
 def adopted(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:

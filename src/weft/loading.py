@@ -129,9 +129,15 @@ def load(
     given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
     if is_url(source):
         refuse_given("a server", **of_files)
+        if "tokenizer" in options:
+            if tokenizer is not None:
+                raise ConfigError("tokenizer is given twice: beside and in engine_options")
+            tokenizer = options["tokenizer"]
         given |= {"model": model, "token": token, "tokenizer": as_tokenizer(tokenizer)}
         name = "remote" if engine == "auto" else engine
+        _check_addresses(name, takes=True)
         return _finish(_load_engine(name, source, given), tokenizer, source, budget, limits)
+    _check_addresses(engine, takes=False)
     refuse_given("files", model=model)
     if is_gguf(source):
         refuse_given("a GGUF file", token=token, **of_files)
@@ -157,6 +163,13 @@ def load(
     loaded = _load_engine(name, folder, given)
     defaults = SamplingParams.from_generation_config(_generation_config(folder))
     return _finish(loaded, text, source, budget, limits, defaults)
+
+
+def _check_addresses(engine: str, *, takes: bool) -> None:
+    """Refuse an address for an engine that loads files, and files for one that asks a server."""
+    if engine in OWN and (engine == "remote") != takes:
+        what = "takes no addresses" if takes else "takes an http(s) address, and no files"
+        raise ConfigError(f"the {engine} engine {what}; give another engine, or leave it out")
 
 
 def _finish(
@@ -287,9 +300,9 @@ def _assemble(
     limits: Mapping[str, Any],
     defaults: SamplingParams,
 ) -> LM:
-    wrong = [token for token in text.stop_ids if token >= engine.info.n_vocab]
+    n_vocab = engine.info.n_vocab
+    wrong = [token for token in text.stop_ids if token >= n_vocab > 0]
     if wrong:
-        n_vocab = engine.info.n_vocab
         engine.close()
         raise ConfigError(
             f"wrong tokenizer: its end token {wrong[0]} is outside the model's vocabulary of"

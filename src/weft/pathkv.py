@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from . import files
-from .adapters import name_of
 from .checks import whole_number
 from .errors import ConfigError, FormatError, KVFull, ModelMismatch, Unsupported
 from .files import FAULTS, parse_json
@@ -82,7 +81,7 @@ class PathKV:
         """
         place = self._place(path)
         arrays = self.export(place)
-        name = name_of(place.namespace)
+        name = self._lm.adapters.name_of(place.namespace)
         mark = self._lm.fingerprint(name)
         info = self._lm.info
         saved = SavedPath(mark, info.model, place.ids(), name, arrays)

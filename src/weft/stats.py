@@ -20,6 +20,9 @@ class Stats:
     would take; kv_bytes_allocated: what the engine has reserved for it. offloaded_bytes: KV that
     the host keeps for it, of offload_budget_bytes at most. row_bytes: logits rows that are kept, of
     row_budget_bytes at most. prefix_caching: False where the engine runs whole paths each time.
+    knows_prefill: False on an engine without steps, whose own runs do not show what they read;
+    knows_kv: False where the engine keeps its KV to itself. Those figures are 0 then, and left out
+    of the line.
     Seconds are wall clock.
     """
 
@@ -44,6 +47,8 @@ class Stats:
     forward_s: float
     deliver_s: float
     prefix_caching: bool = True
+    knows_prefill: bool = True
+    knows_kv: bool = True
 
     @property
     def seconds(self) -> float:
@@ -57,14 +62,13 @@ class Stats:
 
     def __str__(self) -> str:
         held, unshared = map(format_bytes, (self.kv_bytes, self.kv_bytes_unshared))
-        parts = [
-            f"prefilled {self.prefilled:,}",
-            f"reused {self.reused:,}",
-            f"decoded {self.decoded:,}",
-            f"KV {held} ({unshared} unshared)"
-            if self.prefix_caching
-            else f"run again {self.recomputed:,} (prefix caching disabled)",
-        ]
+        parts = [f"decoded {self.decoded:,}"]
+        if self.knows_prefill:
+            parts = [f"prefilled {self.prefilled:,}", f"reused {self.reused:,}", *parts]
+        if not self.prefix_caching:
+            parts.append(f"run again {self.recomputed:,} (prefix caching disabled)")
+        elif self.knows_kv:
+            parts.append(f"KV {held} ({unshared} unshared)")
         if self.decoded:
             parts.append(f"{self.tokens_per_s:,.0f} tok/s")
         return " · ".join(parts).replace(",", " ")
@@ -117,6 +121,8 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             forward_s=counters.forward_s,
             deliver_s=counters.deliver_s,
             prefix_caching=not scheduler.engine.info.recomputes,
+            knows_prefill=scheduler.engine.info.abilities.steps,
+            knows_kv=tree.fragments is not None,
         )
 
 

@@ -477,7 +477,7 @@ def test_a_byte_decoder_is_held_against_a_tokenizer() -> None:
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from weft.tokens.vocab import _LETTERS
+    from weft.tokens.codec import _LETTERS
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))

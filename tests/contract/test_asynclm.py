@@ -18,7 +18,7 @@ from weft import AsyncLM, Branch, Loom
 from weft.aio import AbstractAsyncLM
 from weft.aio.asynclm import ExactRows, Paths, sampler_of, top_of
 from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
-from weft.tokens.vocab import Token
+from weft.tokens.codec import Token
 
 
 def log_softmax(rows):

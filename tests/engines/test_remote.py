@@ -380,7 +380,7 @@ def test_a_model_that_is_not_there_is_named_with_those_that_are(server: Started)
 
 def test_the_address_may_say_model_tokenizer_and_options(server: Started) -> None:
     with weft.load(f"{server.base}#tiny?tokenizer={TINY}&most=3") as lm:
-        assert lm.info.model == f"{server.base}#tiny?tokenizer={TINY}&most=3"
+        assert lm.info.extra["address"] == f"{server.base}#tiny?tokenizer={TINY}&most=3"
         assert lm.engine.native is not None
         assert lm.engine.native.most == 3
         assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].tokens

@@ -21,7 +21,8 @@ from shallow import TINY
 from stand_in_server import KEY, Started, standing_in
 from weft import Loom
 from weft.constraints import Regex
-from weft.errors import EngineUnavailable, ForwardError, StoreError
+from weft.engines.remote.said import overflow_of
+from weft.errors import ContextOverflow, EngineUnavailable, ForwardError, StoreError
 from weft.lm import LM
 
 PROMPT = "Tell me a story about a fox."
@@ -361,3 +362,37 @@ def test_another_text_on_that_second_try_is_an_error(server: Started, lm: LM) ->
     server.fault(broken("break", 20))
     with pytest.raises(ForwardError, match="another text when it was asked again"):
         Loom(lm, PROMPT).grow(n=1, max_tokens=60, constraint=Regex("[0-9]{40}"), temperature=5.0)
+
+
+LONG_ERRORS = [
+    (
+        "This model's maximum context length is 512 tokens. However, you requested 710 tokens (706"
+        " in the messages, 4 in the completion).",
+        (710, 512),
+    ),
+    (
+        "request (3010 tokens) exceeds the available context size (2048 tokens), try increasing it",
+        (3010, 2048),
+    ),
+    ("Requested tokens (703) exceed context window of 512", (703, 512)),
+    ("The input is longer than the model's context length (32768 tokens)", (0, 32768)),
+]
+
+
+@pytest.mark.parametrize(("text", "figures"), LONG_ERRORS)
+def test_a_path_that_is_too_long_is_understood(text: str, figures: tuple[int, int]) -> None:
+    assert overflow_of({"error": {"message": text}}) == figures
+    assert overflow_of({"error": {"message": "the queue is too long"}}) is None
+
+
+@pytest.mark.parametrize("lack", [(), ("--without", "stream")])
+def test_what_is_too_long_is_an_overflow_at_once(lack: tuple[str, ...]) -> None:
+    with standing_in(TINY, *lack) as server, weft.load(server.base) as lm:
+        n_before = len(server.bodies())
+        loom = Loom(lm, "qxzj" * 5000, template=False)
+        with pytest.raises(ContextOverflow, match="maximum context length") as caught:
+            loom.grow(n=1, max_tokens=4)
+        assert caught.value.n_ctx == lm.n_ctx
+        assert f"n_ctx={lm.n_ctx}" in caught.value.hint
+        assert len(server.bodies()) == n_before + 1
+        assert loom.children == []

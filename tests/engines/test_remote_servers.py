@@ -23,7 +23,7 @@ import weft
 from shallow import TINY
 from weft import Loom
 from weft.constraints import GBNF, Choice, Lark
-from weft.errors import ForwardError, Unsupported
+from weft.errors import ContextOverflow, ForwardError, Unsupported
 from weft.lm import LM
 
 PROMPTS = [
@@ -267,6 +267,22 @@ def test_without_a_tokenizer_here(other: OtherServer) -> None:
     with weft.load(other.base, n_ctx=2048, engine_options=options) as lm:
         (node,) = Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=12)
         assert node.text
+
+
+def test_what_was_said_without_a_tokenizer_is_answered(other: OtherServer, plain: LM) -> None:
+    (want,) = Loom(plain, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=24)
+    with weft.load(other.base) as lm:
+        (node,) = Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=24)
+        assert node.text == want.text
+
+
+def test_too_long_is_told_at_once(other: OtherServer) -> None:
+    with weft.load(other.base, n_ctx=1 << 16) as lm:
+        for template in (True, False):
+            with pytest.raises(ContextOverflow) as caught:
+                Loom(lm, "qxzj" * 5000, template=template).grow(n=2, max_tokens=4)
+            assert caught.value.n_ctx in (2048, lm.n_ctx)
+            assert "tries" not in str(caught.value)
 
 
 def test_killed_in_the_middle_and_started_again(other: OtherServer, lm: LM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 import weft
 from shallow import TINY
 from stand_in_server import Started, standing_in
-from weft import Branch, Loom
+from weft import Branch, Loom, search
 from weft.constraints import Regex
 from weft.engines.remote.pieces import END, PieceTokenizer, pieces_of, spelled
-from weft.errors import ForwardError, Unsupported
+from weft.errors import ConfigError, EngineUnavailable, ForwardError, ModelMismatch, Unsupported
 from weft.lm import LM
 
 STORY = "Tell me a story about a fox."
@@ -65,7 +66,7 @@ def test_any_bytes_have_pieces(raw: bytes) -> None:
 
 def test_the_tree_stands_on_the_server_s_tokens(lm: LM, plain: LM) -> None:
     prompt = plain.format_chat([{"role": "user", "content": STORY}])
-    (node,) = Loom(lm, str(prompt)).grow(n=1, temperature=0, max_tokens=40)
+    (node,) = Loom(lm, str(prompt), template=False).grow(n=1, temperature=0, max_tokens=40)
     ids = plain.tokenize(str(prompt), special=True)
     (want,) = Loom(plain, ids).grow(n=1, temperature=0, max_tokens=40)
     assert node.text == want.text
@@ -75,6 +76,28 @@ def test_the_tree_stands_on_the_server_s_tokens(lm: LM, plain: LM) -> None:
     assert node.logprobs == pytest.approx(want.logprobs, abs=1e-4)
     assert node.mean_p == pytest.approx(want.mean_p, abs=1e-4)
     assert (node.terminal, node.finish_reason) == (want.terminal, want.finish_reason)
+
+
+def test_what_was_said_goes_by_chat_and_raw_text_by_completions(server: Started, lm: LM) -> None:
+    assert lm.info.extra["manners"].chat is not None
+    said, raw = Loom(lm, STORY), Loom(lm, "Once upon a time", template=False)
+    for loom, key in ((said, "messages"), (raw, "prompt")):
+        (node,) = loom.grow(n=1, temperature=0, max_tokens=20)
+        assert key in server.bodies()[-1]
+        assert node.text.strip()
+    (first,) = said.grow(n=1, temperature=0, max_tokens=200)
+    with weft.load(server.base, TINY) as near:
+        (want,) = Loom(near, STORY).grow(n=1, temperature=0, max_tokens=200)
+    assert first.text == want.text
+    assert first.terminal
+    assert first.logprobs == pytest.approx(want.logprobs[: len(first.logprobs)], abs=1e-4)
+
+
+def test_a_server_without_a_template_is_asked_by_completions() -> None:
+    with standing_in(TINY, "--without", "chat") as bare, weft.load(bare.base) as lm:
+        assert lm.info.extra["manners"].chat is None
+        assert Loom(lm, "Once upon a time").grow(n=1, max_tokens=4)[0].text
+        assert "prompt" in bare.bodies()[-1]
 
 
 def test_it_grows_streams_shows_and_is_saved(lm: LM, tmp_path: Path) -> None:
@@ -153,3 +176,72 @@ def test_roles_that_somebody_typed_are_letters(chatty: Started) -> None:
 def test_the_end_is_a_token_without_text() -> None:
     assert spelled(END) == b""
     assert END in PieceTokenizer(is_chat=True).stop_ids
+
+
+PUZZLE = "Use 4 9 10 13 to make 24."
+
+
+@pytest.mark.parametrize("name", ["tot", "mcts", "adaptive", "smc"])
+def test_a_search_by_verdicts_is_refused_before_it_runs(server: Started, lm: LM, name: str) -> None:
+    n_before = len(server.bodies())
+    with pytest.raises(Unsupported, match="verdicts.*best-of-n"):
+        getattr(search, name)(lm, PUZZLE)
+    assert len(server.bodies()) == n_before
+
+
+def test_answers_are_voted_on_where_nobody_knows_their_likelihood() -> None:
+    with standing_in(TINY, "--without", "logprobs", "echo") as bare, weft.load(bare.base) as lm:
+        assert search.greedy(lm, PUZZLE).text.endswith("24")
+        found = search.best_of_n(lm, PUZZLE, n=4, seed=1)
+        assert found.votes
+        with pytest.raises(Unsupported, match="likelihood"):
+            search.beam(lm, PUZZLE, width=2, n=2, seed=1)
+
+
+def test_ids_are_of_no_table_and_none_but_pieces_are_taken(lm: LM, tmp_path: Path) -> None:
+    assert lm.info.n_vocab == 0
+    for ids in ([1, 999999], [-1], [0], [1 << 600]):
+        with pytest.raises(ConfigError, match="tokenizer="):
+            Loom(lm, ids)
+    loom = Loom(lm, "Once upon a time", template=False)
+    loom.grow(n=1, max_tokens=4, temperature=0)
+    assert Loom(lm, loom.tokens).grow(n=1, max_tokens=4, temperature=0)[0].text
+    file = tmp_path / "a.loom.json"
+    loom.save(file)
+    data = json.loads(file.read_text())
+    assert data["model"]["n_vocab"] is None
+    data["model"]["n_vocab"] = 3 << 512  # as earlier ones said it
+    file.write_text(json.dumps(data))
+    assert str(Loom.open(file, lm)) == str(Loom.open(file)) == str(loom)
+    with weft.load("tiny", engine="numpy") as other, pytest.raises(ModelMismatch, match="pieces"):
+        Loom.open(file, other, force=True)
+
+
+def test_a_tokenizer_is_taken_wherever_it_is_given(server: Started) -> None:
+    ways = [
+        (f"{server.base}?tokenizer={TINY}", {}),
+        (f"{server.base}#?tokenizer={TINY}", {}),
+        (server.base, {"engine_options": {"tokenizer": str(TINY)}}),
+    ]
+    for source, options in ways:
+        with weft.load(source, **options) as lm:
+            assert lm.info.n_vocab > 1000
+            assert lm.info.extra["manners"].takes_ids
+    with pytest.raises(ConfigError, match="twice"):
+        weft.load(server.base, str(TINY), engine_options={"tokenizer": str(TINY)})
+
+
+def test_an_address_without_v1_is_found(server: Started) -> None:
+    with weft.load(server.base.removesuffix("/v1")) as lm:
+        assert lm.info.extra["address"].startswith(f"{server.base}#tiny")
+        assert Loom(lm, STORY).grow(n=1, max_tokens=4)[0].text
+    with pytest.raises(EngineUnavailable, match="/elsewhere: it answers 404"):
+        weft.load(server.base.removesuffix("/v1") + "/elsewhere")
+
+
+def test_engines_say_whether_they_take_addresses(server: Started) -> None:
+    with pytest.raises(ConfigError, match="torch engine takes no addresses"):
+        weft.load(server.base, engine="torch")
+    for source in ("tiny", str(TINY), "x.gguf"):
+        with pytest.raises(ConfigError, match=r"remote engine takes an http\(s\) address"):
+            weft.load(source, engine="remote")

@@ -17,8 +17,8 @@ from searches import DEEP, call, small
 from weft import Loom, samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, score
+from weft.search.core import Steps
 from weft.search.judge import Judge
-from weft.search.steps import Steps
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
 from ..sampling.sampler import Chain, Sampler
 from ..sched.work import Extend, Logits, Run, RunResult, Ticket
+from ..tokens.codec import Token, tokens_of
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.vocab import Token, tokens_of
 from .cached import CacheNode, ExactRows, walk
 
 Floats = NDArray[np.float32]
@@ -491,12 +491,12 @@ class AsyncLM(AbstractAsyncLM):
         return self.lm.text.vocab_bytes
 
     def _in_parts(self, token_ids_list: Contexts) -> Iterator[Contexts]:
-        size = max(1, TOP_BYTES // (4 * self.lm.info.n_vocab))
+        size = max(1, TOP_BYTES // (4 * max(self.lm.info.n_vocab, 1)))
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _checked_top(self, k: int) -> int:
         number = whole_number("k", k, 1)
-        if number > self.lm.info.n_vocab:
+        if number > self.lm.info.n_vocab > 0:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return number
 

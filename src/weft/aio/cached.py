@@ -31,7 +31,7 @@ class ExactRows:
 
     def __init__(self, lm: LM, n_bytes: int) -> None:
         self._lm = lm
-        self._n_rows = max(1, n_bytes // (4 * lm.info.n_vocab))
+        self._n_rows = max(1, n_bytes // (4 * max(lm.info.n_vocab, 1)))
         self._rows: OrderedDict[tuple[Any, ...], Floats] = OrderedDict()
         self._lock = threading.Lock()  # of the rows and of the thread's beginning
         self._thread: ThreadPoolExecutor | None = None

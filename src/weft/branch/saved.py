@@ -91,8 +91,8 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
         _log.warning("the branch was saved by an earlier version: its seed goes on differently")
     seed = whole(data.get("seed"), f"seed of {WHAT}", 0, 2**64)
     lineage = tuple(_wholes(data, "lineage", 2**63))
-    tokens = _wholes(data, "tokens", lm.info.n_vocab)
-    ahead = _wholes(data, "ahead", lm.info.n_vocab)
+    tokens = _wholes(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
+    ahead = _wholes(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
     stream = stream_of(seed, lineage)
     place = lm.place(tokens, namespace=data.get("adapter"))
     branch = kind(lm, place, params, lm.sampler(params, stream, in_steps=True))
@@ -102,7 +102,7 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
         if not isinstance(each, list | tuple) or len(each) != 4:
             raise FormatError(f"{where} is {shown(each)}; four values belong there")
         position = whole(each[0], f"position of {where}", 0, len(tokens) + len(ahead))
-        token = whole(each[1], where, 0, lm.info.n_vocab)
+        token = whole(each[1], where, 0, lm.info.n_vocab or lm.text.n_vocab)
         raw, kept = (None if value is None else number(value, where) for value in each[2:])
         branch.last = Accepted(branch.last, position, token, raw, kept)
     n_accepted = 0 if branch.last is None else branch.last.n

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..adapters import name_of
 from ..checks import as_index
 from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
 from ..kv.place import Place, climb, resolve
+from ..lm import LM, Adapters
 from ..sampling.metrics import surprisal
 from ..sampling.params import SamplingParams
 from ..sampling.rng import stream_of
@@ -28,7 +28,6 @@ from ..sched.rows import LogitsRow
 
 if TYPE_CHECKING:
     from ..kv.place import Node
-    from ..lm import LM
     from ..sched.lines import Line
     from .branch import Branch
 
@@ -74,7 +73,7 @@ class State:
     @property
     def adapter(self) -> str | None:
         """The name of the LoRA adapter that it runs with; None: the model alone."""
-        return name_of(self._place.namespace)
+        return Adapters.name_of(self._place.namespace)
 
     @property
     def drawn(self) -> Produced | None:
@@ -138,7 +137,7 @@ class State:
 
     def checked_token(self, token: int) -> int:
         """Return a token id of the vocabulary, or refuse it."""
-        n_vocab = self.lm.info.n_vocab
+        n_vocab = self.lm.info.n_vocab or self.lm.text.n_vocab
         if type(token) is int and 0 <= token < n_vocab:
             return token
         index = as_index(token)

@@ -52,7 +52,9 @@ def after_growth(kept: Kept, made: Sequence[Heddle]) -> None:
         # All have ended: from where they began, others can be had.
         begin = at.parent or kept.loom
         grow = ["weft", "grow", str(numbers[begin.id]), "-n", "4"]
-    suggest(grow, ["weft", "read", number], ["weft", "next", number])
+    lm = kept.loom.lm
+    has_next = lm is None or lm.info.abilities.steps
+    suggest(grow, ["weft", "read", number], *([["weft", "next", number]] if has_next else []))
 
 
 def after_unkept(lm: LM, loom: Loom) -> None:

@@ -14,7 +14,7 @@ from ..viz.out import Out
 from . import advice, options
 from .draw import grow_watched, show_tree
 from .failures import guarded, tell
-from .kept import Kept, said_at, say, with_model
+from .kept import Kept, said_at, say, template_hint, with_model
 from .model import TINY, load_model
 from .run import ask, settings_of, write_growth
 
@@ -95,7 +95,7 @@ class Chat:
         if lm.text.chat_template is None:
             raise ConfigError(
                 f"{model} has no chat template: it continues text and does not answer",
-                hint='weft run "…" --raw continues a text',
+                hint=template_hint(lm, 'weft run "…" --raw continues a text'),
             )
         self.out = out
         self.lm = lm

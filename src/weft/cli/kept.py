@@ -235,7 +235,7 @@ def note_model(loom: Loom, model: str, engine: str) -> None:
     is_folder = model != TINY and Path(model).is_dir()
     loom.meta["model"] = str(Path(model).resolve()) if is_folder else model
     if loom.lm is not None and is_url(model):
-        loom.meta["model"] = loom.lm.info.model
+        loom.meta["model"] = loom.lm.info.extra["address"]
     if engine != "auto":
         loom.meta["engine"] = engine
     else:
@@ -340,11 +340,19 @@ def say(
     if lm.text.chat_template is None:
         raise ConfigError(
             "this model has no chat template: it continues text and does not answer",
-            hint="--raw adds the text as it is",
+            hint=template_hint(lm, "--raw adds the text as it is"),
         )
     said = node.add(lm.turn_delta([{"role": "user", "content": text}]))
     said.meta[SAID] = text
     return said
+
+
+def template_hint(lm: LM, otherwise: str) -> str:
+    """Return what to do without a chat template; a server's model may have one over there."""
+    if lm.info.name != "remote":
+        return otherwise
+    address = lm.info.extra["address"].partition("#")[0]
+    return f"-m '{address}?api=chat' or -m '{address}?tokenizer=./folder' may have one; {otherwise}"
 
 
 def refuse_special(special: bool) -> None:

@@ -15,7 +15,7 @@ from rich.live import Live
 from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
-from ..search.strategies import DEFAULT, STRATEGIES, Strategy, defaults, meanings
+from ..search.strategies import DEFAULT, STRATEGIES, UNASKED, Strategy, defaults, meanings
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, show_votes
@@ -265,7 +265,7 @@ def _report(
     out.facts(f"{strategy.title} · {result.cost}", "")
     out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
     kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
-    advice.suggest(*_again(model, strategy, result), *kept)
+    advice.suggest(*_again(lm, model, strategy, result), *kept)
 
 
 def _draw_result(out: Out, result: SearchResult) -> None:
@@ -280,13 +280,14 @@ def _draw_result(out: Out, result: SearchResult) -> None:
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
 
 
-def _again(model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
+def _again(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
     """Return a command that searches for the same in another way."""
     asked, same = result.loom.user_prompt, advice.of_model(model)
     if not advice.can_repeat(asked):
         return [["weft", "run", samples.story, "-n", "4", *same]]
-    if result.solved is False:
+    can = list(STRATEGIES) if lm.info.abilities.steps else list(UNASKED)
+    if result.solved is False and "adaptive" in can:
         surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
         return [["weft", "solve", asked, *surest, *same]]
-    other = next(name for name in STRATEGIES if name != strategy.name)
+    other = next(name for name in can if name != strategy.name)
     return [["weft", "solve", asked, "--strategy", other, *same]]

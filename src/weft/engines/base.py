@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..sampling.sampler import DrawBatch, DrawResult
     from .native import NativeRuns
 
+UNTOLD = 1 << 20
 KVKind = Literal["addressable", "sequence", "hidden"]
 Pooling = Literal["mean", "cls", "last"]
 
@@ -51,7 +52,8 @@ class Abilities:
     raw_logits: those rows are the model's logits; else they are log-probabilities, of which a
     repetition penalty, which asks for signs, is another one: it is refused in steps.
     scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
-    that want scores and no logits, and may leave entropies and ranks out. Steps imply it.
+    that want scores and no logits, and may leave entropies and ranks out. Steps imply it. Words say
+    in the table of engines where it is so; a loaded model's is True or False.
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
     entropy, in runs of both kinds.
     shared_attention: a shared prefix is attended once a step, not once a branch.
@@ -64,7 +66,7 @@ class Abilities:
     steps: bool = True
     raw_logits: bool = True
     native_runs: bool = False
-    scoring: bool = True
+    scoring: bool | str = True
     entropy: bool = True
     shared_attention: bool = False
     fork: str = ""
@@ -92,6 +94,9 @@ class EngineInfo:
     the same function, up to rounding. Saved trees and branches say by it whose they are, and open
     in any dtype and on any device, which are no part of it. Exported KV is interchangeable, and
     logits are as good as equal, where the dtype is the same, too: a file of KV says both.
+    n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
+    the tokenizer knows which there are. n_positions: tokens a path may have; UNTOLD where nobody
+    says, and whoever runs it refuses what is too long.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were

@@ -21,7 +21,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import Channel, deferred_interrupt
 from ..sched.work import FinishReason, Run, RunState, Ticket
-from ..tokens.text import StopStrings, TextStream
+from ..tokens.text import TextStream
 from .node import (
     child_list,
     constrained_so_far,
@@ -90,6 +90,39 @@ class Event(NamedTuple):
     token: int | None
     logprob: float | None = None
     entropy: float | None = None
+
+
+class StopStrings:
+    """Watches a growing text for stop strings, across token borders.
+
+    Cost: one search a stop string in the new bytes and a tail shorter than the longest stop string.
+    """
+
+    __slots__ = ("_longest", "_stops", "_tail")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple((stop, stop.encode()) for stop in stops)
+        self._longest = max((len(encoded) for _, encoded in self._stops), default=0)
+        self._tail = b""
+
+    def push(self, piece: bytes) -> str | None:
+        """Return the stop string that these bytes complete, or None.
+
+        Of several, the one that ends first; of those, the longest.
+        """
+        if not self._stops:
+            return None
+        # window:  tail (seen before) │ piece        a match must end in the piece
+        seen = len(self._tail)
+        window = self._tail + piece
+        found: list[tuple[int, int, str]] = []
+        for stop, encoded in self._stops:
+            size = len(encoded)
+            at = window.find(encoded, max(0, seen - size + 1))
+            if at >= 0:
+                found.append((at + size, -size, stop))
+        self._tail = window[max(0, len(window) - self._longest + 1) :]
+        return min(found)[2] if found else None
 
 
 class Watch:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..adapters import name_of
 from .node import lm_of
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def export(lm: LM, place: Place) -> Exported:
     own = {name for pair in names for name in pair}
     marks = {name: value for name, value in arrays.items() if name not in own}
     if place.namespace is not None:
-        marks[ADAPTER] = name_of(place.namespace)
+        marks[ADAPTER] = lm.adapters.name_of(place.namespace)
     layers = [
         (_widened(arrays[key], marks, key), _widened(arrays[value], marks, value))
         for key, value in names

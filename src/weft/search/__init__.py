@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from ..doors import lazily
 
 if TYPE_CHECKING:
     from . import score

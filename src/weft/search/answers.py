@@ -11,12 +11,22 @@ from typing import Unpack
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, Vote, branches
+from .core import (
+    Prompt,
+    SearchOptions,
+    SearchResult,
+    Settings,
+    Steps,
+    Vote,
+    awaitable,
+    branches,
+    plain,
+    text_of,
+)
 from .driver import Search, Want
 from .judge import Judge, ranked
 from .propose import Proposer, is_cut
-from .score import own_mean_logprob, text_of
-from .steps import Steps, awaitable, plain
+from .score import own_mean_logprob
 
 Extract = Callable[[str], Hashable | None]
 _SAID = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
@@ -90,7 +100,7 @@ def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[Se
     settings = answers_only(greedy, options, without, temperature=0.0)
     search = Search(lm, prompt, settings, "greedy")
     answer = Answers(1, None)
-    return (yield from search.run(answer, Judge(search, asks=False), answer.writer(search)))
+    return (yield from search.run(answer, Votes(search, asks=False), answer.writer(search)))
 
 
 agreedy = awaitable(greedy)
@@ -120,9 +130,20 @@ class Votes(Judge):
     """Scores whole answers by the caller's value; without one their votes count, not a model."""
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
-        if self.search.lm is None and self.search.value is None:
+        search = self.search
+        if search.value is None and (search.lm is None or not _can_score(search.lm, nodes)):
             return [0.0] * len(nodes)
         return (yield from super()._scores(nodes))
+
+    def refuse(self) -> None:
+        """Refuse nothing: where there are no likelihoods the answers do without."""
+
+
+def _can_score(lm: LM, nodes: Sequence[Heddle]) -> bool:
+    """Whether the likelihood of each path is known, or can be asked for."""
+    can = lm.info.abilities
+    known = (bool(each.logprobs) for node in nodes for each in node.path[1:])
+    return can.steps or bool(can.scoring) or all(known)
 
 
 class Answers:

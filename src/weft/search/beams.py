@@ -8,11 +8,10 @@ from typing import Unpack
 from ..checks import whole_number
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, branches
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, branches, plain
 from .driver import Search, Want
 from .judge import DEEPEST, Judge, ranked
 from .propose import Proposer
-from .steps import Steps, awaitable, plain
 from .thoughts import BreadthFirst
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast, get_args
 
 from ..errors import ConfigError
 from ..loom import Heddle
-from .score import Scorer, text_of
-from .steps import Steps, Together
+from .core import Steps, Together, text_of
+from .score import Scorer
 
 Takes = Literal["node", "nodes", "text", "texts", "state", "states"]
 StateOf = Callable[[Heddle], Any]

@@ -16,9 +16,18 @@ from ..errors import ConfigError, FormatError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from .callbacks import Callback
-from .core import Level, Meter, Prompt, SearchResult, Settings, begin, lines_of, read_task
-from .score import text_of
-from .steps import Steps
+from .core import (
+    Level,
+    Meter,
+    Prompt,
+    SearchResult,
+    Settings,
+    Steps,
+    begin,
+    lines_of,
+    read_task,
+    text_of,
+)
 from .task import Lines, overrides
 
 if TYPE_CHECKING:
@@ -159,6 +168,7 @@ class Search:
 
         tries: how many of the best paths are completed at most, until a checker says yes.
         """
+        judge.refuse()
         if not self.round:
             # The first state may be an answer; and in a tree that was there before, answers may
             # have been seen by another checker.

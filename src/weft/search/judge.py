@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ..checks import whole_number
+from ..errors import Unsupported
 from ..loom import Heddle
+from .core import Steps
 from .driver import LIKELIEST, Search
 from .score import likelihood, mean_logprob, verdict_steps
-from .steps import Steps
+from .strategies import UNASKED
 from .task import Task, overrides
 
 # Below this verdict a candidate is not followed: the model rules it out.
@@ -32,6 +34,24 @@ class Judge:
         if asks and search.lm is not None and search.value is None:
             self.task = search.task if overrides(search.task, "question") else None
         self._known: dict[str, float] = {}
+
+    def refuse(self) -> None:
+        """Raise Unsupported where the scores are the model's, and its engine gives none."""
+        lm = self.search.lm
+        if lm is None or self.search.value is not None or lm.info.abilities.steps:
+            return
+        if self.task is not None:
+            raise Unsupported(
+                "the model's verdicts on lines are read from its next-token distributions, which"
+                f" {lm.info.model} on the {lm.info.name} engine does not give: give value= or"
+                f" score=, or take a search without verdicts: {', '.join(UNASKED)}",
+                hint=f"--strategy {UNASKED[0]}",
+            )
+        if not lm.info.abilities.scoring and any(map(callable, self.search.proposers.values())):
+            raise Unsupported(
+                f"lines of the caller's are scored by their likelihood, which {lm.info.model} on"
+                f" the {lm.info.name} engine does not measure: give value= or score="
+            )
 
     def score(self, nodes: list[Heddle]) -> Steps[None]:
         """Set the score of each node, and for whole answers whether they are right."""

@@ -15,11 +15,10 @@ from ..files import json_number
 from ..lm import LM
 from ..loom import Heddle
 from .callbacks import Callback
-from .core import Prompt, SearchOptions, SearchResult, Settings, branches
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, branches, plain
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
-from .steps import Steps, awaitable, plain
 
 # A value of 0 is a low weight, not an impossible one: models err.
 FLOOR = 1e-6

@@ -13,9 +13,8 @@ from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from .callbacks import Callback
-from .core import Kind, branches, lines_of
+from .core import Kind, Steps, branches, lines_of
 from .driver import Search, Want
-from .steps import Steps
 
 # One number for all levels, or one a level, the last for all further ones.
 Counts = int | Sequence[int] | None

@@ -10,21 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Unsupported
 from ..lm import LM
 from ..loom import Heddle, Loom
 from ..loom.heddle import measure_item
 from ..sched.work import Extend, Logits
-from .steps import Read, Steps, awaitable, plain, run
+from .core import Read, Steps, Value, awaitable, plain, run, text_of
 
 if TYPE_CHECKING:
     from ..kv.place import Place
-
-
-# Nodes → scores; or what else `Callback` hands over, plain or async.
-Value = Callable[[Any], Any]
 
 
 class Scorer:
@@ -96,6 +92,13 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
             raise ConfigError(
                 "without a model there is no likelihood to score by: give value= or score="
             )
+        if not (lm.info.abilities.steps or lm.info.abilities.scoring):
+            raise Unsupported(
+                f"{lm.info.model} on the {lm.info.name} engine neither tells the log-probabilities"
+                " of this text nor measures it, so there is no likelihood to score by: give"
+                " value= or score=",
+                hint="--strategy best-of-n counts votes, which want none",
+            )
         items = [measure_item(node.parent, node.tokens) for node in unread.values() if node.parent]
         found = yield Read(lm, items)
         for node, read in zip(unread.values(), found, strict=True):
@@ -156,11 +159,6 @@ def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")
         return [values[prompt] for prompt in prompts]
 
     return Scorer(asked)
-
-
-def text_of(node: Heddle) -> str:
-    """Return the text after the prompt, down to the node."""
-    return node.get_prefix_text(1).strip()
 
 
 def own_mean_logprob(node: Heddle) -> float:

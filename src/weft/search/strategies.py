@@ -35,7 +35,8 @@ class Strategy:
 
     title, says: in words, short and longer. call: the function in `weft.search`. fixed: what it is
     given always. breadth, n: what these two numbers are there; None: it has no use for them.
-    refused: other options that it has no use for.
+    refused: other options that it has no use for. asks: of a task that words a question it asks
+    the model for verdicts, which want next-token distributions.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Strategy:
     breadth: Count | None = None
     n: Count | None = None
     refused: tuple[str, ...] = ()
+    asks: bool = False
 
     def unused(self) -> list[str]:
         """Return which of `breadth`, `n` and the options this strategy has no use for."""
@@ -107,6 +109,7 @@ STRATEGIES: dict[str, Strategy] = {
             "tree of thoughts",
             "a tree of lines, the best few go on",
             call="tot",
+            asks=True,
             breadth=Count(_LEVEL, ("breadth",), 5),
             n=_PROPOSALS,
         ),
@@ -129,6 +132,7 @@ STRATEGIES: dict[str, Strategy] = {
             "tree of thoughts, depth first",
             "one path of the tree at a time",
             call="tot",
+            asks=True,
             fixed={"order": "dfs"},
             breadth=Count(_LEVEL, ("breadth",), 5),
             n=_PROPOSALS,
@@ -146,6 +150,7 @@ STRATEGIES: dict[str, Strategy] = {
             "Monte Carlo tree search",
             "where values and curiosity lead",
             call="mcts",
+            asks=True,
             breadth=Count(_ROUND, ("batch",), 4),
             n=_PROPOSALS,
         ),
@@ -154,6 +159,7 @@ STRATEGIES: dict[str, Strategy] = {
             "adaptive branching",
             "wider or deeper by draws",
             call="adaptive",
+            asks=True,
             breadth=Count(_ROUND, ("batch",), 2),
             n=Count(_KINDS, ("widen",)),
         ),
@@ -162,10 +168,12 @@ STRATEGIES: dict[str, Strategy] = {
             "sequential Monte Carlo",
             "weighted particles",
             call="smc",
+            asks=True,
             n=Count("particles", ("n",)),
         ),
     )
 }
+UNASKED = tuple(name for name, row in STRATEGIES.items() if not row.asks)
 
 
 def meanings(number: Literal["breadth", "n"]) -> str:

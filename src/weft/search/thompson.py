@@ -11,11 +11,10 @@ from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
 from .driver import Search, Want
 from .judge import Frontier, Judge, deepest, is_answered, most_rounds, paths, ranked
 from .propose import Proposer
-from .steps import Steps, awaitable, plain
 
 # A score counts as so many throws of a coin: it is a probability, and no throw.
 TRUST = 6.0

@@ -9,11 +9,10 @@ from ..checks import whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
 from .driver import Algorithm, Search, Want
 from .judge import Judge, deepest, is_answered, paths, ranked, worth_following
 from .propose import Counts, Proposer
-from .steps import Steps, awaitable, plain
 
 
 @plain

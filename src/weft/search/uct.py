@@ -11,11 +11,10 @@ from ..checks import number, whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
 from .driver import Search, Want
 from .judge import Frontier, Judge, deepest, is_answered, most_rounds, paths, ranked
 from .propose import Counts, Proposer
-from .steps import Steps, awaitable, plain
 
 
 @plain

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT = "weft.loom"
 VERSION = 1
 
+MOST_IDS = 1 << 62  # of a table; what is beyond was written for none
 _REASONS = frozenset(get_args(FinishReason))
 _NODE_FIELDS = {
     "id": str,
@@ -47,7 +48,7 @@ _NODE_FIELDS = {
 
 
 class ModelMark(NamedTuple):
-    """Which model a loom's tokens belong to."""
+    """Which model a loom's tokens belong to. n_vocab: 0 where ids are of no table."""
 
     name: str
     fingerprint: str
@@ -92,8 +93,16 @@ def read_header(data: object) -> ModelMark:
     return ModelMark(
         field(model, "name", str, "model"),
         field(model, "fingerprint", str, "model"),
-        whole(model.get("n_vocab"), "n_vocab of model", 1),
+        _n_vocab(model),
     )
+
+
+def _n_vocab(model: dict[str, Any]) -> int:
+    """Return how many ids there are; 0, null in the file, where they are of no table."""
+    if "n_vocab" in model and model["n_vocab"] is None:
+        return 0
+    found = whole(model.get("n_vocab"), "n_vocab of model", 1)
+    return 0 if found > MOST_IDS else found
 
 
 def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list[str]]:
@@ -117,7 +126,7 @@ def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Recor
     if not isinstance(node, dict):
         raise FormatError(f"{where} is {shown(node)}; an object belongs there")
     found = {name: field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
-    tokens = [whole(token, f"a token of {where}", 0, n_vocab) for token in found["tokens"]]
+    tokens = [whole(token, f"a token of {where}", 0, n_vocab or None) for token in found["tokens"]]
     figures = {}
     for name in ("logprobs", "entropies"):
         figures[name] = [number(value, f"{name} of {where}") for value in found[name]]
@@ -188,7 +197,7 @@ def _chunks(loom: Loom) -> Iterator[str]:
         "format": FORMAT,
         "version": VERSION,
         "created": loom.created,
-        "model": mark._asdict(),
+        "model": {**mark._asdict(), "n_vocab": mark.n_vocab or None},
         "prompt": {
             "user_prompt": loom.user_prompt,
             "chat_template_used": loom.chat_template_used,
@@ -291,14 +300,18 @@ def _made(
     return loom
 
 
+def _counted(n_vocab: int) -> str:
+    return f"{n_vocab} token ids" if n_vocab else "pieces of text for tokens"
+
+
 def _check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
     info = lm.info
     if mark == NO_MODEL:
         raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
     if info.n_vocab != mark.n_vocab:
         raise ModelMismatch(
-            f"the loom was saved by {mark.name} with {mark.n_vocab} token ids; {info.model} has "
-            f"{info.n_vocab}. Open it with its own model, or without one to read it"
+            f"the loom was saved by {mark.name} with {_counted(mark.n_vocab)}; {info.model} has "
+            f"{_counted(info.n_vocab)}. Open it with its own model, or without one to read it"
         )
     if info.fingerprint != mark.fingerprint and not force:
         raise ModelMismatch(

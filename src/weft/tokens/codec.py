@@ -1,16 +1,23 @@
-"""What a tokenizer library does for `Tokenizer`: text to ids, and what each id is."""
+"""What token ids stand for: text to ids by a library, each id's exact bytes, and `Token`: both."""
 
 from __future__ import annotations
 
+import json
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, ModelLoadError
-from .vocab import byte_vocab, first_space_is_dummy
+from ..errors import ConfigError, ModelLoadError, Unsupported
+from ..files import FAULTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+_MOST_IDS = 1 << 24
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Speller = Callable[[str], bytes]
 
 
 class Codec(ABC):
@@ -114,3 +121,204 @@ def is_librarys(error: BaseException) -> bool:
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust met what it never expected."""
     return type(error).__name__ == "PanicException"
+
+
+def byte_vocab(backend: Backend) -> list[bytes]:
+    """Return the bytes of every token; index = token id, b"" where no token has that id.
+
+    Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in
+    UTF-8, up to the dummy space that some put before the first word (`first_space_is_dummy`).
+    Cost: a fraction of a second for 128k tokens; call it once.
+    Raises: Unsupported for decoders whose tokens have no bytes of their own, ModelLoadError for
+    what no tokenizer says.
+    """
+    try:
+        spell = _speller(_decoder_steps(backend))
+    except (re.error, *FAULTS) as error:
+        raise ModelLoadError(f"the tokenizer's decoder cannot be followed: {error}") from error
+    model = backend.get_vocab(with_added_tokens=False)
+    added = {
+        token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()
+    }
+    size = 1 + max((*model.values(), *added), default=-1)
+    if size > _MOST_IDS:
+        raise ModelLoadError(f"the tokenizer has a token of id {size - 1}; its file is broken")
+    table = [b""] * size
+    for token, token_id in model.items():
+        table[token_id] = spell(token)
+    for token_id, content in added.items():
+        table[token_id] = content.encode()
+    return table
+
+
+def first_space_is_dummy(backend: Backend) -> bool:
+    """Whether decoding drops one space at the start of a text, because encoding put it there."""
+    for step in _decoder_steps(backend):
+        kind = step["type"]
+        if kind == "Strip" and step["content"] == " " and step["start"] > 0:
+            return True
+        if kind == "Metaspace":
+            return bool(step.get("prepend_scheme", "always") != "never")
+        if kind in ("WordPiece", "Words"):
+            return True
+    return False
+
+
+def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
+    """Return the decoder's parts in order, as the tokenizer file spells them."""
+    if backend.decoder is not None:
+        return _flat(json.loads(backend.decoder.__getstate__()), "decoders")
+    if backend.pre_tokenizer is not None:
+        parts = _flat(json.loads(backend.pre_tokenizer.__getstate__()), "pretokenizers")
+        if any(part["type"] == "ByteLevel" for part in parts):
+            return [{"type": "ByteLevel"}]
+    # Without a decoder the library puts a space between tokens.
+    return [{"type": "Words"}]
+
+
+def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    return list(part[inner]) if part["type"] == "Sequence" else [part]
+
+
+def _speller(steps: list[dict[str, Any]]) -> Speller:
+    """Return the function from a token's own spelling to its bytes."""
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return _spell_byte_level
+    edits = [edit for edit in map(_edit, steps) if edit is not None]
+    has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+
+    def spell(token: str) -> bytes:
+        if has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes((int(match[1], 16),))
+        for edit in edits:
+            token = edit(token)
+        return token.encode()
+
+    return spell
+
+
+def _edit(step: dict[str, Any]) -> Callable[[str], str] | None:
+    """Return what one decoder part does to a token's text; None if nothing a single token shows."""
+    kind = step["type"]
+    if kind == "Replace":
+        return _replacement(step)
+    if kind == "Metaspace":
+        mark: str = step["replacement"]
+        return lambda token: token.replace(mark, " ")
+    if kind == "WordPiece":
+        prefix: str = step["prefix"]
+        return lambda token: token[len(prefix) :] if token.startswith(prefix) else f" {token}"
+    if kind == "BPEDecoder":
+        suffix: str = step["suffix"]
+        return lambda token: token.replace(suffix, " ")
+    if kind == "Words":
+        return lambda token: f" {token}"
+    if kind in ("ByteFallback", "Fuse", "Strip"):
+        return None
+    raise Unsupported(
+        f"tokens of a tokenizer with a {kind} decoder have no bytes of their own; use a model with "
+        "a byte-level, SentencePiece or WordPiece tokenizer"
+    )
+
+
+def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
+    (kind, pattern), *_ = step["pattern"].items()
+    content: str = step["content"]
+    if kind == "String":
+        return lambda token: token.replace(pattern, content)
+    expression = re.compile(pattern)
+    return lambda token: expression.sub(lambda _: content, token)
+
+
+def _byte_letters() -> dict[int, int]:
+    """Return letter → byte of byte-level BPE: printable Latin-1 is itself, the rest from 256 on.
+
+    Other Latin-1 letters map to a non-letter, so that no byte is made of them.
+    """
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(own)]
+    letters = {byte: 0xFFFF for byte in rest}
+    letters.update({byte: byte for byte in own})
+    letters.update({256 + index: byte for index, byte in enumerate(rest)})
+    return letters
+
+
+_LETTERS = _byte_letters()
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return token.translate(_LETTERS).encode("latin-1")
+    except UnicodeEncodeError:
+        # A letter outside the alphabet: the token is plain text.
+        return token.encode()
+
+
+class Token(bytes):
+    """Bytes with a token id. Two ids may have equal bytes: tokens are equal when their ids are.
+
+    The hash is the id's, so a table of tokens keeps duplicates apart and plain bytes find none in
+    it; compared with plain bytes, the bytes count. `byte_string` is the bytes alone.
+    """
+
+    token_id: int
+
+    def __new__(cls, token_id: int, byte_string: bytes) -> Token:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise TypeError(f"token_id is {token_id!r}; allowed is an int")
+        if not isinstance(byte_string, bytes):
+            raise TypeError(f"byte_string is {byte_string!r}; allowed are bytes")
+        made = super().__new__(cls, byte_string)
+        made.token_id = int(token_id)
+        return made
+
+    @property
+    def byte_string(self) -> bytes:
+        """The bytes alone."""
+        return bytes(self)
+
+    def __bytes__(self) -> bytes:
+        return self[:]
+
+    def __eq__(self, other: object) -> bool:
+        return self.token_id == other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return NotImplemented if equal is NotImplemented else not equal
+
+    def __hash__(self) -> int:
+        return hash(self.token_id)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.token_id < other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __le__(self, other: Any) -> bool:
+        return self.token_id <= other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __gt__(self, other: Any) -> bool:
+        return self.token_id > other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __ge__(self, other: Any) -> bool:
+        return self.token_id >= other.token_id if isinstance(other, Token) else NotImplemented
+
+    @staticmethod
+    def as_bytes(value: bytes) -> bytes:
+        """Return plain bytes, also of a token."""
+        return value.byte_string if isinstance(value, Token) else value
+
+    @staticmethod
+    def is_plain_bytes(value: object) -> bool:
+        """Whether a value is bytes and no token."""
+        return isinstance(value, bytes) and not isinstance(value, Token)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Token, (self.token_id, self.byte_string)
+
+    def __repr__(self) -> str:
+        return f"Token(token_id={self.token_id}, byte_string={self.byte_string!r})"
+
+
+def tokens_of(vocab: Sequence[bytes], kind: Callable[[int, bytes], Token] = Token) -> list[Token]:
+    """Return the tokens of a byte vocabulary, made by `kind`; index = id."""
+    return [kind(token_id, spelled) for token_id, spelled in enumerate(vocab)]

@@ -10,7 +10,7 @@ class TextStream:
     """Turns tokens into text one by one; what it returned, joined, is one decode of all bytes.
 
     Invalid UTF-8 becomes U+FFFD, as `bytes.decode(errors="replace")` would have it.
-    strip_first_space: drop one space before the very first text (see `vocab.first_space_is_dummy`).
+    strip_first_space: drop one space before the very first text (see `codec.first_space_is_dummy`).
     """
 
     __slots__ = ("_decoder", "_is_between", "_strip", "_vocab")
@@ -61,42 +61,3 @@ class TextStream:
         """Return what still waits (U+FFFD for an unfinished character); the stream starts over."""
         self._is_between = True
         return self._decoder.decode(b"", final=True)
-
-
-class StopStrings:
-    """Watches a growing text for stop strings, across token borders.
-
-    Cost: one search a stop string in the new bytes and a tail shorter than the longest stop string.
-    """
-
-    __slots__ = ("_longest", "_stops", "_tail")
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = tuple((stop, stop.encode()) for stop in stops)
-        self._longest = max((len(encoded) for _, encoded in self._stops), default=0)
-        self._tail = b""
-
-    def push(self, piece: bytes) -> str | None:
-        """Return the stop string that these bytes complete, or None.
-
-        Of several, the one that ends first; of those, the longest.
-        """
-        if not self._stops:
-            return None
-        # window:  tail (seen before) │ piece        a match must end in the piece
-        seen = len(self._tail)
-        window = self._tail + piece
-        found: list[tuple[int, int, str]] = []
-        for stop, encoded in self._stops:
-            size = len(encoded)
-            at = window.find(encoded, max(0, seen - size + 1))
-            if at >= 0:
-                found.append((at + size, -size, stop))
-        self._tail = window[max(0, len(window) - self._longest + 1) :]
-        return min(found)[2] if found else None
-
-    def clone(self) -> StopStrings:
-        """Return an independent copy."""
-        twin = StopStrings.__new__(StopStrings)
-        twin._stops, twin._longest, twin._tail = self._stops, self._longest, self._tail
-        return twin

@@ -113,6 +113,12 @@ class Tokenizer:
         """One more than the highest token id."""
         return len(self.vocab_bytes)
 
+    def check_ids(self, ids: Iterable[int]) -> None:
+        """Raise ConfigError for an id that is none of its tokens'."""
+        wrong = next((token for token in ids if not 0 <= token < self.n_vocab), None)
+        if wrong is not None:
+            raise ConfigError(f"token id {wrong}; allowed are 0 to {self.n_vocab - 1}")
+
     @property
     def vocab_bytes(self) -> list[bytes]:
         """The bytes of every token, by id; made once, not to be changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from ..doors import lazily
 
 __all__ = ["draw", "show", "to_dot", "to_html", "to_mermaid"]
 

@@ -153,7 +153,7 @@ def text_score_card(result: TextScore) -> str:
 
 def stats_card(result: Stats) -> str:
     """Return what an LM did and holds."""
-    rows = (
+    rows: tuple[tuple[str, str, str], ...] = (
         ("prefilled", f"{counted(result.prefilled, 'token')}", "run to read prompts"),
         ("reused", f"{counted(result.reused, 'token')}", "there already when work began"),
         ("decoded", f"{counted(result.decoded, 'token')}", f"{result.tokens_per_s:,.0f} a second"),
@@ -166,6 +166,9 @@ def stats_card(result: Stats) -> str:
         ("unshared", format_bytes(result.kv_bytes_unshared), "a cache for every branch"),
         ("steps", counted(result.steps, "step"), f"{result.seconds:.2f} s"),
     )
+    unknown = [] if result.knows_prefill else ["prefilled", "reused", "recomputed"]
+    unknown += [] if result.knows_kv else ["KV held", "unshared"]
+    rows = tuple(row for row in rows if row[0] not in unknown)
     return _table((), ([name, value, _soft(note)] for name, value, note in rows))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...aio import AbstractAsyncLM as AsyncLM
 from ...aio import load_model_by_name
 from ...errors import BatchAbandoned
-from ...tokens.vocab import Token
+from ...tokens.codec import Token
 from .cache import CachedContext, OutputCache, TokenTrie
 from .install import install
 from .models import AsyncMlxLM, AsyncTransformer, AsyncVirtualLM, MockAsyncLM, Query

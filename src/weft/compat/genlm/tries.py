@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...tokens.vocab import Token
+from ...tokens.codec import Token
 from .models import HAS_TORCH
 
 Weights = NDArray[np.float64]

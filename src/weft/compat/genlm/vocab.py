@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError, WeftError
+from ...tokens.codec import Token, tokens_of
 from ...tokens.tokenizer import Tokenizer
-from ...tokens.vocab import Token, tokens_of
 
 __all__ = [
     "ByteDecoderError",

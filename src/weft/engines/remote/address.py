@@ -11,6 +11,10 @@ from urllib.parse import quote, unquote, urlsplit
 from ...errors import ConfigError
 
 _PLAIN = "/:@~+ ,()\\"  # what needs no quoting in an option's value
+OPTIONS = (
+    *("tokenizer", "api", "n_ctx", "dialect", "most", "together", "steps", "connect_s", "first_s"),
+    *("between_s", "retries"),
+)
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
@@ -19,7 +23,8 @@ class Address:
     """A server's base address, `http://host:8000/v1`, without its fragment.
 
     model: its name for the model; "" for the only one it has. options: what stands behind a `?` of
-    the fragment, as text: `http://host:8000/v1#model?tokenizer=./folder`.
+    the fragment, as text: `http://host:8000/v1#model?tokenizer=./folder`; before it, too, where
+    they are options by their names.
     """
 
     base: str
@@ -36,10 +41,14 @@ class Address:
             raise ConfigError(f"the server's address cannot be read: {error}") from None
         if not host:
             raise ConfigError(f"{url!r} names no host; an address is http://host:8000/v1#model")
-        if parts.username is not None or parts.query:
+        asked = [each for each in parts.query.split("&") if each]
+        if parts.username is not None or any(
+            each.partition("=")[0] not in OPTIONS for each in asked
+        ):
             raise ConfigError(
-                "the server's address has a user, a password or a ? before its #; these would stand"
-                " in saved looms. Give a key by token=… or WEFT_API_KEY"
+                "the server's address has a user, a password or a query; these would stand in saved"
+                " looms. Give a key by token=… or WEFT_API_KEY; options that an address may have"
+                f" are {', '.join(OPTIONS)}"
             )
         name, _, rest = parts.fragment.partition("?")
         if model and name and model != name:
@@ -47,7 +56,7 @@ class Address:
         shown = f"[{host}]" if ":" in host else host
         place = shown if port is None else f"{shown}:{port}"
         base = f"{parts.scheme.lower()}://{place}{parts.path.rstrip('/')}"
-        pairs = (each.partition("=") for each in rest.split("&") if each)
+        pairs = (each.partition("=") for each in [*asked, *rest.split("&")] if each)
         return cls(base, model or name, {unquote(key): unquote(value) for key, _, value in pairs})
 
     @property
@@ -79,6 +88,10 @@ class Address:
         pairs = ((name, quote(value, safe=_PLAIN)) for name, value in self.options.items())
         rest = "&".join(f"{name}={value}" for name, value in pairs)
         return f"{self.base}#{model}" + (f"?{rest}" if rest else "")
+
+    def short_name(self, model: str) -> str:
+        """Return what to call a model of this server: no folders, which servers often name."""
+        return f"{model.rstrip('/').rpartition('/')[2] or model} @ {self.host}"
 
     def key(self, token: str | None) -> str | None:
         """Return the key to send: the one given, WEFT_API_KEY, or OPENAI_API_KEY.

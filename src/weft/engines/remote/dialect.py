@@ -132,6 +132,8 @@ class Manners:
     api: the protocol it speaks. takes_ids: prompts may be token ids. gives_ids: it names the ids
     of what it generates. n: it honours several choices of one prompt. logprobs: it tells those of
     what it draws. raw: they are of raw logits at every temperature. echo: it scores a given prompt.
+    chat: what it does by the other protocol, by which messages go; None: it has none, or what grows
+    is the model's tokens, which a chat protocol has no words for.
     """
 
     api: Api = "completions"
@@ -141,3 +143,4 @@ class Manners:
     logprobs: bool = False
     raw: bool = False
     echo: bool = False
+    chat: Manners | None = None

@@ -13,11 +13,11 @@ from ...checks import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
+from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
 from ..source import resolve
 from .address import Address
 from .dialect import Manners
-from .pieces import N_PIECES, PieceTokenizer
+from .pieces import PieceTokenizer
 from .probe import ServerInfo, find
 from .rows import RemoteRows
 from .runs import RemoteRuns
@@ -25,7 +25,6 @@ from .spelling import Spelling
 from .wire import Patience, Wire
 from .wording import Wording
 
-N_POSITIONS = 1 << 20  # where the server does not say; it refuses what is too long for it
 MOST = 64
 
 
@@ -49,17 +48,17 @@ class RemoteEngine(Engine):
         self._wire = wire
         self._text = text
         self._wording = Wording(found.model, found.dialect, found.manners, text)
-        n_vocab = N_PIECES if is_pieces else text.n_vocab
+        n_vocab = 0 if is_pieces else text.n_vocab
         self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
         if steps:
             n_vocab = wire.run(_width(self._rows, text, wire.address.base))
             self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
         self.info = EngineInfo(
             name="remote",
-            model=wire.address.with_model(found.model),
+            model=wire.address.short_name(found.model),
             n_layers=0,
             n_vocab=n_vocab,
-            n_positions=found.n_ctx or n_ctx or N_POSITIONS,
+            n_positions=found.n_ctx or n_ctx or UNTOLD,
             kv_bytes_per_token=0,
             dtype="the server's",
             fingerprint=_fingerprint(found, text),
@@ -68,7 +67,11 @@ class RemoteEngine(Engine):
             abilities=_abilities(found, steps=steps),
             temperature_first=found.dialect.order == "first",
             own_random=True,
-            extra={"server": found.dialect.name, "manners": found.manners},
+            extra={
+                "address": wire.address.with_model(found.model),
+                "server": found.dialect.name,
+                "manners": found.manners,
+            },
         )
         spelling = Spelling(text, n_vocab)
         self.native: RemoteRuns = RemoteRuns(
@@ -131,7 +134,7 @@ class RemoteEngine(Engine):
                 raise Unsupported(f"{address.base} gives one choice a request: leave together out")
             if shared is None:  # where seeds count, each text must depend on its own alone
                 shared = found.manners.n and not found.dialect.seeded
-            is_chat = found.manners.api == "chat"
+            is_chat = found.manners.api == "chat" or found.manners.chat is not None
             if given["steps"] and (
                 tokenizer is None or not found.dialect.row or not found.manners.takes_ids
             ):
@@ -175,10 +178,10 @@ class RemoteEngine(Engine):
         """Refuse rows that are no paths of this model."""
         for row in rows:
             ids = [] if isinstance(row.tokens, LateTokens) else list(row.tokens)
-            if not ids or not 0 <= min(ids) <= max(ids) < self.info.n_vocab:
+            n_vocab = self.info.n_vocab
+            if not ids or not 0 <= min(ids) or (n_vocab and max(ids) >= n_vocab):
                 raise ForwardError(
-                    f"a row has ids {ids[:8]}; allowed are 0 to {self.info.n_vocab - 1}, at least"
-                    " one"
+                    f"a row has ids {ids[:8]}; allowed are 0 to {n_vocab - 1}, at least one"
                 )
             if len(ids) > self.info.n_positions:
                 raise ForwardError(

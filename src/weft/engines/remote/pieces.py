@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...errors import Unsupported
+from ...errors import ConfigError, Unsupported
 from ...tokens.text import TextStream
 from ...tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 64
+GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL?tokenizer=./folder'"
 N_PIECES = 3 << (8 * MOST_BYTES)  # one more than the highest id
 _WORDS = re.compile(rb"\s*\S+|\s+")
 _ROLE = re.compile(r"<\|(system|user|assistant|tool)\|>")
@@ -47,6 +48,14 @@ def spelled(token_id: int) -> bytes:
     return raw[1:] if raw[0] == 1 else b""
 
 
+def is_piece(token_id: int) -> bool:
+    """Whether an id is a piece's, a role's or the end's."""
+    if token_id in ROLES or token_id == END:
+        return True
+    n_bytes = (token_id.bit_length() + 7) // 8
+    return token_id > 0 and n_bytes <= MOST_BYTES + 1 and token_id >> (8 * (n_bytes - 1)) == 1
+
+
 class PieceTokenizer(Tokenizer):
     """What the faces ask of a tokenizer, as far as text alone can answer.
 
@@ -56,7 +65,7 @@ class PieceTokenizer(Tokenizer):
 
     def __init__(self, *, is_chat: bool, made_from: str = "") -> None:
         where = f" (the server's model is {made_from})" if made_from else ""
-        self._needs = f"needs the model's tokenizer; give tokenizer=…{where}"
+        self._needs = f"needs the model's tokenizer; give {GIVE_TOKENIZER}{where}"
         self._special_tokens = {}
         self.chat_template = _TEMPLATE if is_chat else None
         self.name = "pieces of text"
@@ -72,6 +81,11 @@ class PieceTokenizer(Tokenizer):
     @property
     def n_vocab(self) -> int:
         return N_PIECES
+
+    def check_ids(self, ids: Iterable[int]) -> None:
+        wrong = next((token for token in ids if not is_piece(token)), None)
+        if wrong is not None:
+            raise ConfigError(f"token id {str(wrong)[:24]}: taking ids {self._needs}; or give text")
 
     @cached_property
     def vocab_bytes(self) -> list[bytes]:
@@ -108,6 +122,11 @@ class PieceTokenizer(Tokenizer):
         for at, part in enumerate(_ROLE.split(text)):
             ids += [_role_id(part)] if at % 2 else pieces_of(part.encode(errors="replace"))
         return ids
+
+    @staticmethod
+    def is_messages(ids: Iterable[int]) -> bool:
+        """Whether a path has roles in it: somebody said it as a chat."""
+        return any(token in ROLES for token in ids)
 
     def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
         """Return the chat that a path is; the last one may be an answer's beginning, or empty."""

@@ -45,7 +45,7 @@ async def find(
     """Return what a server is. Raises: EngineUnavailable, ModelLoadError, ConfigError, Unsupported.
 
     manners: what is known already; nothing is generated then. Cost: GET /models, then at most seven
-    requests of one or two tokens, three as a rule.
+    requests of one or two tokens, three as a rule; without a tokenizer at most four more.
     """
     found = await _listed(wire, model)
     if dialect != "auto":
@@ -62,7 +62,7 @@ async def find(
 async def _listed(wire: Wire, model: str) -> ServerInfo:
     """Choose the model by the server's own list."""
     try:
-        data = await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+        data = await _list(wire)
     except Fault as fault:
         if fault.status == 404 and model:  # it has no list
             return ServerInfo(model, PLAIN, Manners())
@@ -91,6 +91,22 @@ async def _listed(wire: Wire, model: str) -> ServerInfo:
         n_ctx if type(n_ctx) is int and n_ctx > 0 else None,
         str(entry.get("root") or ""),
     )
+
+
+async def _list(wire: Wire) -> Any:
+    """Return the server's list of models; an address without /v1 may have it there."""
+    try:
+        return await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+    except Fault as fault:
+        given = wire.address
+        if fault.status != 404 or given.base.endswith("/v1"):
+            raise
+        wire.address = replace(given, base=given.base + "/v1")
+        try:
+            return await _patient(wire, lambda: wire.get(wire.address.base + "/models"))
+        except Fault:
+            wire.address = given
+        raise
 
 
 async def _patient(wire: Wire, ask: Any) -> Any:
@@ -126,7 +142,7 @@ class _Questions:
         if api != "chat":
             found = await self._completions()
             if found is not None:
-                return found
+                return found if api == "completions" else await self._beside(found)
             if api == "completions":
                 raise Unsupported(f"{self.wire.address.base} has no completions; try api='chat'")
         if self.text is not None:
@@ -134,7 +150,23 @@ class _Questions:
                 f"{self.wire.address.base} speaks the chat protocol only, in which prompts are"
                 " messages and no tokens: leave tokenizer= out; what grows is text then"
             )
-        return await self._chat()
+        try:
+            return await self._chat()
+        except Fault as fault:
+            raise _unavailable(self.wire, fault) from None
+
+    async def _beside(self, found: Manners) -> Manners:
+        """Ask for the chat protocol beside completions: without a tokenizer messages go by it."""
+        if self.text is not None:
+            return found
+        try:
+            chat = await self._chat()
+            # Its logprobs are made by the same code; chats are not asked hot once more.
+            return replace(found, chat=replace(chat, raw=chat.logprobs and found.raw))
+        except Fault as fault:
+            if fault.status is None or fault.status in (401, 403):
+                raise _unavailable(self.wire, fault) from None
+            return found  # it has none, or the model has no template
 
     async def _completions(self) -> Manners | None:
         """Ask for one token, with all that may be asked for, then with less."""
@@ -241,6 +273,7 @@ class _Questions:
         return manners
 
     async def _chat(self) -> Manners:
+        """Return what the chat protocol does. Raises: Fault where the server does not speak it."""
         body: dict[str, Any] = {
             "model": self.found.model,
             "messages": [{"role": "user", "content": "Say yes."}],
@@ -248,20 +281,21 @@ class _Questions:
             "temperature": 1.0,
         }
         wants: list[dict[str, Any]]
-        wants = [{"logprobs": True, "n": 2}, {"logprobs": True}, {"n": 2}, {}]
+        figures = {"logprobs": True, "top_logprobs": 1}
+        wants = [{**figures, "n": 2}, figures, {"n": 2}, {}]
         refused: Fault | None = None
         for more in wants:
             try:
                 told = await self._ask("/chat/completions", {**body, **more})
             except Fault as fault:
                 if fault.status in (None, 401, 403, 404, 405):
-                    raise _unavailable(self.wire, fault) from None
+                    raise
                 refused = fault
                 continue
             has_logprobs = any(each.logprobs for each in told)
             return Manners(api="chat", n=len(told) == 2, logprobs=has_logprobs)
         assert refused is not None
-        raise _unavailable(self.wire, refused)
+        raise refused
 
 
 def _letters(text: str) -> str:

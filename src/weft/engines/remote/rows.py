@@ -13,7 +13,7 @@ from ...errors import ForwardError
 from ...sampling.metrics import score_span
 from ..base import HostOutput, LateTokens, Row, Score
 from .said import Garbled, read_said
-from .wire import Fault, Wire
+from .wire import Fault, Wire, given_up
 from .wording import Wording
 
 _TOKEN = "token_id:"  # what a server's names are that are ids
@@ -113,11 +113,11 @@ class RemoteRows:
                 data = await wire.post(self._wording.path, body)
                 list(read_said(data))
                 return data
-            except (Fault, Garbled) as error:
-                fault = error if isinstance(error, Fault) else Fault(str(error))
+            except (Fault, Garbled) as fault:
                 if not fault.may_pass or tries == wire.patience.retries:
-                    raise ForwardError(f"{wire.address.base}: {fault}") from None
-                await asyncio.sleep(wire.patience.pause_s(tries, fault.asked_s))
+                    raise given_up(wire.address.base, fault) from None
+                asked_s = fault.asked_s if isinstance(fault, Fault) else None
+                await asyncio.sleep(wire.patience.pause_s(tries, asked_s))
         raise AssertionError("unreachable")
 
 

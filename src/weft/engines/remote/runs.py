@@ -14,7 +14,7 @@ from ...sampling.params import SamplingParams
 from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
 from .said import Garbled, Said, read_said
 from .spelling import Figures, Spelling
-from .wire import Fault, Wire
+from .wire import Break, Fault, Wire, given_up
 from .wording import Wording
 
 _log = logging.getLogger("weft.engines")
@@ -42,9 +42,11 @@ class Journey:
     Whoever started it holds it: once nobody does, its requests are broken off.
     """
 
-    def __init__(self, run: NativeRun, tell: Tell) -> None:
+    def __init__(self, run: NativeRun, tell: Tell, wording: Wording) -> None:
         self.run = run
-        self.shows_logprobs = False  # what the server tells is what a logprob is here
+        self.wording = wording
+        # What the server tells is what a logprob is here.
+        self.shows_logprobs = wording.shows_logprobs(run.params)
         self.voices = [Voice(number, stream) for number, stream in enumerate(run.streams)]
         self._tell = tell
 
@@ -80,15 +82,15 @@ class RemoteRuns(NativeRuns):
         return self.wording.refusal(params)
 
     def start(self, run: NativeRun, tell: Tell) -> Journey:
-        self.wording.prompt(run.tokens)  # or it cannot be asked for at all
-        journey = Journey(run, tell)
-        journey.shows_logprobs = self.wording.shows_logprobs(run.params)
+        wording = self.wording.of(run.tokens)
+        wording.prompt(run.tokens)  # or it cannot be asked for at all
+        journey = Journey(run, tell, wording)
         # Who stops by a string that the server cuts off is stopped from here, each at its own time.
         is_cut = run.params.stop and not self.wording.dialect.keep_stop
-        together = self.together and not is_cut
+        together = self.together and wording.manners.n and not is_cut
         groups = [journey.voices] if together else [[voice] for voice in journey.voices]
         ref = weakref.ref(journey)
-        couriers = [Courier(self, ref, group) for group in groups]
+        couriers = [Courier(self, ref, group, wording) for group in groups]
         self.wire.call(lambda: _begin(couriers))
         return journey
 
@@ -109,9 +111,14 @@ class Courier:
     """
 
     def __init__(
-        self, runs: RemoteRuns, journey: weakref.ref[Journey], voices: Sequence[Voice]
+        self,
+        runs: RemoteRuns,
+        journey: weakref.ref[Journey],
+        voices: Sequence[Voice],
+        wording: Wording,
     ) -> None:
         self.runs = runs
+        self.wording = wording
         self.journey = journey
         self.voices = voices
         self.tries = 0
@@ -146,15 +153,16 @@ class Courier:
                 n_before = sum(len(voice.tokens) for voice in voices)
                 try:
                     await self._once(voices)
-                    left = self._open()
-                    if left:
-                        raise Fault("its answer ended before the text did")
-                    return
+                    if not self._open():
+                        return
+                    raise Break("its answer ended before the text did")
                 except LettersLost:
                     self._figures = False
                 except (Fault, Garbled) as fault:
                     if sum(len(voice.tokens) for voice in voices) > n_before:
                         self.tries = 0
+                    elif isinstance(fault, Break) and not self.tries:
+                        fault = await self._why(voices) or fault
                     if not await self._may_retry(fault):
                         return
                     if len(voices) > 1 and any(voice.tokens for voice in self.voices):
@@ -183,7 +191,7 @@ class Courier:
     def _part(self) -> None:
         """Let each sibling go on by itself, from where it is."""
         for voice in self._open():
-            courier = Courier(self.runs, self.journey, [voice])
+            courier = Courier(self.runs, self.journey, [voice], self.wording)
             courier.tries = self.tries
             courier.begin()
 
@@ -192,17 +200,18 @@ class Courier:
         if not self._open():
             return False
         wire, tries = self.runs.wire, self.tries
-        may_pass = isinstance(fault, Garbled) or fault.may_pass
+        may_pass = fault.may_pass
         told = [voice for voice in self._open() if voice.tokens]
         why = f"{wire.address.base}: {fault}"
-        if told and not self.runs.wording.may_continue():
+        if told and not self.wording.may_continue():
             n = len(told[0].tokens)
             self._fail(ForwardError(f"{why}; a chat server cannot go on after {n} tokens of text"))
             return False
         if not may_pass or tries >= wire.patience.retries:
             often = f" ({tries + 1} tries)" if tries else ""
             hint = "what was grown before is kept; start the server again and go on"
-            self._fail(ForwardError(why + often, hint=hint if may_pass else ""))
+            base = wire.address.base
+            self._fail(given_up(base, fault, often, hint if may_pass else ""))
             return False
         asked_s = fault.asked_s if isinstance(fault, Fault) else None
         pause_s = wire.patience.pause_s(tries, asked_s)
@@ -222,7 +231,7 @@ class Courier:
     async def _once(self, voices: list[Voice]) -> None:
         """Ask, and tell what comes. Raises: Fault, Garbled."""
         body = self._body(voices)
-        messages = self.runs.wire.messages(self.runs.wording.path, body)
+        messages = self.runs.wire.messages(self.wording.path, body)
         try:
             async for some in messages:
                 journey = self.journey()
@@ -237,23 +246,39 @@ class Courier:
         finally:
             await messages.aclose()
 
+    async def _why(self, voices: list[Voice]) -> Fault | None:
+        """Ask for one token, not as a stream: some servers swallow errors where one has begun.
+
+        Returns what the server refuses for good; None: it may go on.
+        """
+        body = {**self._body(voices[:1]), "stream": False, "max_tokens": 1}
+        for _ in range(2):  # the server may be closing the connection that the stream broke on
+            try:
+                await self.runs.wire.post(self.wording.path, body)
+            except Break:
+                continue
+            except (Fault, Garbled) as fault:
+                return fault if isinstance(fault, Fault) and not fault.may_pass else None
+            break
+        return None
+
     def _body(self, voices: list[Voice]) -> dict[str, Any]:
         journey = self.journey()
         assert journey is not None  # its end cancels this
         run, told = journey.run, voices[0].tokens
         for voice in voices:
             voice.known = []
-        if self.runs.wording.must_replay(run.params):
+        if self.wording.must_replay(run.params):
             for voice in voices:
                 voice.known = list(voice.tokens)
             told = []
         streams = [voice.stream ^ (len(told) * _GOLDEN) for voice in voices]
         left = run.max_tokens - len(told)
         tokens = [*run.tokens, *told]
-        return self.runs.wording.body(run, tokens, streams, left, figures=self._figures)
+        return self.wording.body(run, tokens, streams, left, figures=self._figures)
 
     def _hear(self, journey: Journey, voice: Voice, told: Said) -> None:
-        if self._figures and self.runs.wording.dialect.drops_letters:
+        if self._figures and self.wording.dialect.drops_letters:
             if told.finish is None and told.names == [b""]:
                 raise LettersLost
         tokens, logprobs = self.runs.spelling.tokens(told)
@@ -282,7 +307,7 @@ class Courier:
             return replace(event, end="stop")
         if told.finish == "length":
             n_all = len(voice.tokens) + len(tokens)
-            is_short = self.runs.wording.manners.gives_ids and n_all < run.max_tokens
+            is_short = self.wording.manners.gives_ids and n_all < run.max_tokens
             end: NativeEnd = "context" if is_short else "length"
             return replace(event, end=end)
         why = f"{self.runs.wire.address.base} ended a text by {told.finish!r}"

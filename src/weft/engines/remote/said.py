@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _DONE = b"[DONE]"
+_OVERFLOWS = ("context_length_exceeded", "exceed_context_size_error")
+_TOO_LONG = re.compile(
+    r"(?:maximum|max|available|exceeds?(?: the)?) (?:model )?context (?:length|size|window)"
+    r"|exceeds? (?:the )?(?:model's )?(?:max\w* )?context|longer than the (?:model's )?context",
+    re.IGNORECASE,
+)
+_N_CTX = re.compile(
+    r"context (?:length|size|window)(?: is only| is| of)? \(?(\d{1,12})", re.IGNORECASE
+)
+_N_TOKENS = re.compile(
+    r"requested (?:tokens )?\(?(\d{1,12})|(?:request|prompt|input) \((\d{1,12}) tokens",
+    re.IGNORECASE,
+)
 MOST_BYTES = 64 << 20  # of one message
 
 
 class Garbled(Exception):
-    """What came is not what the protocol says."""
+    """What came is not what the protocol says, or an error in the place of text.
+
+    may_pass: it may be otherwise next time. overflow: the error is that a path is too long.
+    """
+
+    def __init__(
+        self, message: str, *, may_pass: bool = True, overflow: Overflow | None = None
+    ) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+        self.overflow = overflow
+
+
+class Overflow(NamedTuple):
+    """How long a path is, and may be, in the server's tokens; 0 where it does not say."""
+
+    n_tokens: int
+    n_ctx: int
 
 
 @dataclass(slots=True)
@@ -40,7 +71,9 @@ def read_said(data: Any) -> Iterator[Said]:
     if not isinstance(data, dict):
         raise Garbled(f"a message is {data!r:.60}; an object belongs there")
     if data.get("error"):
-        raise Garbled(f"the server says: {error_text(data)}")
+        told = overflow_of(data)
+        is_final = told is not None or _is_refusal(data["error"])
+        raise Garbled(f"the server says: {error_text(data)}", may_pass=not is_final, overflow=told)
     choices = data.get("choices")
     if not isinstance(choices, list):
         raise Garbled("a message has no list of choices")
@@ -123,6 +156,32 @@ def error_text(data: Any) -> str:
         told = told.get("message") or told.get("detail") or told.get("msg") or told
     text = told if isinstance(told, str) else json.dumps(told, default=str)
     return " ".join(text.split())[:300]
+
+
+def overflow_of(data: Any) -> Overflow | None:
+    """Return what an error says of a path that is too long; None for any other error."""
+    error = data.get("error", data) if isinstance(data, dict) else data
+    fields = error if isinstance(error, dict) else {}
+    text = error_text(data)
+    marks = (str(fields.get("code")), str(fields.get("type")))
+    if not any(mark in _OVERFLOWS for mark in marks) and not _TOO_LONG.search(text):
+        return None
+    return Overflow(
+        _figure(fields.get("n_prompt_tokens"), _N_TOKENS, text),
+        _figure(fields.get("n_ctx"), _N_CTX, text),
+    )
+
+
+def _figure(told: Any, pattern: re.Pattern[str], text: str) -> int:
+    found = pattern.search(text)
+    if type(told) is int:
+        return told
+    return int(next(filter(None, found.groups()))) if found else 0
+
+
+def _is_refusal(error: Any) -> bool:
+    code = error.get("code") if isinstance(error, dict) else None
+    return type(code) is int and 400 <= code < 500 and code not in (408, 425, 429)
 
 
 class Events:

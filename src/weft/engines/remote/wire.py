@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from ...errors import StaleHandle
+from ...errors import ContextOverflow, ForwardError, StaleHandle, WeftError
 from .address import Address
-from .said import MOST_BYTES, Events, Garbled, error_text, parsed
+from .said import MOST_BYTES, Events, Garbled, Overflow, error_text, overflow_of, parsed
 
 Value = TypeVar("Value")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -53,7 +53,7 @@ class Fault(Exception):
     """A request that brought no answer, or not all of it.
 
     may_pass: it may be otherwise next time. status: of the answer; None without one. asked_s: how
-    long the server asks to be left alone.
+    long the server asks to be left alone. overflow: a path is too long for it.
     """
 
     def __init__(
@@ -63,15 +63,35 @@ class Fault(Exception):
         may_pass: bool = True,
         status: int | None = None,
         asked_s: float | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         super().__init__(message)
         self.may_pass = may_pass
         self.status = status
         self.asked_s = asked_s
+        self.overflow = overflow
+
+
+def given_up(base: str, fault: Fault | Garbled, often: str = "", hint: str = "") -> WeftError:
+    """Return the error of a request that nobody tries again."""
+    message = f"{base}: {fault}{often}"
+    if fault.overflow is None:
+        return ForwardError(message, hint=hint)
+    n_tokens, n_ctx = fault.overflow
+    hint = "shorten the prompt or max_tokens"
+    if n_ctx:
+        hint += (
+            f"; with n_ctx={n_ctx} (in the address: ?n_ctx={n_ctx}) texts end there by themselves"
+        )
+    return ContextOverflow(message, n_tokens=n_tokens, n_ctx=n_ctx, hint=hint)
 
 
 class Silence(Fault):
     """Nothing came for as long as somebody was to wait."""
+
+
+class Break(Fault):
+    """The connection ended before the answer did."""
 
 
 class Wire:
@@ -197,7 +217,7 @@ class Wire:
         except httpx2.ConnectTimeout:
             raise Fault(f"no connection within {self.patience.connect_s:g} s") from None
         except httpx2.HTTPError as error:
-            raise Fault(f"the connection broke: {error or type(error).__name__}") from None
+            raise Break(f"the connection broke: {error or type(error).__name__}") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise Fault(f"the address cannot be asked: {error}", may_pass=False) from None
 
@@ -213,16 +233,21 @@ class Wire:
             )
         async with asyncio.timeout(self.patience.connect_s):
             raw = await _read(response, _MOST_SAID)
+        overflow = None
         try:
-            said = error_text(json.loads(raw))
+            data = json.loads(raw)
+            said, overflow = error_text(data), overflow_of(data)
         except ValueError:
             said = " ".join(raw[:200].decode(errors="replace").split())
         asked_s = _seconds(response.headers.get("retry-after"))
         return Fault(
             f"it answers {status}: {self._clean(said) or response.reason_phrase}",
-            may_pass=status in _BUSY and (asked_s or 0) <= self.patience.wait_s,
+            may_pass=status in _BUSY
+            and overflow is None
+            and (asked_s or 0) <= self.patience.wait_s,
             status=status,
             asked_s=asked_s,
+            overflow=overflow,
         )
 
     def _clean(self, text: str) -> str:

@@ -13,13 +13,14 @@ from ...sampling.params import PARAMETERS, SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..native import NativeRun
 from .dialect import Dialect, Manners
-from .pieces import PieceTokenizer
+from .pieces import GIVE_TOKENIZER, PieceTokenizer
 
 _NEUTRAL = SamplingParams()
 _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
 _SPACE = re.compile(r'^space ::= " "\?$', re.MULTILINE)
+_CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some tell none without the second
 _SEED = 2**31 - 1  # the widest that all of them take
 
 
@@ -35,6 +36,14 @@ class Wording:
         self.manners = manners
         self.text = text
         self.path = "/chat/completions" if manners.api == "chat" else "/completions"
+        other = manners.chat if isinstance(text, PieceTokenizer) else None
+        self._chat = None if other is None else Wording(model, dialect, other, text)
+
+    def of(self, tokens: Sequence[int]) -> Wording:
+        """Return how runs after these tokens are said: a chat goes as messages."""
+        if self._chat is not None and PieceTokenizer.is_messages(tokens):
+            return self._chat
+        return self
 
     # What cannot be said
 
@@ -61,7 +70,7 @@ class Wording:
         if not params.logit_bias:
             return None
         if isinstance(self.text, PieceTokenizer):
-            return "logit_bias without the model's tokenizer; give tokenizer=…"
+            return f"logit_bias without the model's tokenizer; give {GIVE_TOKENIZER}"
         wrong = [(t, v) for t, v in params.logit_bias if not abs(v) <= _MOST_BIAS]
         if wrong:
             token, bias = wrong[0]
@@ -144,7 +153,9 @@ class Wording:
                     if not self.dialect.may_continue:
                         raise Unsupported(
                             f"chats of the kind {self.dialect.name!r} cannot go on from the middle"
-                            " of an answer; grow it in one piece, or answer it"
+                            " of an answer; grow it in one piece, answer it, or give the model's"
+                            f" tokenizer: {GIVE_TOKENIZER}",
+                            hint="-m 'URL?tokenizer=./folder'",
                         )
                     going_on = {"continue_final_message": True, "add_generation_prompt": False}
                     return {"messages": messages, **going_on}
@@ -184,7 +195,7 @@ class Wording:
             body["seed"] = streams[0] & _SEED
         body |= self._drawing(params)
         if manners.logprobs and figures:
-            body["logprobs"] = True if manners.api == "chat" else dialect.top
+            body |= _CHAT_TOP if manners.api == "chat" else {"logprobs": dialect.top}
         if manners.gives_ids and dialect.ask_ids:
             body[dialect.ask_ids] = True
         if params.stop and dialect.keep_stop:

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 from effort import lines_run
 from tokens import builders
 from weft.errors import Unsupported
-from weft.tokens.vocab import byte_vocab, first_space_is_dummy
+from weft.tokens.codec import byte_vocab, first_space_is_dummy
 
 TEXTS = [
     "hello world",
