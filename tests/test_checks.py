@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.checks import number, whole_number
+from weft.checks import number, one_of, whole_number
 from weft.errors import ConfigError
 from weft.search.core import Budget
 
@@ -62,3 +62,12 @@ def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
         node = weft.Loom(lm, "Once upon a time").grow(n=1, max_tokens=6, seed=1)[0]
         before = node.tokens
         assert node.trim(np.uint8(2)).tokens == before[:-2]
+
+
+def test_one_of_names_what_is_allowed_and_takes_no_number_for_a_bool() -> None:
+    one_of("flag", None, (None, True, False))
+    for wrong in (1, 0, "no", "True"):
+        with pytest.raises(ConfigError, match=f"flag is {wrong!r}; allowed are True and False"):
+            one_of("flag", wrong, (True, False))
+    with pytest.raises(ConfigError, match="dtype is 'x'; allowed are 'a', 'b' and 'c', or so"):
+        one_of("dtype", "x", ("a", "b", "c"), ", or so")

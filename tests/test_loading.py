@@ -446,3 +446,59 @@ def test_a_model_on_the_hub_runs_on_numpy_without_torch(
         hub.add(Repo("maker/model")).push("main", pushed)
         with weft.load("maker/model") as lm:
             assert lm.info.name == "numpy"
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch", "mlx"])
+def test_what_mlx_lm_quantised_is_refused_elsewhere_with_what_to_take(
+    folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    packed = {"group_size": 64, "bits": 4, "mode": "affine"}
+    config |= {"quantization": packed, "quantization_config": packed}
+    (folder / "config.json").write_text(json.dumps(config))
+    if engine == "mlx":  # not installed
+        monkeypatch.setattr("weft.loading.find_spec", lambda name: None)
+        with pytest.raises(
+            EngineUnavailable, match=r'mlx-lm has quantised it; run: .*"weft-lm\[mlx'
+        ):
+            weft.load(folder)
+        return
+    pytest.importorskip(engine)
+    with pytest.raises(Unsupported, match=f'the {engine} engine does not .* engine="mlx"'):
+        weft.load(folder, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "source", "said"),
+    [
+        ("llamacpp", "tiny", "takes GGUF files; tiny is a model folder, for numpy or torch or mlx"),
+        ("llamacpp", str(TINY), "tiny is a model folder"),
+        ("numpy", "x.gguf", "takes the embedded .* x.gguf is a GGUF file, for llamacpp or torch"),
+        ("mlx", "x.gguf", "the mlx engine takes models of mlx-lm; x.gguf is a GGUF file"),
+        ("vllm", "x.gguf", "x.gguf is a GGUF file"),
+        ("remote", "tiny", "the remote engine takes addresses of .*; tiny is a model folder"),
+        ("torch", "http://127.0.0.1:9/v1", "is the address of a server, for remote"),
+    ],
+)
+def test_an_engine_says_what_it_takes_and_which_one_fits(
+    engine: str, source: str, said: str
+) -> None:
+    with pytest.raises(Unsupported, match=said):
+        weft.load(source, engine=engine)
+
+
+@pytest.mark.parametrize("options", ["x", ["threads"], 3, {1: 2}])
+def test_engine_options_are_a_mapping_of_names(options: Any) -> None:
+    with pytest.raises(ConfigError, match="engine_options is .*; allowed are options by their"):
+        weft.load("tiny", engine_options=options)
+
+
+def test_only_a_name_that_is_not_found_points_to_those_that_are(folder: Path) -> None:
+    for name in ("./nowhere", "nowhere.gguf", "nowhere"):
+        with pytest.raises(WeftError) as caught:
+            weft.load(name)
+        assert "weft models" in caught.value.hint
+    (folder / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelLoadError) as broken:
+        weft.load(folder)
+    assert "weft models" not in broken.value.hint

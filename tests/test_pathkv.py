@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import weft
 from fakes import HiddenFake, SequenceFake
 from shallow import shallow
 from weft.branch import Branch
@@ -239,3 +240,31 @@ def test_a_sequence_engine_with_all_tags_in_use_still_loads(
     assert few.kv.size(few.kv.load(data)) == len(IDS)
     assert len(held) == 2
     few.clear_cache()
+
+
+def test_kv_of_another_dtype_names_both() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    dtypes = ("float32", "bfloat16", "float16")
+    by_dtype = {dtype: weft.load(shallow(), engine="torch", dtype=dtype) for dtype in dtypes}
+    try:
+        assert len({lm.fingerprint() for lm in by_dtype.values()}) == 1  # the weights are the same
+        saved = {name: lm.kv.to_bytes(IDS) for name, lm in by_dtype.items()}
+        for here, lm in by_dtype.items():
+            lm.clear_cache()
+            for dtype in saved.keys() - {here}:
+                with pytest.raises(ModelMismatch, match=f"KV is {dtype}, and .* is {here} here"):
+                    lm.kv.load(saved[dtype])
+            assert lm.kv.size(lm.kv.load(saved[here])) == len(IDS)
+    finally:
+        for lm in by_dtype.values():
+            lm.close()
+
+
+def test_kv_of_one_engine_is_that_of_another_in_the_same_dtype(lm: LM, text: Tokenizer) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with weft.load(shallow(), engine="torch", dtype="float32") as other:
+        assert other.fingerprint() == lm.fingerprint()
+        there = other.kv.load(lm.kv.to_bytes(IDS))
+        assert other.kv.size(there) == len(IDS)
+        lm.clear_cache()
+        assert lm.kv.size(lm.kv.load(other.kv.to_bytes(IDS))) == len(IDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 from numbers import Real
 from typing import Any
 
@@ -20,6 +21,13 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
         given = _shown(number, value)
         raise ConfigError(f"{name} is {given}; allowed is a whole number{_range(low, high)}")
     return number
+
+
+def one_of(name: str, value: Any, allowed: Collection[Any], why: str = "") -> None:
+    """Raise ConfigError for a value that is not among the allowed ones; why: what to add to it."""
+    if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
+        shown = " and ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
+        raise ConfigError(f"{name} is {value!r:.80}; allowed are {shown}{why}")
 
 
 def as_index(value: Any) -> int | None:

@@ -16,6 +16,7 @@ WeftError
 │   └── Terminal
 ├── ConstraintError
 │   ├── GrammarError [ValueError]
+│   ├── Unfinished [ValueError]
 │   └── DeadEnd
 ├── StoreError
 │   ├── FormatError
@@ -122,6 +123,10 @@ class GrammarError(ConstraintError, ValueError):
     """The grammar is not valid; the message gives line and reason."""
 
 
+class Unfinished(ConstraintError, ValueError):
+    """The text breaks off before it is what its constraint says: grow it on."""
+
+
 class DeadEnd(ConstraintError):
     """No token is legal here.
 
@@ -156,7 +161,7 @@ class FormatError(StoreError):
 
 
 class ModelMismatch(StoreError):
-    """The loom was saved with another model: fingerprints or vocabularies differ."""
+    """What was saved is of another model, or KV of another dtype than the model's here."""
 
 
 class Cancelled(WeftError):

@@ -18,8 +18,8 @@ from .checks import whole_number
 from .engines import engine_class, install_hint
 from .engines.abilities import OWN
 from .engines.base import Engine, EngineInfo
-from .engines.checkpoint import check_tokenizer, read_config
-from .engines.source import EMBEDDED, resolve
+from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
+from .engines.source import ELSEWHERE, EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted
@@ -106,7 +106,7 @@ def load(
         "row_bytes": parse_bytes(row_cache, "row_cache"),
         "offload_bytes": None if offload is None else parse_bytes(offload, "offload", auto=False),
     }
-    options = dict(engine_options or {})
+    options = checked_options(engine_options)
     if not isinstance(engine, str):
         raise ConfigError(
             f"engine is a {type(engine).__name__}; allowed are names: {_ENGINE_OBJECTS}"
@@ -124,6 +124,7 @@ def load(
             **of_files,
         )  # fmt: skip
         return _load_object(source, tokenizer, engine, budget, limits, options)
+    refuse_unfit(engine, source)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
     given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
     if is_url(source):
@@ -372,8 +373,7 @@ def choose_engine(model: Any, folder: Path) -> str:
     has_mlx = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
     if has_mlx and sys.platform == "darwin" and platform.machine() == "arm64":
         return "mlx"
-    packed = read_config(folder).get("quantization")
-    if isinstance(packed, dict) and "group_size" in packed:
+    if is_of_mlx(read_config(folder)):
         if has_mlx:
             return "mlx"
         raise _not_installed(model, "mlx", "mlx-lm has quantised it")
@@ -419,7 +419,45 @@ def refuse_given(what: str, **given: Any) -> None:
             raise ConfigError(f"{name}={value!r} has no effect on {what}; leave it out")
 
 
+def checked_options(given: Any) -> dict[str, Any]:
+    """Return a copy of `engine_options`. Raises: ConfigError for what is no mapping of names."""
+    if not isinstance(given, Mapping | None) or not all(
+        isinstance(name, str) for name in given or ()
+    ):
+        raise ConfigError(
+            f"engine_options is {given!r:.80}; allowed are options by their names, such as"
+            ' {"n_threads": 4}'
+        )
+    return dict(given or {})
+
+
 # Files and addresses --------------------------------------------------------------------------
+
+_OF_FOLDERS = ("numpy", "torch", "mlx", "vllm")
+_OF_GGUF = ("llamacpp", "torch")
+
+
+def fitting(source: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
+    """Return what a source is, in words, and which of Weft's own engines take such."""
+    if is_url(source):
+        return "the address of a server", ("remote",)
+    return ("a GGUF file", _OF_GGUF) if is_gguf(source) else ("a model folder", _OF_FOLDERS)
+
+
+def fits(engine: str, source: str | os.PathLike[str]) -> bool:
+    """Whether an engine takes what this names; those of other packages are asked by loading."""
+    return engine not in OWN or engine in fitting(source)[1]
+
+
+def refuse_unfit(engine: str, source: str | os.PathLike[str]) -> None:
+    """Refuse an engine that does not take what the source is, and say which does."""
+    if not fits(engine, source):
+        what, others = fitting(source)
+        raise Unsupported(
+            f"the {engine} engine takes {OWN[engine].takes}; {display_name(source)} is {what}, for"
+            f" {' or '.join(others)}",
+            hint=f"leave the engine out, or take {others[0]}",
+        )
 
 
 def is_url(source: Any) -> bool:
@@ -436,7 +474,7 @@ def gguf_file(source: str | os.PathLike[str]) -> Path:
     """Return a GGUF file's path. Raises: ModelLoadError where there is none."""
     file = Path(source).expanduser()
     if not file.is_file():
-        raise ModelLoadError(f"there is no file {file}")
+        raise ModelLoadError(f"there is no file {file}", hint=ELSEWHERE)
     return file
 
 

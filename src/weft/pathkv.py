@@ -104,8 +104,8 @@ class PathKV:
 
         source: what `to_bytes` gave, or a file of `save`.
         Raises: FormatError for what is no such file, or broken; ModelMismatch when another model
-        or adapter made it; KVFull when it cannot fit even alone; ConfigError when it was made with
-        an adapter whose name is not known here.
+        or adapter made it, or this one in another dtype; KVFull when it cannot fit even alone;
+        ConfigError when it was made with an adapter whose name is not known here.
         """
         self._refuse_hidden()
         if isinstance(source, bytes):
@@ -128,6 +128,11 @@ class PathKV:
             raise ModelMismatch(
                 f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
                 " that made it, or prefill the tokens again"
+            )
+        if saved.dtype not in ("", info.dtype):
+            raise ModelMismatch(
+                f"this KV is {saved.dtype}, and the KV of {info.model} is {info.dtype} here; load"
+                " the model with the dtype that it was saved in, or prefill the tokens again"
             )
         if not saved.fits(info.n_layers, info.kv_bytes_per_token):
             n = len(saved.token_ids)
@@ -307,6 +312,11 @@ class SavedPath(NamedTuple):
     token_ids: list[int]
     namespace: str | None
     arrays: Mapping[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        """What the engine calls the numbers; "": it did not say."""
+        return str(self.arrays.get("dtype", ""))
 
     def fits(self, n_layers: int, slot_bytes: int) -> bool:
         """Whether the arrays are the KV of these tokens in a model of this shape."""

@@ -282,3 +282,38 @@ def test_a_name_that_is_taken_is_counted(tmp_path: Path) -> None:
         assert shelf.fresh_name("a 7") == name
         shelf.path(name).touch()
     assert shelf.fresh_name("loom-7.2") == "loom-7-2"
+
+
+def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:
+    from shallow import shallow_gguf
+
+    assert weft("run", "Hi", "--engine", "numpy", "--max-tokens", "2").exit_code == 0
+    asked = weft("grow", "1", "-m", str(shallow_gguf()), "--engine", "numpy")
+    assert asked.exit_code == 3
+    assert "is a GGUF file, for llamacpp or torch" in asked.stderr
+    found = weft("grow", "1", "-m", str(shallow_gguf()))
+    assert "numpy" not in found.stderr  # what stops it now: no llama.cpp here, or other weights
+    assert found.exit_code in (1, 3)
+    assert weft("grow", "1", "--max-tokens", "2").exit_code == 0  # the loom is as it was
+
+
+def test_branches_that_had_ended_when_the_engine_failed_are_kept(weft, monkeypatch) -> None:
+    from weft.engines.numpy import NumpyEngine
+    from weft.errors import ForwardError
+
+    real, calls = NumpyEngine.forward, []
+
+    def fails(self, rows):
+        calls.append(rows)
+        if len(calls) > 6 and len(rows) == 1:  # the other branch has ended
+            raise ForwardError("the machine is on fire")
+        return real(self, rows)
+
+    monkeypatch.setattr(NumpyEngine, "forward", fails)
+    broken = weft("run", "Tell me a story about a fox.", "-n", "2", "--seed", "1")
+    assert broken.exit_code == 1
+    assert "on fire" in broken.stderr
+    assert "the branches that had ended are kept" in broken.stderr
+    monkeypatch.setattr(NumpyEngine, "forward", real)
+    assert weft("read", "1").stdout.strip()
+    assert weft("grow", "0", "--max-tokens", "2").exit_code == 0

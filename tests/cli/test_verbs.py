@@ -12,6 +12,7 @@ import pytest
 import weft as weft_package
 from weft import samples
 from weft.search import STRATEGIES
+from weft.viz.out import WIDTH
 
 
 def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
@@ -273,6 +274,14 @@ def test_doctor_names_engines_and_tries_the_embedded_model(weft) -> None:
     assert "✓ tiny loads in" in result.stdout
     assert "memory" in result.stdout
     assert result.stderr.startswith("next: weft demo\n")
+
+
+def test_doctor_keeps_what_engines_can_do_within_the_terminal(weft) -> None:
+    lines = weft("doctor").stdout.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("can"))
+    last = next(at for at, line in enumerate(lines) if line.startswith("model"))
+    assert max(map(len, lines[first:last])) <= WIDTH
+    assert "devices: CPU, CUDA" in " ".join(" ".join(lines).split())
 
 
 def test_doctor_says_what_to_install(weft, monkeypatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import weft
 from weft.constraints import (
     GBNF,
     Allow,
@@ -25,7 +26,7 @@ from weft.constraints import (
 )
 from weft.constraints.base import Compiler
 from weft.constraints.grammar import Masks
-from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
+from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError, Unfinished
 from weft.sampling.params import SamplingParams
 from weft.tokens.tokenizer import Tokenizer
 
@@ -284,3 +285,13 @@ def test_what_gbnf_cannot_say_is_refused_by_name() -> None:
     ):
         with pytest.raises(GrammarError, match=said):
             json_schema_to_grammar(schema)
+
+
+def test_a_text_that_breaks_off_is_told_as_unfinished() -> None:
+    with weft.load("tiny") as lm:
+        loom = weft.Loom(lm, "A person:")
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        (node,) = loom.grow(1, constraint=schema, max_tokens=2, seed=1)
+        with pytest.raises(Unfinished, match="not finished: .* larger max_tokens") as caught:
+            _ = node.parsed
+    assert isinstance(caught.value, ValueError)

@@ -104,6 +104,12 @@ def test_exported_arrays_are_copies_of_the_slots_that_are_held(engine: Engine) -
     store.free(back)
 
 
+def test_kv_is_marked_with_the_dtype_that_the_engine_says(engine: Engine) -> None:
+    store, fragment = store_of(engine), grown(engine, 3)
+    assert str(store.export(fragment).get("dtype", engine.info.dtype)) == engine.info.dtype
+    store.free(fragment)
+
+
 def without_last_layer(kv: Arrays) -> Arrays:
     last = str(len(kv) // 2 - 1)
     return {name: array for name, array in kv.items() if name[2:] != last}

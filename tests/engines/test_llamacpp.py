@@ -29,7 +29,14 @@ from weft.engines.base import Row, ScoreSpan, Span
 from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
 from weft.engines.llamacpp.threads import ThreadCount
-from weft.errors import ConfigError, ForwardError, KVFull, ModelLoadError, Unsupported
+from weft.errors import (
+    ConfigError,
+    ForwardError,
+    KVFull,
+    ModelLoadError,
+    ModelMismatch,
+    Unsupported,
+)
 from weft.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.llamacpp
@@ -240,14 +247,27 @@ def test_a_tree_and_a_branch_come_back_from_their_files(lm: weft.LM, tmp_path: P
     np.testing.assert_allclose(again.logits, branch.logits, atol=1e-4)
 
 
-def test_kv_of_another_type_is_of_another_model(folder: Path) -> None:
-    marks = set()
-    for dtype in ("float32", "float16"):
-        with load(folder / "f32.gguf", dtype=dtype) as lm:
+def test_kv_of_another_type_is_of_the_same_model_and_refused_by_name(folder: Path) -> None:
+    kinds = {
+        "float32": {},
+        "float16": {"dtype": "float16"},
+        "q4_0": {"dtype": "auto", "type_k": "q4_0", "type_v": "q4_0"},
+        "q4_0/iq4_nl": {"dtype": "auto", "type_k": "q4_0", "type_v": "iq4_nl"},  # the same size
+    }
+    marks, saved = set(), {}
+    for name, options in kinds.items():
+        with load(folder / "f32.gguf", **options) as lm:
+            assert lm.info.dtype == name
             marks.add(lm.info.fingerprint)
-    with load(folder / "f16.gguf") as lm:
-        marks.add(lm.info.fingerprint)
-    assert len(marks) == 3
+            saved[name] = lm.kv.to_bytes([300, 301, 302])
+    assert len(marks) == 1
+    with load(folder / "f32.gguf", **kinds["q4_0"]) as lm:
+        for name in saved.keys() - {"q4_0"}:
+            with pytest.raises(ModelMismatch, match=f"this KV is {name}, .* is q4_0 here"):
+                lm.kv.load(saved[name])
+        assert lm.kv.size(lm.kv.load(saved["q4_0"])) == 3
+    with load(folder / "f16.gguf") as lm:  # other weights
+        assert lm.info.fingerprint not in marks
 
 
 # Batches --------------------------------------------------------------------------------------
@@ -314,6 +334,10 @@ def test_what_does_not_fit_raises_and_leaves_no_cell_behind(engine: LlamaCppEngi
         ({"device": "cuda:7"}, "device is 'cuda:7'"),
         ({"load_mode": "fast"}, "load_mode is 'fast'"),
         ({"tensor_split": [1.0, 2.0]}, "tensor_split is"),
+        ({"tensor_split": [1, "a"]}, "a share of tensor_split is 'a'"),
+        ({"tensor_split": "ab"}, "tensor_split is 'ab'"),
+        ({"repack": "no"}, "repack is 'no'; allowed are True and False"),
+        ({"check_tensors": 1}, "check_tensors is 1"),
         ({"main_gpu": 3}, "main_gpu is 3"),
         ({"flash_attention": "yes"}, "flash_attention is 'yes'"),
     ],

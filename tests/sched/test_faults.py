@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fakes import (
     PROTOCOL,
+    Boom,
     BrokenEngine,
     BrokenFragments,
     FlakyEngine,
@@ -18,10 +21,12 @@ from fakes import (
     Wrapped,
 )
 from random_work import Work
-from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
-from weft.engines.base import Engine, Fragments
-from weft.errors import ForwardError, KVFull
-from weft.sched.work import Commit, Extend, Logits
+from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run, text_after
+from weft.constraints.base import Matcher
+from weft.engines.base import Engine, Fragments, Row
+from weft.errors import ConstraintError, ForwardError, KVFull
+from weft.sampling.sampler import Sampler
+from weft.sched.work import Commit, Extend, Logits, Run
 
 KINDS: dict[str, Callable[[Odds], Engine]] = {
     "plain": lambda odds: FlakyEngine(MemoryEngine(), odds),
@@ -214,3 +219,127 @@ def test_a_job_that_fails_beside_a_step_in_flight_does_not_touch_it(make: MakeRi
     item = run(rig.place([1, 2, 3]))
     (result,) = rig.drive(item)
     assert_result(rig, item, result)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_that_nobody_foresaw_answers_all_that_is_open(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Of Weft's own code."""
+    rig = make(LateFake(MemoryEngine()) if late else None)
+    read = Extend(rig.place(range(60)), (), (Logits(60),))
+    tickets = rig.submit(run(rig.place([1, 2, 3]), max_tokens=50), read)
+    rig.step(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.scheduler.desk, "promote", lambda: 1 / 0)
+        rig.step()
+    for ticket in tickets:
+        assert isinstance(ticket.error, ForwardError)
+    rig.tree.check()
+    item = run(rig.place([1, 2, 3]))
+    assert_result(rig, item, *rig.drive(item))
+
+
+def test_work_that_cannot_even_be_undone_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    desk = rig.scheduler.desk
+    tickets = rig.submit(*(run(rig.place([1, 2, i]), max_tokens=50) for i in range(3)))
+    rig.step(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(desk, "promote", lambda: 1 / 0)
+        patch.setattr(desk, "fail", lambda *_: 1 / 0)
+        rig.step()
+    assert all(isinstance(ticket.error, ForwardError) for ticket in tickets)
+    assert not desk.jobs()
+    rig.driver.close()
+
+
+class Blind(Sampler):
+    """Cannot see a prompt."""
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        raise Boom("prime")
+
+
+def test_a_sampler_that_fails_before_its_first_draw_fails_alone(make: MakeRig) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2, 3]), i, repetition_penalty=1.2) for i in range(2)]
+    first = items[0].sampler
+    blind = replace(items[0], sampler=Blind(first.params, first.stream))
+    (alone,) = rig.drive_quietly(blind)
+    beside, other = rig.drive_quietly(replace(blind), items[1])
+    assert isinstance(alone.error, ForwardError)
+    assert isinstance(beside.error, ForwardError)
+    assert_result(rig, items[1], other.result())
+
+
+class Odd(Matcher):
+    """Allows all but 15; says that `forces` must follow; its mask cannot be made if `is_broken`."""
+
+    def __init__(self, forces: Sequence[int] = (), *, is_broken: bool = False) -> None:
+        self.forces = forces
+        self.is_broken = is_broken
+
+    def fill(self, bits: Any) -> None:
+        if self.is_broken:
+            raise Boom("mask")
+        bits[:] = (1 << 15) - 1
+
+    def accept(self, token: int) -> None:
+        if token == 15:
+            raise ConstraintError("15 is not allowed")
+
+    def is_allowed(self, token: int) -> bool:
+        return token != 15
+
+    def forced(self) -> list[int]:
+        return list(self.forces)
+
+    may_end = must_end = False
+
+    def clone(self) -> Odd:
+        return Odd(self.forces, is_broken=self.is_broken)
+
+
+def held_to(item: Run, matcher: Matcher) -> Run:
+    return replace(item, sampler=Sampler(item.sampler.params, item.sampler.stream, matcher))
+
+
+def test_a_mask_that_cannot_be_made_fails_its_run_alone(make: MakeRig) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2, 3]), i) for i in range(3)]
+    (alone,) = rig.drive_quietly(held_to(items[0], Odd(is_broken=True)))
+    assert isinstance(alone.error, ForwardError)
+    bad, *others = rig.drive_quietly(held_to(items[0], Odd(is_broken=True)), *items[1:])
+    assert isinstance(bad.error, ForwardError)
+    for item, ticket in zip(items[1:], others, strict=True):
+        assert_result(rig, item, ticket.result())
+
+
+@pytest.mark.parametrize("is_end", [True, False])
+def test_what_is_forced_and_cannot_be_run_is_left_to_the_draw(make: MakeRig, is_end: bool) -> None:
+    """An end token is not run, nor what the constraint then does not allow."""
+    rig = make()
+    free = run(rig.place([1, 2, 3]))
+    tokens, _ = text_after([1, 2, 3], free, rig.n_ctx)
+    assert 15 not in tokens
+    end = next(token for token in range(15) if token not in tokens)
+    item = replace(free, stop_ids=frozenset({end}))
+    (result,) = rig.drive(held_to(item, Odd([end if is_end else 15])))
+    assert (result.tokens, result.finish_reason) == (tokens, "length")
+
+
+def test_what_cannot_be_trimmed_is_trimmed_later(make: MakeRig) -> None:
+    rig = make(broken(("trim", 0)))
+    rig.drive(Extend(rig.place([1, 2, 3, 4])))
+    tree = rig.tree
+    assert tree.fragments is not None
+    tail = tree.fragments.new(None)
+    rig.engine.forward([Row((), [5, 6, 7], 0, tail)])
+    tree.trim(tail, 1)
+    assert tree.untrimmed == {tail: 1}
+    assert tail.length == 3
+    tree.drain_released()
+    assert not tree.untrimmed
+    assert tail.length == 1
+    tree.free(tail)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fakes import Boom, OwnLoopFake
 from rig import MemoryEngine, Rig, assert_result, run
+from weft.constraints.base import Matcher
 from weft.engines.native import NativeEvent, NativeRun, Tell
-from weft.errors import ConfigError, ForwardError, Unsupported
-from weft.sched.work import Extend, Logits, RunState
+from weft.errors import ConfigError, ConstraintError, ForwardError, Unsupported
+from weft.sampling.sampler import Sampler
+from weft.sched.native import why_not_native
+from weft.sched.work import Extend, Logits, Run, RunState, Scores
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -265,3 +269,161 @@ def test_an_end_or_an_error_is_the_last_event() -> None:
     assert not NativeEvent(0, (1,)).is_last
     assert NativeEvent(0, end="stop").is_last
     assert NativeEvent(0, error=ConfigError("no")).is_last
+
+
+class AtMost(Matcher):
+    """Allows tokens below a bound, any number of them; the text may end where `may_end` says."""
+
+    def __init__(self, bound: int, *, may_end: bool = False) -> None:
+        self.bound = bound
+        self.can_end = may_end
+
+    def fill(self, bits: Any) -> None:
+        bits[:] = (1 << self.bound) - 1
+
+    def accept(self, token: int) -> None:
+        if token >= self.bound:
+            raise ConstraintError(f"{token} is not allowed")
+
+    def is_allowed(self, token: int) -> bool:
+        return token < self.bound
+
+    @property
+    def may_end(self) -> bool:
+        return self.can_end
+
+    @property
+    def must_end(self) -> bool:
+        return False
+
+    def clone(self) -> AtMost:
+        return AtMost(self.bound, may_end=self.can_end)
+
+
+def constrained(item: Run, matcher: Matcher) -> Run:
+    return replace(item, sampler=Sampler(item.sampler.params, item.sampler.stream, matcher))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "may_end", "says"),
+    [
+        ((3, 4), True, None),
+        ((3, 4), False, "a text that its constraint does not let end, after 2 tokens"),
+        ((3, 9), True, "9 is not allowed"),
+    ],
+)
+def test_an_engine_is_held_to_the_constraint(
+    tokens: tuple[int, ...], may_end: bool, says: str | None
+) -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, tokens, end="stop"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    item = constrained(run(rig.place(PROMPT), 0), AtMost(8, may_end=may_end))
+    (ticket,) = rig.drive_quietly(item)
+    if says is None:
+        result = ticket.result()
+        assert (result.tokens, result.finish_reason) == (list(tokens), "stop")
+        assert result.ended_by is None  # the engine did not name a token
+    else:
+        assert says in str(ticket.error)
+    rig.finish()
+
+
+def test_logprobs_that_are_told_of_some_tokens_are_those_of_none() -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, (3,), (-1.0,), (0.5,)))
+        tell(NativeEvent(0, (4,), None, (0.5,)))
+        tell(NativeEvent(0, (5,), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
+    assert (result.tokens, result.logprobs, result.entropies) == ([3, 4, 5], [], [])
+    rig.finish()
+
+
+def test_a_length_that_the_context_sets_is_the_contexts() -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, range(3), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told), n_ctx=8)
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
+    assert (result.tokens, result.finish_reason) == ([0, 1, 2], "context")
+    rig.finish()
+
+
+def test_an_end_before_the_context_is_full_is_the_engines() -> None:
+    def told(asked: NativeRun, tell: Tell) -> None:
+        tell(NativeEvent(0, (1,), end="length"))  # it has less room than its own limit says
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
+    assert (result.tokens, result.finish_reason) == ([1], "length")
+    rig.finish()
+
+
+def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
+    rig = Rig(fake())
+    engine = rig.engine
+    assert isinstance(engine, OwnLoopFake)
+    cancel = engine.native.cancel
+
+    def fails(handle: Any, sibling: int) -> None:
+        cancel(handle, sibling)
+        raise Boom("cancel")
+
+    engine.native.cancel = fails  # type: ignore[method-assign]
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=50_000))
+    rig.step(3)
+    ticket.cancel()
+    rig.driver.drive([ticket])
+    assert ticket.result().finish_reason == "cancelled"
+    item = run(rig.place(PROMPT), 1)
+    assert_result(rig, item, *rig.drive(item))
+    rig.finish()
+
+
+def test_a_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
+    class Blind(Sampler):
+        def prime(self, tokens: Any) -> None:
+            raise Boom("prime")
+
+    rig = Rig(fake())
+    item = run(rig.place(PROMPT), 0, repetition_penalty=1.2)
+    blind = replace(item, sampler=Blind(item.sampler.params, item.sampler.stream))
+    (ticket,) = rig.drive_quietly(blind)
+    assert isinstance(ticket.error, ForwardError)
+    engine = rig.engine
+    assert isinstance(engine, OwnLoopFake)
+    assert engine.native.started == []
+    assert_result(rig, item, *rig.drive(item))
+    rig.finish()
+
+
+def test_rows_of_log_probabilities_do_not_take_what_asks_for_raw_logits() -> None:
+    engine = fake()
+    engine.info = replace(engine.info, abilities=replace(engine.info.abilities, raw_logits=False))
+    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+        "typical_p" if params.typical_p < 1 else None
+    )
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    with pytest.raises(Unsupported, match="no raw logits"):
+        rig.submit(run(place, 0, typical_p=0.9, repetition_penalty=1.2))
+    fine = [run(place, 0, repetition_penalty=1.2), run(place, 1, typical_p=0.9)]
+    for item, result in zip(fine, rig.drive(*fine), strict=True):
+        assert_result(rig, item, result)
+    rig.drive(Extend(place, (6,), (Logits(6),)))
+    rig.finish()
+
+
+def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
+    engine = fake(steps=False)
+    engine.info = replace(engine.info, abilities=replace(engine.info.abilities, scoring=True))
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    rig.drive(Extend(place, (), (Scores(1, 5),)))
+    with pytest.raises(Unsupported, match="whole runs only: no next-token distributions, no"):
+        rig.submit(Extend(place, (), (Scores(1, 5, top=2),)))
+    assert why_not_native(run(place).sampler, None) == "anything but steps"
+    rig.finish()

@@ -12,7 +12,8 @@ from ..errors import EngineUnavailable
 from ..viz.out import Out
 from . import screen
 
-_IN_WORDS = ("devices", "families", "quantised", "several_gpus")  # too long for a table's cells
+# Too long for a table's cells.
+_IN_WORDS = ("fork", "grammar", "devices", "families", "quantised", "several_gpus")
 
 
 _ASKED = ("llamacpp",)  # for their back ends: built for several kinds, and quick to import
@@ -80,10 +81,15 @@ def show(out: Out) -> None:
         _line(out, "", mark, problem or f"{name}, of another package: --engine {name}")
     for at, line in enumerate(table()):
         _line(out, "can" if not at else "", line)
+    width = max(map(len, OWN))
+    for name, abilities in OWN.items():
+        said = [f"{title}: {words}" for title, field in ROWS if field in _IN_WORDS
+                if (words := cells(field, {name: abilities})[0])]  # fmt: skip
+        out.block(f"{'':<9}{name:<{width}}", " · ".join(said))
 
 
 def table() -> list[str]:
-    """Return the table as lines; an engine a column, and below what is said in words."""
+    """Return the table as lines, an engine a column, without what is said in words."""
     short = [row for row in ROWS if row[1] not in _IN_WORDS]
     first = max(len(title) for title, _ in short)
     widths = [
@@ -91,18 +97,12 @@ def table() -> list[str]:
         for name, each in OWN.items()
     ]
     lines = [_row("", list(OWN), first, widths)]
-    lines += [_row(title, cells(field, OWN), first, widths) for title, field in short]
-    for title, field in ROWS:
-        if field in _IN_WORDS:
-            pairs = zip(OWN, cells(field, OWN), strict=True)
-            words = " · ".join(f"{name} {said}" for name, said in pairs if said)
-            lines += [f"{title}: {words}"] if words else []
-    return lines
+    return lines + [_row(title, cells(field, OWN), first, widths) for title, field in short]
 
 
 def _row(title: str, found: list[str], first: int, widths: list[int]) -> str:
     padded = [f"{cell:<{width}}" for cell, width in zip(found, widths, strict=True)]
-    return f"{title:<{first}}  {'  '.join(padded)}".rstrip()
+    return f"{title:<{first}}  {' '.join(padded)}".rstrip()
 
 
 def _line(out: Out, title: str, *parts: str | tuple[str, str]) -> None:

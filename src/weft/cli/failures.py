@@ -45,9 +45,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.ConfigError: Outcome(USAGE, "weft {verb} --help lists the options"),
     errors.EngineError: Outcome(UNAVAILABLE, _DOCTOR),
     errors.EngineUnavailable: Outcome(UNAVAILABLE, _DOCTOR),
-    errors.ModelLoadError: Outcome(
-        UNAVAILABLE, "weft models lists the models that are here; -m tiny always is"
-    ),
+    errors.ModelLoadError: Outcome(UNAVAILABLE),
     errors.Unsupported: Outcome(UNAVAILABLE, _DOCTOR),
     errors.ForwardError: Outcome(FAILURE, "weft doctor runs the embedded model as a check"),
     errors.CapacityError: Outcome(MEMORY, _SMALLER, True),
@@ -61,6 +59,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.Terminal: Outcome(FAILURE),
     errors.ConstraintError: Outcome(FAILURE),
     errors.GrammarError: Outcome(USAGE),
+    errors.Unfinished: Outcome(FAILURE),
     errors.DeadEnd: Outcome(FAILURE),
     errors.StoreError: Outcome(FAILURE),
     errors.FormatError: Outcome(FAILURE),

@@ -194,12 +194,17 @@ def opened(name: str | None = None) -> Kept:
 def with_model(
     name: str | None, model: str | None, engine: str, kv_budget: str
 ) -> Iterator[tuple[LM, Kept]]:
-    """Open a loom, as `opened`, with the model that it was made with, or the one that is given."""
+    """Open a loom, as `opened`, with the model that it was made with, or the one that is given.
+
+    The engine is the one that the loom remembers, unless it does not take the model.
+    """
+    from ..loading import fits
+
     shelf = Shelf()
     summary = shelf.summary(chosen(shelf, name))
     name = summary.name
-    if engine == "auto":
-        engine = summary.engine or engine
+    if engine == "auto" and summary.engine and fits(summary.engine, model or summary.model):
+        engine = summary.engine
     try:
         lm = load_model(model or summary.model, engine, kv_budget)
     except ModelLoadError as error:
@@ -233,6 +238,8 @@ def note_model(loom: Loom, model: str, engine: str) -> None:
         loom.meta["model"] = loom.lm.info.extra["address"]
     if engine != "auto":
         loom.meta["engine"] = engine
+    else:
+        loom.meta.pop("engine", None)  # of a model that was elsewhere, and in another form
 
 
 def ids_of(loom: Loom) -> frozenset[str]:

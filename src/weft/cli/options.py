@@ -115,7 +115,7 @@ Model = Annotated[
         "--model",
         "-m",
         envvar="WEFT_MODEL",
-        help='"tiny" (embedded), a folder, a Hub id org/name[@revision], or a server'
+        help='"tiny" (embedded), a folder, a GGUF file, a Hub id org/name[@revision], or a server'
         " http://host:8000/v1#model?tokenizer=FOLDER.",
         autocompletion=complete_models,
     ),
@@ -125,7 +125,7 @@ OwnModel = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Where the loom's model is now.",
+        help="Where the loom's model is now, as -m of weft run takes it.",
         show_default="the loom's",
         autocompletion=complete_models,
     ),
@@ -133,7 +133,10 @@ OwnModel = Annotated[
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", envvar="WEFT_ENGINE", help="auto, numpy, torch, or one of another package."
+        "--engine",
+        envvar="WEFT_ENGINE",
+        help="auto: the one that fits the model; numpy, torch, mlx, llamacpp, vllm, remote, or one"
+        " of another package.",
     ),
 ]
 KvBudget = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import samples
-from ..errors import ConfigError, Terminal, WeftError
+from ..errors import ConfigError, EngineError, Terminal, WeftError
 from ..viz.lanes import Printer, Silent
 from ..viz.out import Out, write_object
 from . import advice, options
@@ -243,10 +243,18 @@ def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
 
 
 def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
-    """Grow at a node, watched; a node that has ended is told by its number."""
+    """Grow at a node, watched; a node that has ended is told by its number.
+
+    Branches that had ended when the model call failed, or its server died, are kept.
+    """
     shown = Silent() if wish.as_json else Printer(out, wish.n, first=None) if wish.as_text else None
+    n_before = len(node.children)
     try:
         return grow_watched(out, lm, kept, node, wish.n, wish.sampling, shown, force=wish.force)
+    except EngineError:
+        if wish.keep and len(node.children) > n_before and kept.try_save():
+            Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
+        raise
     except Terminal:
         number, up = kept.number(node), kept.number(node.parent or node)
         raise Terminal(

@@ -36,7 +36,7 @@ class Constraint(ABC):
     def parse(self, text: str) -> Any:
         """Return the object that a finished text stands for; the text itself unless there is one.
 
-        Raises: ValueError if the text is not finished.
+        Raises: Unfinished, which is a ValueError, if the text is not finished.
         """
         return text
 

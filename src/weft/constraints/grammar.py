@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cores import usable_cores
-from ..errors import ConfigError, ConstraintError, GrammarError
+from ..errors import ConfigError, ConstraintError, GrammarError, Unfinished
 from ..tokens.codec import is_panic
 from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark
@@ -122,7 +122,14 @@ class JsonSchema(Grammar):
         return made
 
     def parse(self, text: str) -> Any:
-        return json.loads(text) if self.model is None else self.model.model_validate_json(text)
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise Unfinished(
+                f"the text is not finished: {text[-40:]!r} ends no JSON of the schema; grow it"
+                " on, or with a larger max_tokens"
+            ) from error
+        return data if self.model is None else self.model.model_validate_json(text)
 
     def to_dict(self) -> dict[str, Any]:
         return {"json_schema": json.loads(self.schema)}

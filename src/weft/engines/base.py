@@ -88,9 +88,12 @@ class EngineInfo:
     """What an engine is and can do; fixed for its life.
 
     model: what it was loaded from; `weft.load` puts the name there that was asked for.
-    fingerprint: two engines have the same one if and only if their logits and exported KV are
-    interchangeable. Files say by it whose they are, so it must change with the weights, and with
-    what else the numbers depend on; the device is no part of it.
+    dtype: of the KV, as `export` marks it ("float32", "bfloat16", "q8_0", …); without fragments,
+    what the model computes in.
+    fingerprint: the name of the weights: two engines have the same one if and only if they compute
+    the same function, up to rounding. Saved trees and branches say by it whose they are, and open
+    in any dtype and on any device, which are no part of it. Exported KV is interchangeable, and
+    logits are as good as equal, where the dtype is the same, too: a file of KV says both.
     n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
     the tokenizer knows which there are. n_positions: tokens a path may have; UNTOLD where nobody
     says, and whoever runs it refuses what is too long.
@@ -360,9 +363,10 @@ class Fragments(ABC):
         keys as the model's own cache has them; together length * `kv_bytes_per_token` bytes. A
         kind that the engine has no use for has a last axis of 0. Axis 1 is the slots: Weft cuts and
         joins fragments there, and what it cut is loaded too. Arrays of other names are marks,
-        texts about the whole, and files keep them as text ("dtype" is "bfloat16" where the bits
-        come as uint16). Nothing done to the arrays or the fragment later changes the other. Waits
-        for launched steps.
+        texts about the whole, and files keep them as text; "dtype" is that of the numbers
+        ("bfloat16" comes as uint16 bits; "float16/q8_0": that of keys, then that of values), as
+        `EngineInfo.dtype` has it. Nothing done to the arrays or the fragment later changes the
+        other. Waits for launched steps.
         """
 
     @abstractmethod

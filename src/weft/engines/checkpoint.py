@@ -117,6 +117,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(file)
 
 
+def is_of_mlx(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm has quantised the weights: no other library reads them."""
+    packed = config.get("quantization")
+    return isinstance(packed, dict) and "group_size" in packed
+
+
+def refuse_packed_by_mlx(config: Mapping[str, Any], engine: str) -> None:
+    """Raise Unsupported for weights that mlx-lm has quantised, for an engine that is not MLX's."""
+    if is_of_mlx(config):
+        raise Unsupported(
+            f"mlx-lm has quantised this model, and the {engine} engine does not read that;"
+            ' take engine="mlx" (pip install "weft-lm[mlx]")'
+        )
+
+
 def architectures(config: Mapping[str, Any]) -> list[str]:
     """Return the names of the classes that a config.json was made with.
 
@@ -256,7 +271,8 @@ def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
 
 def _truncated(file: Path, size: int, needed: int) -> ModelLoadError:
     return ModelLoadError(
-        f"{file} is truncated: it has {size} bytes of at least {needed}; download it again"
+        f"{file} is truncated: it has {size} bytes, and its header promises {needed} or more;"
+        " download it again"
     )
 
 

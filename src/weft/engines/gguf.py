@@ -406,7 +406,8 @@ def _broken(file: Path, why: str) -> ModelLoadError:
 
 
 def _truncated(file: Path, size: int, needed: int | None = None) -> ModelLoadError:
-    least = "" if needed is None else f" of at least {needed}"
+    wants = "goes on" if needed is None else f"promises {needed} or more"
     return ModelLoadError(
-        f"{file} is truncated or broken: it has {size} bytes{least}; download it again"
+        f"{file} is truncated or broken: it has {size} bytes, and its header {wants};"
+        " download it again"
     )

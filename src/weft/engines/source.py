@@ -20,6 +20,7 @@ from ..errors import ConfigError, ModelLoadError
 Progress = Callable[[str, int, int, str], None]
 
 EMBEDDED = "tiny"
+ELSEWHERE = "weft models lists the models that are here; tiny always is"
 WANTED = (
     "config.json",
     "generation_config.json",
@@ -167,10 +168,11 @@ def _hub_model(name: str, revision: str | None) -> HubModel:
     if _HUB_ID.fullmatch(id_):
         return HubModel(id_, tag or revision)
     if any(mark in name for mark in ("/", "\\")) or name.startswith((".", "~")):
-        raise ModelLoadError(f"there is no folder {name}{_nearest(name)}")
+        raise ModelLoadError(f"there is no folder {name}{_nearest(name)}", hint=ELSEWHERE)
     raise ConfigError(
         f'model {name!r} is not known: allowed are "{EMBEDDED}", a folder, and a Hub id '
-        f"such as org/name or org/name@revision{_nearest(name)}"
+        f"such as org/name or org/name@revision{_nearest(name)}",
+        hint=ELSEWHERE,
     )
 
 
@@ -279,6 +281,7 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
     from huggingface_hub import constants, errors
 
     nearest, hub, cache = _nearest(wanted.id), constants.ENDPOINT, constants.HF_HUB_CACHE
+    hint = ""
     match error:
         case errors.GatedRepoError():
             what = f"{wanted} is gated: accept its terms at {hub}/{wanted.id}"
@@ -286,16 +289,18 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
         case errors.RepositoryNotFoundError():
             what = f"{wanted} is neither a folder here nor a public model at {hub}"
             todo = f"check the name; for a private model pass token=… or set HF_TOKEN{nearest}"
+            hint = ELSEWHERE
         case errors.RevisionNotFoundError():
             what = f"{wanted.id} has no revision {wanted.revision!r}"
             todo = f"give a branch, a tag or a full commit hash: {hub}/{wanted.id}/tree/main"
         case errors.LocalEntryNotFoundError():
             what = f"{wanted} is not (wholly) in the cache {cache}, and the Hub may not be asked"
             todo = f"load it once without local_files_only and HF_HUB_OFFLINE=1{nearest}"
+            hint = ELSEWHERE
         case _:
             what = f"could not get {wanted} from {hub}: {_first_line(error)}"
             todo = f"check the connection, HF_ENDPOINT and the free space in {cache}{nearest}"
-    return ModelLoadError(f"{what}; {todo}")
+    return ModelLoadError(f"{what}; {todo}", hint=hint)
 
 
 def _nearest(name: str) -> str:

@@ -114,7 +114,8 @@ def fragments(node: HeddleState) -> list[KVFrag]:
 
 
 def _is_bfloat16(marks: Mapping[str, Any], name: str) -> bool:
-    return str(marks.get(f"{name}.dtype", marks.get("dtype"))) == "bfloat16"
+    of_keys, _, of_values = str(marks.get(f"{name}.dtype", marks.get("dtype"))).partition("/")
+    return (of_values if of_values and name.startswith("v") else of_keys) == "bfloat16"
 
 
 def _widened(array: NDArray[Any], marks: Mapping[str, Any], name: str) -> NDArray[Any]:

@@ -138,8 +138,9 @@ class HeddleState:
     def parsed(self) -> Any:
         """The object that the text stands for, by the constraint it was grown with.
 
-        Of a JSON schema the data, of a Pydantic class its object, else the text. Raises: ValueError
-        while the text is not finished, ConfigError for a node without a constraint.
+        Of a JSON schema the data, of a Pydantic class its object, else the text. Raises:
+        Unfinished, a ValueError, for JSON that breaks off, as at `max_tokens`; ConfigError for a
+        node without a constraint.
         """
         return parsed_text(self)
 

@@ -42,11 +42,9 @@ class NativeJob(RunJob):
 
     def prepare(self) -> None:
         """Claim the path, of which nothing has to be known here."""
-        if not self.claims:
-            claim = Claim(self, self.line.base)
-            claim.wants_kv = False
-            self.claims = [claim]
-        self.claims[0].place = self.line.base
+        claim = Claim(self, self.line.base)
+        claim.wants_kv = False
+        self.claims = [claim]
 
     def start(self, desk: Desk) -> None:
         if self.line.depth >= desk.n_ctx:
@@ -92,10 +90,7 @@ class NativeJob(RunJob):
             why = "the engine ended a text that its constraint does not let end"
             desk.fail(self, ForwardError(f"{why}, after {self.n_drawn} tokens"))
             return
-        reason = event.end or "error"
-        if reason == "length" and self.line.depth >= desk.n_ctx:
-            reason = "context"
-        self.end_all(reason, desk)
+        self.end_all(event.end or "error", desk)
 
     def _fewer(self, known: tuple[bool, bool]) -> tuple[bool, bool]:
         """Figures that are not told of every token are those of none."""
@@ -111,10 +106,6 @@ class NativeJob(RunJob):
     def finish(self, desk: Desk) -> None:
         self.abroad.leave(self)
         super().finish(desk)
-
-    def park(self, desk: Desk) -> None:
-        self.abroad.leave(self)
-        super().park(desk)
 
     def stop(self, desk: Desk) -> None:
         self.abroad.leave(self)

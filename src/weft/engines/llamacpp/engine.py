@@ -20,7 +20,7 @@ from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf
 from . import settings as made
 from .context import Context, Floats
-from .kv import SequenceFragments
+from .kv import SequenceFragments, kv_dtype
 from .leases import Leases
 from .library import Handle, chosen_devices, devices, new_context
 from .settings import N_BATCH, ContextSettings, Progress
@@ -68,6 +68,7 @@ class LlamaCppEngine(Engine):
             Leases(n_leases, context),
             n_kv_heads=max(1, int(C.llama_model_n_head_kv(pointer))),
             window=window,
+            dtype=kv_dtype(settings.type_k, settings.type_v),
         )
         try:
             self._try()
@@ -280,8 +281,8 @@ class LlamaCppEngine(Engine):
             n_vocab=self._n_vocab,
             n_positions=settings.n_ctx,
             kv_bytes_per_token=slot_bytes,
-            dtype=made.weights_dtype(header),
-            fingerprint=header.fingerprint(settings.type_k, settings.type_v),
+            dtype=kv_dtype(settings.type_k, settings.type_v),
+            fingerprint=header.fingerprint(),
             device=settings.gpus[0].name.lower() if settings.gpus else "cpu",
             kv="sequence",
             max_paths=max_paths,

@@ -16,23 +16,32 @@ from .leases import Leases, PathFragment
 from .state import BlockShape, Bytes, StateError, StateLayer, read_state, write_state
 
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
-_MARKS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def kv_dtype(type_k: str, type_v: str) -> str:
+    """Return the name of what KV is kept in: one, or that of keys and that of values."""
+    names = [_NAMES.get(each, each) for each in (type_k, type_v)]
+    return "/".join(dict.fromkeys(names))
 
 
 class SequenceFragments(Fragments):
     """The cells of one context.
 
     blocks: how its state is laid out; empty: in a way that is not known here, so that KV cannot be
-    exported. window: tokens that a sliding window sees, 0 for none.
+    exported. window: tokens that a sliding window sees, 0 for none. dtype: as `kv_dtype` has it.
     """
 
-    def __init__(self, context: Context, leases: Leases, *, n_kv_heads: int, window: int) -> None:
+    def __init__(
+        self, context: Context, leases: Leases, *, n_kv_heads: int, window: int, dtype: str
+    ) -> None:
         self.context = context
         self.leases = leases
         self.slots = 0
         self.blocks: list[BlockShape] = []
         self._n_kv_heads = n_kv_heads
         self._window = window
+        self._dtype = dtype
 
     @property
     def layers(self) -> list[tuple[StateLayer, StateLayer | None]]:
@@ -113,7 +122,7 @@ class SequenceFragments(Fragments):
         for index, (of_keys, of_values) in enumerate(self.layers):
             data[f"k.{index}"] = self._array(keys[index], of_keys)
             data[f"v.{index}"] = self._array(values[index], of_values)
-        data["dtype"] = np.array(self._mark())
+        data["dtype"] = np.array(self._dtype)
         return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PathFragment:
@@ -193,12 +202,11 @@ class SequenceFragments(Fragments):
         divides = name in _NUMPY and n % self._n_kv_heads == 0
         return (self._n_kv_heads if divides else 1), dtype
 
-    def _mark(self) -> str:
-        names = [TYPES.get(k.type, (str(k.type), 0, 0))[0] for k, _ in self.layers[:1]]
-        return _MARKS.get(names[0], names[0])
-
     def _checked(self, data: dict[str, NDArray[Any]]) -> tuple[int, list[Bytes], list[Bytes]]:
         """Return the length, and keys and values [length, row bytes] a layer."""
+        mark = str(data.get("dtype", ""))
+        if mark != self._dtype:
+            raise ModelMismatch(f"the exported KV is {mark or 'of no dtype'}, not {self._dtype}")
         found: dict[str, list[Bytes]] = {"k": [], "v": []}
         lengths = set()
         wanted = {f"{kind}.{i}" for i in range(len(self.layers)) for kind in "kv"}

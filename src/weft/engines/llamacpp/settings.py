@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C
 
-from ...checks import whole_number
+from ...checks import number, one_of, whole_number
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..gguf import GGUF, TYPES
 from .library import Device, Handle, load_model
@@ -82,16 +81,10 @@ def kv_types(
 
     Raises: ConfigError.
     """
-    if dtype not in _DTYPES:
-        raise ConfigError(
-            f"dtype is {dtype!r}; of the llamacpp engine it is that of the KV, one of"
-            f" {', '.join(map(repr, _DTYPES))}: weights are as the file has them"
-        )
+    one_of("dtype", dtype, _DTYPES, ": it is that of the KV, and weights are as the file has them")
     for name, value in (("type_k", type_k), ("type_v", type_v)):
-        if value is not None and value not in KV_TYPES:
-            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(KV_TYPES)}")
-    if flash not in (None, True, False):
-        raise ConfigError(f"flash_attention is {flash!r}; allowed are True, False and None")
+        one_of(name, value, (None, *KV_TYPES))
+    one_of("flash_attention", flash, (None, True, False))
     of_keys, of_values = type_k or _DTYPES[dtype], type_v or _DTYPES[dtype]
     if flash is None and dtype == "float32":
         flash = False
@@ -160,15 +153,6 @@ def available_bytes() -> int | None:
         return None
 
 
-def weights_dtype(header: GGUF) -> str:
-    """Return the type that most numbers of the model are stored in."""
-    counts: Counter[str] = Counter()
-    for tensor in header.tensors.values():
-        counts[tensor.type] += math.prod(tensor.shape)
-    most = counts.most_common(1)[0][0]
-    return _FLOATS.get(most, most)
-
-
 def load_weights(
     header: GGUF,
     gpus: Sequence[Device],
@@ -185,12 +169,13 @@ def load_weights(
 
     progress: called with "load", bytes read, bytes in all and "".
     """
-    if load_mode not in _LOAD_MODES:
-        raise ConfigError(f"load_mode is {load_mode!r}; allowed are {', '.join(_LOAD_MODES)}")
+    one_of("load_mode", load_mode, _LOAD_MODES)
+    one_of("repack", repack, (True, False))
+    one_of("check_tensors", check_tensors, (True, False))
     values: dict[str, Any] = {
         "load_mode": C.llama_load_mode_from_str(load_mode.encode()),
-        "use_extra_bufts": bool(repack),
-        "check_tensors": bool(check_tensors),
+        "use_extra_bufts": repack,
+        "check_tensors": check_tensors,
         "n_gpu_layers": -1
         if n_gpu_layers is None
         else whole_number("n_gpu_layers", n_gpu_layers, 0),
@@ -201,9 +186,13 @@ def load_weights(
     if main_gpu is not None:
         values["main_gpu"] = whole_number("main_gpu", main_gpu, 0, max(0, len(gpus) - 1))
     if tensor_split is not None:
-        shares = [float(share) for share in tensor_split]
-        if len(shares) != len(gpus) or min(shares, default=0) < 0:
-            raise ConfigError(f"tensor_split is {tensor_split!r}; give a share for each GPU")
+        if isinstance(tensor_split, str) or not isinstance(tensor_split, Sequence):
+            raise ConfigError(f"tensor_split is {tensor_split!r}; allowed are numbers, one a GPU")
+        shares = [number("a share of tensor_split", share, low=0) for share in tensor_split]
+        if len(shares) != len(gpus):
+            raise ConfigError(
+                f"tensor_split is {tensor_split!r}; allowed are {len(gpus)} numbers, one a GPU"
+            )
         room = (ctypes.c_float * int(C.llama_max_devices()))(*shares)
         values["tensor_split"] = ctypes.cast(room, ctypes.POINTER(ctypes.c_float))
     total = sum(tensor.n_bytes for tensor in header.tensors.values())

@@ -95,7 +95,7 @@ class MlxEngine(Engine):
         """Load a folder in Transformers' or mlx-lm's format, quantised or not.
 
         Args:
-            device: "cpu", "gpu" (Metal), or "auto" for MLX's default.
+            device: "cpu", "gpu" or "metal" (the same), or "auto" for MLX's default.
             dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own; of
                 quantised weights that of their scales.
             n_ctx: longest path; None for all the model knows.
@@ -300,7 +300,7 @@ class MlxEngine(Engine):
             kv_bytes_per_token=0 if slot is None else slot.n_bytes,
             kv="hidden" if slot is None else "addressable",
             recomputes=slot is None,
-            dtype=dtype_name(logits.dtype),
+            dtype=dtype_name(logits.dtype if slot is None else slot[0].dtype),
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
             n_embd=self._head.n_embd,

@@ -12,6 +12,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .library import mlx_lm
@@ -39,14 +40,13 @@ _AS_TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def resolve_device(device: str) -> mx.Device:
-    """Turn "auto", "cpu" or "gpu" into a device that is there."""
+    """Turn "auto", "cpu", or "gpu", which is "metal" too, into a device that is there."""
+    one_of("device", device, ("auto", "cpu", "gpu", "metal"))
     if device == "auto":
         return mx.default_device()
-    if device not in ("cpu", "gpu"):
-        raise ConfigError(f"device must be 'auto', 'cpu' or 'gpu', not {device!r}")
     place = mx.Device(mx.cpu if device == "cpu" else mx.gpu, 0)
     if not mx.is_available(place):
-        raise ConfigError("device 'gpu' was asked for, but MLX sees none; use 'cpu'")
+        raise ConfigError(f"device is {device!r}, and MLX sees no GPU; allowed is 'cpu'")
     return place
 
 
@@ -54,8 +54,7 @@ def load_model(
     folder: Path, dtype: str, *, trust_remote_code: bool, progress: Progress | None
 ) -> tuple[nn.Module, str]:
     """Load a folder's model; return it and the fingerprint of its weights."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    one_of("dtype", dtype, ("auto", *DTYPES))
     stored = checkpoint.open_checkpoint(folder)  # MLX would read a truncated file to the end
     refuse_config(stored.config)
     if progress is not None:
@@ -123,11 +122,7 @@ def context_of(config: Mapping[str, Any], n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
     values = (config.get(name) for name in _CONTEXT_NAMES)
     known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
-    if n_ctx is None:
-        return known
-    if not 1 <= n_ctx <= known:
-        raise ConfigError(f"n_ctx must be 1 to {known}, the positions the model knows; got {n_ctx}")
-    return n_ctx
+    return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
 
 
 def arrays_in(model: nn.Module) -> list[mx.array]:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ConfigError, ModelLoadError, Unsupported
+from ...checks import whole_number
+from ...errors import ModelLoadError, Unsupported
 from ...files import shown
-from ..checkpoint import architectures
+from ..checkpoint import architectures, refuse_packed_by_mlx
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -64,6 +65,7 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
         ConfigError: n_ctx is below 1 or above the model's own.
     """
     architecture = _architecture(raw)
+    refuse_packed_by_mlx(raw, "numpy")
     n_hidden, n_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
     config = LlamaConfig(
         model_type=str(raw.get("model_type", "llama")),
@@ -115,11 +117,7 @@ def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _n_positions(of_model: int, n_ctx: int | None) -> int:
-    if n_ctx is None:
-        return of_model
-    if not 1 <= n_ctx <= of_model:
-        raise ConfigError(f"n_ctx is {n_ctx}; this model allows 1 to {of_model}")
-    return n_ctx
+    return of_model if n_ctx is None else whole_number("n_ctx", n_ctx, 1, of_model)
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from ...checks import one_of
 from ...cores import idle_cores, usable_cores
 from ...errors import ConfigError, ForwardError, Unsupported
 from ...sampling import metrics
@@ -91,14 +92,11 @@ class NumpyEngine(Engine):
             Unsupported: the architecture, or a dtype other than "auto" and "float32".
             ConfigError: n_ctx or threads is out of range, or the device is another one.
         """
-        if device not in ("auto", "cpu"):
-            raise ConfigError(
-                'the numpy engine runs on the CPU; use device="cpu", or engine="torch"'
-            )
+        one_of("device", device, ("auto", "cpu"), ': the numpy engine runs on the CPU; try "torch"')
         if dtype not in ("auto", "float32"):
             raise Unsupported(
-                f'the NumPy engine computes in float32, not {dtype}; leave dtype="auto", '
-                'or use engine="torch"'
+                f"dtype is {dtype!r}; allowed are 'auto' and 'float32', in which the numpy engine"
+                ' computes; try engine="torch"'
             )
         checkpoint = open_checkpoint(Path(folder))
         config = parse_config(checkpoint.config, n_ctx=n_ctx)

@@ -259,6 +259,7 @@ class NumpyFragments(Fragments):
         data: dict[str, NDArray[Any]] = {}
         for layer, (keys, values) in enumerate(kv):
             data[f"k.{layer}"], data[f"v.{layer}"] = halve(keys), values.copy()
+        data["dtype"] = np.array("float32")
         return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> NumpyFragment:

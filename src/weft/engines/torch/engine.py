@@ -232,7 +232,7 @@ class TorchEngine(ModelEngine):
             n_vocab=n_vocab,
             n_positions=n_positions,
             kv_bytes_per_token=layout.slot_bytes,
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
             n_embd=n_embd,

@@ -46,6 +46,11 @@ class Layout:
         return sum(len(layers) for _, layers in self.groups)
 
     @property
+    def dtype(self) -> str:
+        """The name of what KV is kept in, as it is written into files."""
+        return str(self.groups[-1][0].value_dtype).removeprefix("torch.")
+
+    @property
     def slot_bytes(self) -> int:
         return sum(shape.n_bytes * len(layers) for shape, layers in self.groups)
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
+from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .check import refuse_config
@@ -36,25 +37,22 @@ def resolve_device(device: str) -> torch.device:
     """Turn "auto", "cpu", "cuda" or "cuda:1" into a device that is there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = device.partition(":")[0] if isinstance(device, str) else device
+    one_of("device", kind if kind == "cuda" else device, ("auto", "cpu", "cuda", "cuda:N"))
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(
-            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {device!r}"
-        ) from error
-    if place.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {device!r}")
+        raise ConfigError(f"device is {device!r}; allowed are GPUs by number, 'cuda:0'") from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device {device!r} was asked for, but PyTorch sees no CUDA device; use 'cpu'"
+            f"device is {device!r}, and PyTorch sees no CUDA device; allowed is 'cpu'"
         )
     return place
 
 
 def check_dtype(dtype: str) -> None:
     """Raise ConfigError for a dtype that no model is loaded in."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype must be 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    one_of("dtype", dtype, ("auto", *DTYPES))
 
 
 def load_model(
@@ -100,7 +98,7 @@ def load_model(
 
 def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
     """Return a folder's configuration, if this engine can run such a model; reads config.json."""
-    checkpoint.read_config(folder)
+    checkpoint.refuse_packed_by_mlx(checkpoint.read_config(folder), "torch")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
@@ -120,11 +118,7 @@ def context_of(config: PretrainedConfig, n_ctx: int | None) -> int:
     text: Any = config.get_text_config()
     given = [int(getattr(text, name, None) or 0) for name in _CONTEXT_NAMES]
     known = next((n for n in given if n > 0), _NO_LIMIT)
-    if n_ctx is None:
-        return known
-    if not 1 <= n_ctx <= known:
-        raise ConfigError(f"n_ctx must be 1 to {known}, the positions the model knows; got {n_ctx}")
-    return n_ctx
+    return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:

@@ -29,7 +29,7 @@ from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score
-from ..checkpoint import open_checkpoint
+from ..checkpoint import open_checkpoint, refuse_packed_by_mlx
 from .board import try_board
 from .known import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
 from .loop import EngineLoop
@@ -129,6 +129,7 @@ class VllmEngine(Engine):
         check_rows_option(rows)
         check_names(engine_options)
         checkpoint = open_checkpoint(Path(folder))
+        refuse_packed_by_mlx(checkpoint.config, "vllm")
         no_tap = rows == "logprobs" or bool(engine_options.get("speculative_config"))
         board = None if no_tap else try_board(vocab_of(checkpoint.config))
         try:

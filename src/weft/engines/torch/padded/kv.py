@@ -260,7 +260,7 @@ class Store(KVMemory):
         for name, tensors in (("k", slots.keys), ("v", slots.values)):
             for layer, tensor in enumerate(self.layout.per_layer(tensors)):
                 data[f"{name}.{layer}"] = _to_host(tensor.transpose(0, 1))
-                data["dtype"] = np.array(str(tensor.dtype).removeprefix("torch."))
+        data["dtype"] = np.array(self.layout.dtype)
         return data
 
     @torch.inference_mode()
