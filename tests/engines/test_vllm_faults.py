@@ -98,14 +98,15 @@ def test_an_engine_that_dies_in_mid_run_is_told_and_the_tree_stays() -> None:
 
 
 def test_a_collected_model_leaves_no_process_and_no_thread() -> None:
-    before = len(vllm_processes())
+    before, threads = len(vllm_processes()), set(threading.enumerate())
     lm = load()
     assert len(vllm_processes()) > before
     assert not list(Path("/dev/shm").glob("weft-rows-*"))
     del lm
     gc.collect()
     assert wait_for(lambda: len(vllm_processes()) <= before)
-    assert wait_for(lambda: not any(t.name == "weft-vllm" for t in threading.enumerate()))
+    more = [each for each in threading.enumerate() if each not in threads]
+    assert wait_for(lambda: not any(t.name == "weft-vllm" and t.is_alive() for t in more))
 
 
 # Without `if __name__ == "__main__":`, as README programs are written.
