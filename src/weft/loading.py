@@ -135,9 +135,7 @@ def load(
             tokenizer = options["tokenizer"]
         given |= {"model": model, "token": token, "tokenizer": as_tokenizer(tokenizer)}
         name = "remote" if engine == "auto" else engine
-        _check_addresses(name, takes=True)
         return _finish(_load_engine(name, source, given), tokenizer, source, budget, limits)
-    _check_addresses(engine, takes=False)
     refuse_given("files", model=model)
     if is_gguf(source):
         refuse_given("a GGUF file", token=token, **of_files)
@@ -163,13 +161,6 @@ def load(
     loaded = _load_engine(name, folder, given)
     defaults = SamplingParams.from_generation_config(_generation_config(folder))
     return _finish(loaded, text, source, budget, limits, defaults)
-
-
-def _check_addresses(engine: str, *, takes: bool) -> None:
-    """Refuse an address for an engine that loads files, and files for one that asks a server."""
-    if engine in OWN and (engine == "remote") != takes:
-        what = "takes no addresses" if takes else "takes an http(s) address, and no files"
-        raise ConfigError(f"the {engine} engine {what}; give another engine, or leave it out")
 
 
 def _finish(
