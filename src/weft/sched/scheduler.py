@@ -83,7 +83,7 @@ class Scheduler:
 
     def _job_of(self, group: list[Ticket]) -> Job:
         """Return the job of tickets that are answered together."""
-        (item, *_), age = [ticket.item for ticket in group], next(self._ages)
+        item, age = group[0].item, next(self._ages)
         if self.abroad is not None and isinstance(item, Run):
             if why_not_native(item.sampler, self.engine.native) is None:
                 return NativeJob(age, group, self.abroad)
@@ -121,7 +121,8 @@ class Scheduler:
             self.see_weights()
             before_moves = self.desk.n_moves
             moved = self.take_in() + self.admission.admit(may_evict=self.flight is None)
-            moved += self._abroad_moves()
+            if self.abroad is not None:
+                moved += self.abroad.hear(self.desk) + self.abroad.send(self.desk)
             step = self._plan()
         planned = time.perf_counter()
         before, self.flight = self.flight, None
@@ -144,12 +145,6 @@ class Scheduler:
             self._give_up()
         else:
             self.abroad.wait(LISTEN_S)
-
-    def _abroad_moves(self) -> int:
-        """Hear of the runs that the engine generates, and hand over more; return the moves."""
-        if self.abroad is None:
-            return 0
-        return self.abroad.hear(self.desk) + self.abroad.send(self.desk)
 
     # Take in ----------------------------------------------------------------------------------
 
@@ -214,7 +209,7 @@ class Scheduler:
         others = desk.waiting or desk.commits
         spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
         runs = self._ready_runs(self.n_batch - spared) if desk.live else []
-        used = self._cost(runs) + sum([len(run.forced) for run in runs])
+        used = self._cost(runs) + sum([len(run.forced) for run in runs]) if runs else 0
         shares = self._shares(max(self.n_batch - used, spared)) if desk.commits else []
         if runs or shares:
             in_flight = self.flight is not None
