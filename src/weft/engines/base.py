@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
-from ..errors import ConfigError, ForwardError, Unsupported
+from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -272,6 +272,26 @@ def check_rows(rows: Sequence[Row]) -> None:
         for span in row.scores:
             if span.start < 0 or span.start + len(span.targets) > n_tokens:
                 raise ForwardError(f"{span} lies outside a row of {n_tokens} tokens")
+
+
+def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
+    """Return the ids that a row runs; waits for those that are drawn late.
+
+    Raises: ContextOverflow beyond the context, ConfigError for an id outside of the vocabulary.
+    """
+    end, n_vocab = row.position + row.n_tokens, info.n_vocab
+    if end > info.n_positions:
+        raise ContextOverflow(
+            f"a path of {end} tokens is longer than the context of {info.n_positions}",
+            n_tokens=end,
+            n_ctx=info.n_positions,
+        )
+    if isinstance(row.tokens, LateTokens):
+        return [int(row.tokens.draws.result().ids[row.tokens.number])]
+    low, high = min(row.tokens), max(row.tokens)
+    if low < 0 or high >= n_vocab:
+        raise ConfigError(f"token ids must be 0 to {n_vocab - 1}; got {low} to {high}")
+    return row.tokens
 
 
 class Draws(Protocol):

@@ -14,7 +14,6 @@ from mlx import nn
 
 from ...errors import (
     ConfigError,
-    ContextOverflow,
     EngineError,
     ForwardError,
     ModelLoadError,
@@ -24,7 +23,7 @@ from ...errors import (
 )
 from ...sampling import metrics
 from ..abilities import OWN
-from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score, Span, check_rows
+from ..base import Engine, EngineInfo, HostOutput, Row, Score, Span, check_rows, row_tokens
 from ..checkpoint import read_config
 from .check import check_paths, check_tree
 from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
@@ -316,23 +315,6 @@ class MlxEngine(Engine):
 
     # One forward
 
-    def _tokens_of(self, row: Row) -> Sequence[int]:
-        n, limit = row.position + row.n_tokens, self.info.n_positions
-        if n > limit:
-            raise ContextOverflow(
-                f"a path of {n} tokens is longer than the context of {limit}",
-                n_tokens=n,
-                n_ctx=limit,
-            )
-        if isinstance(row.tokens, LateTokens):
-            return [int(row.tokens.draws.result().ids[row.tokens.number])]
-        n_vocab = self.info.n_vocab
-        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
-            raise ConfigError(
-                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
-            )
-        return row.tokens
-
     def _run(self, rows: Sequence[Row], answer: Callable[[PackedStep, mx.array], Answer]) -> Answer:
         """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, 1, E]
         what is asked, and evaluates both. No fragment has grown where something fails.
@@ -340,7 +322,7 @@ class MlxEngine(Engine):
         if self._closed:
             raise ForwardError("the engine is closed; load the model again")
         check_rows(rows)
-        tokens = [self._tokens_of(row) for row in rows]
+        tokens = [row_tokens(row, self.info) for row in rows]
 
         def work() -> Answer:
             head = self._head_of(rows)

@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, Row, Span, check_rows
+from ..base import EngineInfo, Row, Span, check_rows, row_tokens
 from .check import (
     NoTree,
     check_paths,
@@ -256,7 +256,7 @@ class TorchEngine(ModelEngine):
         """
         self._refuse_changed()
         check_rows(rows)
-        tokens = [self._tokens_of(row) for row in rows]
+        tokens = [row_tokens(row, self.info) for row in rows]
         try:
             step = self.fragments.begin(rows)
             answers = answer(step, self._hidden(step, rows, tokens))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import ConfigError, ContextOverflow, ForwardError
+from ...errors import ForwardError
 from ...sampling import metrics
-from ..base import Engine, EngineInfo, LateTokens, Row, Score
+from ..base import Engine, EngineInfo, Row, Score
 from .check import quantised, refuse_model
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
@@ -95,23 +95,6 @@ class ModelEngine(Engine):
                 f" {now[1]} now; close this LM and load the model again, or turn it back",
                 hint="close this LM and load the model again, or turn the model back",
             )
-
-    def _tokens_of(self, row: Row) -> Sequence[int]:
-        n, limit = row.position + row.n_tokens, self.info.n_positions
-        if n > limit:
-            raise ContextOverflow(
-                f"a path of {n} tokens is longer than the context of {limit}",
-                n_tokens=n,
-                n_ctx=limit,
-            )
-        if isinstance(row.tokens, LateTokens):
-            return [int(row.tokens.draws.result().ids[row.tokens.number])]
-        n_vocab = self.info.n_vocab
-        if min(row.tokens) < 0 or max(row.tokens) >= n_vocab:
-            raise ConfigError(
-                f"token ids must be 0 to {n_vocab - 1}; got {min(row.tokens)} to {max(row.tokens)}"
-            )
-        return row.tokens
 
     def _scores_of(
         self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor], start: int = 0

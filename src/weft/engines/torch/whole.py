@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ...checks import whole_number
 from ...errors import ForwardError, Unsupported, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, Row, Score, check_rows
+from ..base import EngineInfo, Row, Score, check_rows, row_tokens
 from .check import check_paths, difference, plain_logits
 from .ends import Ends
 from .held import ModelEngine
@@ -231,7 +231,7 @@ class WholePathEngine(ModelEngine):
             raise ForwardError(
                 f"{self.info.model} has no KV that fragments could hold: rows carry whole paths"
             )
-        tokens = [tuple(self._tokens_of(row)) for row in rows]
+        tokens = [tuple(row_tokens(row, self.info)) for row in rows]
         if self.weights_mark() != self._seen:
             self.forget()
             self._seen = self.weights_mark()
