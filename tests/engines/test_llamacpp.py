@@ -521,10 +521,10 @@ def test_what_is_no_language_model_is_refused_by_name(tmp_path: Path) -> None:
         weft.load(tmp_path / "a.gguf")
     with pytest.raises(ModelLoadError, match="there is no file"):
         weft.load(tmp_path / "b.gguf")
-    with pytest.raises(ModelLoadError, match="is a file"):
+    with pytest.raises(Unsupported, match="is a GGUF file, for llamacpp or torch"):
         weft.load(shallow_gguf(), engine="numpy")
 
 
 def test_a_folder_is_no_gguf_file() -> None:
-    with pytest.raises(ModelLoadError, match="cannot read"):
+    with pytest.raises(Unsupported, match="is a model folder, for numpy or torch"):
         weft.load(shallow(), engine="llamacpp")
