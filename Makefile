@@ -42,7 +42,7 @@ $(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
-	$(PIP) --editable '.[torch,mlx,dev]'
+	$(PIP) --editable '.[torch,mlx,server,dev]'
 	$(PIP) --no-deps mistral-common axe-playwright-python
 	@touch $@
 
