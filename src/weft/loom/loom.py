@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
 
 
+MESSAGES = "messages"  # in a root's meta: what its prompt was rendered from, if more than one
+
+
 class Loom(Heddle):
     """The root heddle: its tokens are the prompt. A context manager."""
 
@@ -105,6 +108,8 @@ class Loom(Heddle):
             system=system,
         )
         self._begin(home, made, heddle_class)
+        if len(made.messages) > 1:
+            self.meta[MESSAGES] = list(made.messages)
         home.adapter = adapter
         self._place = lm.place(made.ids, namespace=adapter)
 
@@ -202,11 +207,15 @@ _EMPTY = "the prompt is empty: there are no tokens to continue. Give it some tex
 
 
 class Prompt(NamedTuple):
-    """ids: what the root holds. user_prompt: what the user asked, untemplated."""
+    """ids: what the root holds. user_prompt: what the user asked, untemplated.
+
+    messages: what was rendered, where all of it is text.
+    """
 
     ids: list[int]
     user_prompt: str
     chat_template_used: bool
+    messages: Sequence[dict[str, Any]] = ()
 
 
 def read_prompt(
@@ -287,7 +296,14 @@ def _from_messages(
     ids = tokenizer.encode_chat(messages)  # with its BOS, if the template writes one
     asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
-    return Prompt(ids, user_prompt, True)
+    return Prompt(ids, user_prompt, True, _texts(messages))
+
+
+def _texts(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return messages that are text and no more; none where one holds anything else."""
+    kept = [{"role": m.get("role"), "content": m.get("content")} for m in messages]
+    plain = all(isinstance(value, str) for each in kept for value in each.values())
+    return kept if plain and kept == messages else []
 
 
 def _all_known(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:

@@ -187,11 +187,14 @@ def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
 
 def save(loom: Loom, path: str | os.PathLike[str]) -> None:
     """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
-    files.write(path, _chunks(loom))
+    files.write(path, chunks(loom))
 
 
-def _chunks(loom: Loom) -> Iterator[str]:
-    """Yield the file: one line a node, keys always in the same order."""
+def chunks(loom: Loom) -> Iterator[str]:
+    """Yield the file: one line a node, keys always in the same order.
+
+    Raises: ConfigError for a `meta` that is not JSON.
+    """
     mark = _mark(loom)
     head = {
         "format": FORMAT,
@@ -267,14 +270,28 @@ def load(
     """Return the saved loom; see `Loom.open`."""
     data = files.read_json(path, FormatError, "no saved loom, or is broken", unread=StoreError)
     with files.named(path):
-        mark = read_header(data)
-        records, dropped = read_records(data, mark.n_vocab)
-        if lm is not None:
-            _check_model(lm, mark, force=force)
-        loom = _made(data, mark, records, lm, loom_class, heddle_class)
-    loom.saved_by, loom.dropped = mark, tuple(dropped)
-    for what in dropped:
+        loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
+    for what in loom.dropped:
         _log.warning("%s: %s", path, what)
+    return loom
+
+
+def loaded(
+    data: object,
+    lm: LM | None,
+    *,
+    force: bool,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    """Return the loom that a file's JSON holds. Raises: as `Loom.open`, without the file's name."""
+    mark = read_header(data)
+    assert isinstance(data, dict)
+    records, dropped = read_records(data, mark.n_vocab)
+    if lm is not None:
+        _check_model(lm, mark, force=force)
+    loom = _made(data, mark, records, lm, loom_class, heddle_class)
+    loom.saved_by, loom.dropped = mark, tuple(dropped)
     return loom
 
 
