@@ -6,22 +6,29 @@ import csv
 import io
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+import weft
 from shallow import shallow
-from weft import Loom
+from weft import LM, Loom
 from weft.errors import ConfigError
 from weft.interchange import EXPORTERS, Scope, export, write
 
 TEXT = "Once upon"
 
 
+@cache
+def model() -> LM:
+    return weft.load(shallow(), engine="numpy")
+
+
 @pytest.fixture(scope="module")
 def grown() -> Loom:
     """root → a b; a → a1 a2 a3; scored and bookmarked."""
-    loom = Loom(shallow(), TEXT, template=False)
+    loom = Loom(model(), TEXT, template=False)
     a, b = loom.grow(n=2, max_tokens=4, seed=1)
     for each, score in zip(a.grow(n=3, max_tokens=4, seed=2), (0.2, 0.9, None), strict=True):
         each.score = score
@@ -133,7 +140,7 @@ def test_pairs_are_siblings_of_which_one_is_liked_better(grown: Loom) -> None:
 
 
 def test_a_chat_is_exported_as_its_messages() -> None:
-    loom = Loom(shallow(), "Hello", system="Be kind.")
+    loom = Loom(model(), "Hello", system="Be kind.")
     first, second = loom.grow(n=2, max_tokens=3, seed=1)
     first.score, second.score = 1, 0
     asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]

@@ -8,19 +8,31 @@ from ..doors import lazily
 
 __all__ = [
     "EXPORTERS",
+    "IMPORTERS",
+    "Imported",
+    "Knot",
+    "ImportLimits",
     "Scope",
+    "Sketch",
     "export",
+    "linked",
+    "read",
+    "recognise",
     "write",
 ]
 
 if TYPE_CHECKING:
     from .exporters import EXPORTERS, export, write
+    from .importers import IMPORTERS, Imported, read, recognise
     from .scope import Scope
+    from .sketch import ImportLimits, Knot, Sketch, linked
 
 __getattr__ = lazily(
     __name__,
     {
         "exporters": "EXPORTERS export write",
+        "importers": "IMPORTERS Imported read recognise",
         "scope": "Scope",
+        "sketch": "Knot ImportLimits Sketch linked",
     },
 )
