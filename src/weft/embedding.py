@@ -20,7 +20,11 @@ _TINY_NORM = 1e-8  # a vector this short has no direction
 
 
 def embed(
-    lm: LM, texts: Sequence[str | Sequence[int]], *, pooling: Pooling | None = None, normalize: bool = True
+    lm: LM,
+    texts: Sequence[str | Sequence[int]],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool = True,
 ) -> NDArray[np.float32]:
     """Return a vector for each text; see `LM.embed`."""
     if pooling is None:
