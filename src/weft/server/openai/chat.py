@@ -20,14 +20,14 @@ from ..service import Here, Service
 from . import logprobs
 from .fields import GeneratingRequest
 from .formats import ResponseFormat, compiled
-from .logprobs import Ranked, Wanted
+from .logprobs import TokenFigures, Wanted
 from .messages import ChatMessage, chat_prompt
 from .refusals import invalid, named, unsupported
-from .runs import Reply, Runs
+from .runs import ChoiceRun, Runs
 from .stream import answered
 from .tools import OfferedTool, ToolChoice, call_object, chosen, constraint_of
 from .turns import ChatTurn, Delivered
-from .usage import TokenUsage
+from .usage import CallUsage
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 Json = dict[str, Any]
@@ -187,11 +187,11 @@ class ChatCall:
         made = {
             **self.head,
             "choices": [self._choice(turn, found) for turn, found in pairs],
-            "usage": TokenUsage(self.runs.replies).chat(),
+            "usage": CallUsage(self.runs.replies).chat(),
         }
         return {**made, **await self._of_prompt()}
 
-    def _choice(self, turn: ChatTurn, figures: Sequence[Ranked]) -> Json:
+    def _choice(self, turn: ChatTurn, figures: Sequence[TokenFigures]) -> Json:
         said, reply = turn.all(), turn.reply
         message: Json = {"role": "assistant", "content": said.content, "refusal": None}
         if said.reasoning:
@@ -210,14 +210,14 @@ class ChatCall:
         return choice
 
     async def figures(
-        self, parts: Sequence[tuple[Reply, int, Sequence[int]]]
-    ) -> list[list[Ranked]]:
+        self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
+    ) -> list[list[TokenFigures]]:
         """Return the figures of some tokens of choices, as far as any are asked for."""
         if self.wanted is None:
             return [[] for _ in parts]
         return await logprobs.of_replies(self.lm, parts, self.wanted)
 
-    def _told_figures(self, figures: Sequence[Ranked]) -> Json | None:
+    def _told_figures(self, figures: Sequence[TokenFigures]) -> Json | None:
         if self.wanted is None:
             return None
         return {"content": logprobs.as_content(self.lm, figures), "refusal": None}
@@ -247,9 +247,9 @@ class ChatCall:
                 for choice in await self._new(moved):
                     yield {**self.head, "choices": [choice], **usage}
         if usage:
-            yield {**self.head, "choices": [], "usage": TokenUsage(self.runs.replies).chat()}
+            yield {**self.head, "choices": [], "usage": CallUsage(self.runs.replies).chat()}
 
-    async def _new(self, moved: Sequence[Reply]) -> list[Json]:
+    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
         """Return what is new in choices, with its figures."""
         cuts = []
         for reply in moved:
@@ -274,7 +274,7 @@ class ChatCall:
         return made
 
 
-def _piece(reply: Reply, delta: Json, figures: Json | None = None) -> Json:
+def _piece(reply: ChoiceRun, delta: Json, figures: Json | None = None) -> Json:
     return {"index": reply.index, "delta": delta, "logprobs": figures, "finish_reason": None}
 
 
@@ -293,6 +293,6 @@ def _delta(said: Delivered, n_before: int) -> Json:
     return made
 
 
-def told_tokens(reply: Reply) -> list[int]:
+def told_tokens(reply: ChoiceRun) -> list[int]:
     """Return the tokens that the text stands for: not those of a stop string."""
     return reply.tokens[: reply.n_covered(len(reply.text))]

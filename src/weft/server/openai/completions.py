@@ -17,12 +17,12 @@ from ..limits import check_most
 from ..service import Here, Service
 from . import logprobs
 from .fields import GeneratingRequest, TokenId
-from .logprobs import Ranked, Wanted
+from .logprobs import TokenFigures, Wanted
 from .prompts import n_tokens, read_prompts
 from .refusals import invalid, unsupported
-from .runs import Reply, Runs
+from .runs import ChoiceRun, Runs
 from .stream import answered
-from .usage import TokenUsage
+from .usage import CallUsage
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 Json = dict[str, Any]
@@ -142,12 +142,12 @@ class Completion:
             choices = [self._choice(i, i // n, None, (), before) for i in numbers]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
-    def _told(self) -> list[Reply]:
+    def _told(self) -> list[ChoiceRun]:
         """Return the choices to tell: of each prompt the likeliest, if more were run."""
         body, made = self.body, self.runs.replies
         if body.n_run == body.n_choices:
             return made
-        best: list[Reply] = []
+        best: list[ChoiceRun] = []
         for prompt in range(len(self.prompts)):
             own = [reply for reply in made if reply.prompt == prompt]
             best += sorted(own, key=lambda reply: -reply.node.mean_logprob)[: body.n_choices]
@@ -157,9 +157,9 @@ class Completion:
         self,
         index: int,
         prompt: int,
-        reply: Reply | None,
-        figures: Sequence[Ranked],
-        before: Sequence[list[Ranked]],
+        reply: ChoiceRun | None,
+        figures: Sequence[TokenFigures],
+        before: Sequence[list[TokenFigures]],
     ) -> Json:
         """Return a choice; without a reply it is the prompt alone, or nothing."""
         echo = self.prompts[prompt].text if self.body.echo else ""
@@ -181,10 +181,10 @@ class Completion:
             made["prompt_logprobs"] = logprobs.as_mappings(self.lm, before[prompt])
         return made
 
-    def _echoed(self, prompt: int, before: Sequence[list[Ranked]]) -> Sequence[Ranked]:
+    def _echoed(self, prompt: int, before: Sequence[list[TokenFigures]]) -> Sequence[TokenFigures]:
         return before[prompt] if self.body.echo and self.wanted is not None else ()
 
-    def _all_of(self, reply: Reply) -> list[int]:
+    def _all_of(self, reply: ChoiceRun) -> list[int]:
         """Return the tokens whose figures are told; with `echo` the end token is one of them.
 
         Harnesses that measure given text ask for one token more and leave the last one out.
@@ -196,13 +196,13 @@ class Completion:
         return tokens
 
     async def _figures(
-        self, parts: Sequence[tuple[Reply, int, Sequence[int]]]
-    ) -> list[list[Ranked]]:
+        self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
+    ) -> list[list[TokenFigures]]:
         if self.wanted is None:
             return [[] for _ in parts]
         return await logprobs.of_replies(self.lm, parts, self.wanted)
 
-    async def _of_prompts(self) -> list[list[Ranked]]:
+    async def _of_prompts(self) -> list[list[TokenFigures]]:
         """Return the figures of each prompt, where they are told."""
         if not self.reads_prompt:
             return []
@@ -213,8 +213,8 @@ class Completion:
 
     def _usage(self) -> Json:
         if self.runs.replies:
-            return TokenUsage(self.runs.replies).chat()
-        return TokenUsage((), n_prompt=n_tokens(self.prompts)).chat()
+            return CallUsage(self.runs.replies).chat()
+        return CallUsage((), n_prompt=n_tokens(self.prompts)).chat()
 
     # As it comes
 
@@ -239,7 +239,7 @@ class Completion:
                 for piece in await self._new(moved):
                     yield piece
 
-    async def _new(self, moved: Sequence[Reply]) -> list[Json]:
+    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
         """Return what is new in choices, with its figures."""
         cuts = []
         for reply in moved:
@@ -263,7 +263,7 @@ class Completion:
         return made
 
 
-def begins(reply: Reply, first: int, n: int, shift: int) -> list[int]:
+def begins(reply: ChoiceRun, first: int, n: int, shift: int) -> list[int]:
     """Return where the texts of `n` tokens begin; that of an end token is where the text ends."""
     found = [0, *reply.ends]
     return [shift + found[min(first + i, len(found) - 1)] for i in range(n)]

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ...engines.base import Score
     from ...kv.place import Place
     from ...lm import LM
-    from .runs import Reply
+    from .runs import ChoiceRun
 
 
-class Ranked(NamedTuple):
+class TokenFigures(NamedTuple):
     """A token at its place: its logprob (None for a text's first), and the likeliest there.
 
     top: (token id, logprob), likeliest first. asked: likewise, of tokens that the caller named.
@@ -45,24 +45,24 @@ class Wanted(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-async def of_prompts(lm: LM, places: Sequence[Place], wanted: Wanted) -> list[list[Ranked]]:
+async def of_prompts(lm: LM, places: Sequence[Place], wanted: Wanted) -> list[list[TokenFigures]]:
     """Return the figures of the tokens up to each place; a first token has none."""
     paths = [place.ids() for place in places]
     asked: list[Asked] = [(place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)]
     found = await _read(lm, asked, wanted)
-    return [[Ranked(ids[0], None), *rest] for ids, rest in zip(paths, found, strict=True)]
+    return [[TokenFigures(ids[0], None), *rest] for ids, rest in zip(paths, found, strict=True)]
 
 
 async def of_replies(
-    lm: LM, parts: Sequence[tuple[Reply, int, Sequence[int]]], wanted: Wanted
-) -> list[list[Ranked]]:
+    lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], wanted: Wanted
+) -> list[list[TokenFigures]]:
     """Return the figures of some tokens of choices: (choice, which is the first, the tokens).
 
     The tokens may end with the end token. All are read in one batch.
     """
     if not wanted.top and not wanted.tokens and all(_is_told(*part) for part in parts):
         return [
-            [Ranked(token, reply.logprobs[first + i]) for i, token in enumerate(tokens)]
+            [TokenFigures(token, reply.logprobs[first + i]) for i, token in enumerate(tokens)]
             for reply, first, tokens in parts
         ]
     asked: list[Asked] = []
@@ -75,11 +75,11 @@ async def of_replies(
     return await _read(lm, asked, wanted)
 
 
-def _is_told(reply: Reply, first: int, tokens: Sequence[int]) -> bool:
+def _is_told(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
     return first + len(tokens) <= len(reply.logprobs)
 
 
-async def _read(lm: LM, asked: Sequence[Asked], wanted: Wanted) -> list[list[Ranked]]:
+async def _read(lm: LM, asked: Sequence[Asked], wanted: Wanted) -> list[list[TokenFigures]]:
     """Return the figures of what is asked for, in one batch."""
     items = []
     kept = []
@@ -103,7 +103,7 @@ async def _read(lm: LM, asked: Sequence[Asked], wanted: Wanted) -> list[list[Ran
     return [next(found) if targets else [] for *_, targets in asked]
 
 
-def _ranked(answers: Sequence[Any], targets: Sequence[int], wanted: Wanted) -> list[Ranked]:
+def _ranked(answers: Sequence[Any], targets: Sequence[int], wanted: Wanted) -> list[TokenFigures]:
     score: Score = answers[0]
     logprobs = score.logprobs.tolist()
     tops: list[list[tuple[int, float]]] = [[] for _ in targets]
@@ -117,7 +117,7 @@ def _ranked(answers: Sequence[Any], targets: Sequence[int], wanted: Wanted) -> l
         # One number for one token: harnesses ask whether the chosen one is the likeliest.
         same = dict(top).get(token, logprob)
         asked = [(each, float(rows[i][each])) for each in wanted.tokens]
-        made.append(Ranked(token, same, ranks[i], top, asked))
+        made.append(TokenFigures(token, same, ranks[i], top, asked))
     return made
 
 
@@ -135,7 +135,7 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def as_content(lm: LM, figures: Sequence[Ranked]) -> list[dict[str, Any]]:
+def as_content(lm: LM, figures: Sequence[TokenFigures]) -> list[dict[str, Any]]:
     """Return figures as a chat's `logprobs.content`. The chosen token stands among the top ones."""
     return [
         {
@@ -152,7 +152,7 @@ def _entry(lm: LM, token: int, logprob: float) -> dict[str, Any]:
     return {"token": token_name(lm, token), "logprob": finite(logprob), "bytes": spelled}
 
 
-def _with_chosen(figures: Ranked) -> list[tuple[int, float]]:
+def _with_chosen(figures: TokenFigures) -> list[tuple[int, float]]:
     """Return the likeliest tokens, and the chosen one where it is not among them."""
     top = list(figures.top)
     if top and figures.logprob is not None and figures.token not in dict(top):
@@ -160,7 +160,7 @@ def _with_chosen(figures: Ranked) -> list[tuple[int, float]]:
     return top
 
 
-def as_lists(lm: LM, figures: Sequence[Ranked], offsets: Sequence[int]) -> dict[str, Any]:
+def as_lists(lm: LM, figures: Sequence[TokenFigures], offsets: Sequence[int]) -> dict[str, Any]:
     """Return figures as a completion's `logprobs`: lists, an entry a token.
 
     offsets: where each token's text begins, in letters.
@@ -177,12 +177,12 @@ def as_lists(lm: LM, figures: Sequence[Ranked], offsets: Sequence[int]) -> dict[
     return made
 
 
-def as_mappings(lm: LM, figures: Sequence[Ranked]) -> list[dict[str, Any] | None]:
+def as_mappings(lm: LM, figures: Sequence[TokenFigures]) -> list[dict[str, Any] | None]:
     """Return figures as `prompt_logprobs`: by token id, with ranks; None for the first token."""
     return [None if each.logprob is None else _by_id(lm, each) for each in figures]
 
 
-def _by_id(lm: LM, figures: Ranked) -> dict[str, Any]:
+def _by_id(lm: LM, figures: TokenFigures) -> dict[str, Any]:
     ranks = {token: number for number, (token, _) in enumerate(figures.top, start=1)}
     listed = _with_chosen(figures) or [(figures.token, figures.logprob or 0.0)]
     return {
@@ -199,7 +199,7 @@ def _or_none(logprob: float | None) -> float | None:
     return None if logprob is None else finite(logprob)
 
 
-def _by_name(lm: LM, figures: Ranked) -> dict[str, float] | None:
+def _by_name(lm: LM, figures: TokenFigures) -> dict[str, float] | None:
     if figures.logprob is None:
         return None
     made: dict[str, float] = {}

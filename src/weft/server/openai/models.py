@@ -14,7 +14,7 @@ from ..service import Here
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 
-class ModelObject(BaseModel):
+class ListedModel(BaseModel):
     """A model that requests may name."""
 
     id: str = Field(description="What a request's `model` is.")
@@ -24,27 +24,27 @@ class ModelObject(BaseModel):
     max_model_len: int | None = Field(None, description="Tokens that prompt and answer may have.")
 
 
-class ModelList(BaseModel):
+class ListedModels(BaseModel):
     """All of them."""
 
     object: str = "list"
-    data: list[ModelObject]
+    data: list[ListedModel]
 
 
 @router.get("/models")
-async def models(service: Here) -> ModelList:
+async def models(service: Here) -> ListedModels:
     """List the models that are loaded; the first is the one that is meant without a name."""
     ready = [model for model in service.models if model.lm is not None]
     ready.sort(key=lambda model: model.name != service.models.default)
-    return ModelList(data=[_object(model) for model in ready])
+    return ListedModels(data=[_object(model) for model in ready])
 
 
 @router.get("/models/{model:path}")
-async def one_model(model: str, service: Here) -> ModelObject:
+async def one_model(model: str, service: Here) -> ListedModel:
     """Return one of them."""
     return _object(service.models.get(model))
 
 
-def _object(model: ServedModel) -> ModelObject:
+def _object(model: ServedModel) -> ListedModel:
     length: Any = None if model.lm is None or model.lm.n_ctx == UNTOLD else model.lm.n_ctx
-    return ModelObject(id=model.name, created=int(model.created), max_model_len=length)
+    return ListedModel(id=model.name, created=int(model.created), max_model_len=length)

@@ -22,7 +22,7 @@ from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
 from .refusals import invalid, unsupported, without_switched_off
 from .stream import answered
-from .usage import TokenUsage
+from .usage import CallUsage
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 Json = dict[str, Any]
@@ -296,7 +296,7 @@ class ResponseCall:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.call.params.top_p,
             "truncation": "disabled",
-            "usage": TokenUsage(self.call.runs.replies).responses() if is_over else None,
+            "usage": CallUsage(self.call.runs.replies).responses() if is_over else None,
             "user": body.user,
             "metadata": body.metadata or {},
         }

@@ -25,7 +25,7 @@ _SEEDS = 1 << 64
 EndReason = Literal["stop", "length"]
 
 
-class Reply:
+class ChoiceRun:
     """One choice: its tokens, and its text as far as it is certain.
 
     A character that is not whole, and what may become a stop string, is held back; the stop string
@@ -143,12 +143,12 @@ class Runs:
         self.lm = lm
         self.seed = fresh_seed() if params.seed is None else params.seed
         self._growth = Growth(lm, streamed=is_streamed)
-        self.replies: list[Reply] = []
+        self.replies: list[ChoiceRun] = []
         for prompt, node in enumerate(nodes):
             for i in range(n):
                 own = replace(params, n=1, seed=(self.seed + i) % _SEEDS)
                 (shoot,) = self._growth.add(node, own)
-                reply = Reply(lm, shoot, prompt=prompt, index=len(self.replies))
+                reply = ChoiceRun(lm, shoot, prompt=prompt, index=len(self.replies))
                 self.replies.append(reply)
 
     async def finish(self) -> None:
@@ -160,7 +160,7 @@ class Runs:
             reply.grow(reply.node.tokens, reply.node.logprobs)
             reply.end()
 
-    async def news(self) -> AsyncGenerator[list[Reply], None]:
+    async def news(self) -> AsyncGenerator[list[ChoiceRun], None]:
         """Yield the choices that went on, at most 20 times a second; leaving early ends the runs.
 
         Raises: the first error of any choice, when the others have ended.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ...chat import ChatPrompt
     from ...tokens.chat import ToolCall
-    from .runs import Reply
+    from .runs import ChoiceRun
 
 
 class Delivered(NamedTuple):
@@ -24,7 +24,7 @@ class Delivered(NamedTuple):
 class ChatTurn:
     """One choice of a chat, taken apart. Calls are looked for only where tools were offered."""
 
-    def __init__(self, prompt: ChatPrompt, reply: Reply, *, reads_calls: bool) -> None:
+    def __init__(self, prompt: ChatPrompt, reply: ChoiceRun, *, reads_calls: bool) -> None:
         self._prompt = prompt
         self._reply = reply
         self._reads_calls = reads_calls
@@ -32,7 +32,7 @@ class ChatTurn:
         self._is_plain = False  # nothing but content comes from here on
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ChoiceRun:
         """The choice."""
         return self._reply
 

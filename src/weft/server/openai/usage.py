@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runs import Reply
+    from .runs import ChoiceRun
 
 
-class TokenUsage:
+class CallUsage:
     """prompt_tokens: of all prompts, each once. cached_tokens: those of them that had their KV."""
 
-    def __init__(self, replies: Iterable[Reply], *, n_prompt: int | None = None) -> None:
+    def __init__(self, replies: Iterable[ChoiceRun], *, n_prompt: int | None = None) -> None:
         """replies: all that were run, told or not. n_prompt: of prompts that nothing follows."""
-        prompts: dict[int, list[Reply]] = {}
+        prompts: dict[int, list[ChoiceRun]] = {}
         self.completion_tokens = 0
         for reply in replies:
             prompts.setdefault(reply.prompt, []).append(reply)
@@ -47,7 +47,7 @@ class TokenUsage:
         }
 
 
-def _cached(replies: Sequence[Reply]) -> int:
+def _cached(replies: Sequence[ChoiceRun]) -> int:
     """The first of a prompt's choices finds what others left; the rest find what it computes."""
     found = [reply.reused for reply in replies]
     return min(min(found), replies[0].n_prompt)
