@@ -101,6 +101,11 @@ class Scheduler:
         """Nothing is queued, waiting, live or in flight."""
         return not self._inbox and self.flight is None and self.desk.is_idle
 
+    @property
+    def n_queued(self) -> int:
+        """How many jobs, about, have not been admitted yet."""
+        return len(self._inbox) + len(self.desk.queue)
+
     def step(self) -> None:
         """Run one step: take in, admit, plan, launch, land, deliver.
 
