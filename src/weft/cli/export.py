@@ -67,6 +67,10 @@ def export(
     top: Annotated[
         int, typer.Option("--top", help="In .html, so many alternatives a token; asks the model.")
     ] = 0,
+    kv: Annotated[
+        bool,
+        typer.Option("--kv", help="Of .json, write the KV beside it: opened again, it is there."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
@@ -83,15 +87,20 @@ def export(
     if chosen in exporter.refused:
         raise ConfigError(f"{exporter.name}: {exporter.refused[chosen]}", hint="add --scope tree")
     own = _options(exporter.name, color=color, top=top, by=by)
+    if kv and exporter.name != "json":
+        raise ConfigError(f"--kv is for .json, not {exporter.name}")
     refuse_place(path, force=force)
     with ExitStack() as stack:
-        kept = opened_for(exporter.name, loom, stack)
+        if kv:
+            kept = stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
+        else:
+            kept = opened_for(exporter.name, loom, stack)
         at = kept.node(node) if chosen is not Scope.TREE else kept.loom
         if exporter.name == "markdown":
             own["name"] = kept.name
         if exporter.name == "html":
             own["mark"] = kept.at
-        write(at, path, format=exporter.name, scope=chosen, numbers=kept.numbers(), **own)
+        write(at, path, format=exporter.name, scope=chosen, numbers=kept.numbers(), kv=kv, **own)
         number = kept.number(at)
     if as_json:
         told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}

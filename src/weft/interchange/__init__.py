@@ -9,7 +9,7 @@ from ..doors import lazily
 __all__ = [
     "EXPORTERS",
     "IMPORTERS",
-    "Imported",
+    "ImportReport",
     "Knot",
     "ImportLimits",
     "Scope",
@@ -23,7 +23,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .exporters import EXPORTERS, export, write
-    from .importers import IMPORTERS, Imported, read, recognise
+    from .importers import IMPORTERS, ImportReport, read, recognise
     from .scope import Scope
     from .sketch import ImportLimits, Knot, Sketch, linked
 
@@ -31,7 +31,7 @@ __getattr__ = lazily(
     __name__,
     {
         "exporters": "EXPORTERS export write",
-        "importers": "IMPORTERS Imported read recognise",
+        "importers": "IMPORTERS ImportReport read recognise",
         "scope": "Scope",
         "sketch": "Knot ImportLimits Sketch linked",
     },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import files
 from ..errors import ConfigError
+from ..store import sidecar
 from ..store.file import chunks
 from ..viz import to_dot, to_html, to_mermaid
 from .pairs import pair_lines
@@ -203,13 +204,21 @@ def write(
     format: str | None = None,
     scope: str | None = None,
     numbers: Mapping[str, int] | None = None,
+    kv: bool = False,
     **options: Any,
 ) -> None:
     """Write what `export` gives to a file; afterwards it is the old one or the new one, whole.
 
-    format: None: what the file's suffix means.
-    Raises: as `export`; StoreError when it cannot be written.
+    format: None: what the file's suffix means. kv: of json, write the KV beside it, as `Loom.save`.
+    Raises: as `export`; StoreError when it cannot be written; Unsupported for `kv` on an engine
+    whose KV no file holds, the loom being written then.
     """
     exporter = exporter_of(format, path)
+    if kv and exporter.name != "json":
+        raise ConfigError(f"kv is for json, which is opened again to grow, not for {exporter.name}")
     pieces = export(node, exporter.name, scope=scope, numbers=numbers, **options)
     files.write(path, pieces)
+    if kv:
+        chosen = exporter.default if scope is None else Scope.of(scope)
+        top = node.path[0] if chosen is Scope.TREE else node
+        sidecar.save(top, sidecar.beside(path), below=chosen is not Scope.PATH)

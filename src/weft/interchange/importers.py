@@ -14,6 +14,7 @@ from .. import files
 from ..errors import ConfigError, FormatError, WeftError
 from ..loom import Heddle, Loom
 from ..store import file as native
+from ..store import sidecar
 from . import chats, flat, logit, nested
 from .sketch import ImportLimits, Planted, Sketch, check_limits, planted
 
@@ -62,7 +63,7 @@ IMPORTERS: Mapping[str, Importer] = {
 }
 
 
-class Imported(NamedTuple):
+class ImportReport(NamedTuple):
     """What was read. n_nodes: of all looms. dropped: what was left out or put otherwise, in words.
 
     looms: each with the title that the file gives it ("" for none), and the node where its reader
@@ -105,7 +106,7 @@ def read(
     force: bool = False,
     loom_class: type[Loom] = Loom,
     heddle_class: type[Heddle] | None = None,
-) -> Imported:
+) -> ImportReport:
     """Read the looms that a file of Weft's or of another program holds.
 
     Texts without token ids become tokens of the LM, the prompt as it is, never through a chat
@@ -128,7 +129,11 @@ def read(
         name = recognise(data) if format == "auto" else format
         classes = (loom_class, heddle_class or loom_class.heddle_class)
         if name == NATIVE:
-            return _own(data, lm, limits, force, *classes)
+            found = _own(data, lm, limits, force, *classes)
+            if is_path and lm is not None:
+                notice = sidecar.try_warm(found.looms[0].loom, source)  # type: ignore[arg-type]
+                found = found._replace(dropped=(*found.dropped, *([notice] if notice else [])))
+            return found
         data, n_halves = _whole(data)
         sketches = _sketched(name, data)
         if n_halves:
@@ -138,7 +143,7 @@ def read(
             sketch.lift()
         looms = tuple(planted(sketch, lm, name, *classes) for sketch in sketches)
         n_nodes = sum(len(sketch.knots) for sketch in sketches)
-        return Imported(looms, name, n_nodes, tuple(_told(sketches)))
+        return ImportReport(looms, name, n_nodes, tuple(_told(sketches)))
 
 
 def _parsed(source: object, limits: ImportLimits) -> object:
@@ -204,12 +209,12 @@ def _own(
     force: bool,
     loom_class: type[Loom],
     heddle_class: type[Heddle],
-) -> Imported:
+) -> ImportReport:
     nodes = data.get("nodes") if isinstance(data, dict) else None
     if isinstance(nodes, list) and len(nodes) > limits.n_nodes:
         raise FormatError(f"it has {len(nodes)} nodes; an import takes {limits.n_nodes} at most")
     loom = native.loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
-    return Imported((Planted("", loom, loom),), NATIVE, len(nodes or ()), loom.dropped)
+    return ImportReport((Planted("", loom, loom),), NATIVE, len(nodes or ()), loom.dropped)
 
 
 def _sketched(name: str, data: object) -> list[Sketch]:

@@ -155,12 +155,15 @@ class Loom(Heddle):
             return self.text
         return f"Prompt: {self.user_prompt}\n\nResponse:\n\n"
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, kv: bool = False) -> None:
         """Write the whole loom to a file, atomically: it is the old one or the new one.
 
-        Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON.
+        kv: write the KV of all nodes beside it, to `NAME.kv.safetensors`; `open` finds it there.
+
+        Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON,
+        Unsupported for `kv` on an engine whose KV no file holds; the loom is saved then.
         """
-        doors.save_loom(self, path)
+        doors.save_loom(self, path, kv=kv)
 
     @classmethod
     def open(
@@ -170,15 +173,18 @@ class Loom(Heddle):
         *,
         force: bool = False,
         heddle_class: type[Heddle] | None = None,
+        kv: bool = True,
     ) -> Self:
         """Read a saved loom. Without an LM it can be read, searched and saved, not grown.
 
         Where a node of the file has figures for some of its tokens only, the tokens are taken and
-        the figures are not; `dropped` of the loom says of which, in words.
+        the figures are not; `dropped` of the loom says of which, in words. KV that was saved beside
+        it is taken as far as it is of this model and these tokens; the rest is computed when used.
 
         Args:
             force: take the tokens as they are even if another model with the same vocabulary size
                 saved them.
+            kv: False leaves KV beside the file alone.
 
         Raises:
             FormatError: the file is no loom, broken, or of a newer version.
@@ -186,7 +192,12 @@ class Loom(Heddle):
             ModelMismatch: another model saved it.
         """
         return doors.open_loom(
-            path, lm, force=force, loom_class=cls, heddle_class=heddle_class or cls.heddle_class
+            path,
+            lm,
+            force=force,
+            loom_class=cls,
+            heddle_class=heddle_class or cls.heddle_class,
+            kv=kv,
         )
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from ..loom.loom import Prompt
 from ..loom.node import Home, child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
+from . import sidecar
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -185,9 +186,11 @@ def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
     return cast("FinishReason | None", reason)
 
 
-def save(loom: Loom, path: str | os.PathLike[str]) -> None:
+def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
     """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
     files.write(path, chunks(loom))
+    if kv:
+        sidecar.save(loom, sidecar.beside(path))
 
 
 def chunks(loom: Loom) -> Iterator[str]:
@@ -267,6 +270,7 @@ def load(
     force: bool,
     loom_class: type[L],
     heddle_class: type[Heddle],
+    kv: bool = True,
 ) -> L:
     """Return the saved loom; see `Loom.open`."""
     data = files.read_json(path, FormatError, "no saved loom, or is broken", unread=StoreError)
@@ -274,6 +278,8 @@ def load(
         loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
     for what in loom.dropped:
         _log.warning("%s: %s", path, what)
+    if kv and lm is not None and (notice := sidecar.try_warm(loom, path)):
+        loom.dropped += (notice,)
     return loom
 
 
