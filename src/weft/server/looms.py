@@ -13,10 +13,17 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, Conflict, ModelMismatch, NotFound, StaleHandle, StoreError
+from ..errors import (
+    ConfigError,
+    Conflict,
+    ModelMismatch,
+    NotFound,
+    StaleHandle,
+    StoreError,
+    TreeError,
+)
 from ..lm import LM
 from ..loom import Heddle
-from ..loom.node import is_below, preorder
 from ..store.kept import Change, KeptLoom
 from ..store.library import Library, LoomRow
 from .events import EventLog
@@ -160,13 +167,20 @@ class LiveLoom:
         """Return a node by its number or id, one that grows, too. Raises: NotFound."""
         for branches in self.growing:
             for child in branches.nodes:
-                if str(given) in (child.id, str(self.kept.numbers().get(child.id))):
+                if str(given) in (child.id, str(self.number(child))):
                     return child
         try:
             return self.kept.node(given)
         except ConfigError as error:
             message = f"there is no node {str(given)!r:.80} in the loom {self.kept.name}"
             raise NotFound(message, what="node", hint=error.hint) from error
+
+    def number(self, node: Heddle) -> int:
+        """Return a node's number; -1 for one that is not kept yet."""
+        try:
+            return self.kept.number(node)
+        except TreeError:
+            return -1
 
     def is_growing(self, node: Heddle) -> bool:
         """Whether tokens are being added to this very node."""
@@ -177,7 +191,7 @@ class LiveLoom:
         for branches in self.growing:
             if node in branches.nodes or any(node is each for each in branches.parents):
                 raise Conflict(
-                    f"node {self.kept.numbers().get(node.id)} is being grown",
+                    f"node {self.number(node)} is being grown",
                     rev=self.kept.rev,
                     hint="wait until its job has ended, or cancel that",
                 )
@@ -380,13 +394,3 @@ def _needs_other(live: LiveLoom, lm: LM | None, grows: bool) -> bool:
 
 def _no_loom(given: str, hint: str = "") -> NotFound:
     return NotFound(f"there is no loom {given!r:.120}", what="loom", hint=hint)
-
-
-def subtree(top: Heddle) -> list[Heddle]:
-    """Return a node and all below it, parents first."""
-    return list(preorder(top))
-
-
-def stands_below(node: Heddle, top: Heddle) -> bool:
-    """Whether a node is `top` or below it."""
-    return is_below(node, top)
