@@ -18,6 +18,7 @@ from ..loom.heddle import at_end, measure_item, next_item, text_score
 from ..sampling.metrics import entropy as entropy_of
 from ..sampling.metrics import largest, log_softmax
 from ..sampling.params import SamplingParams
+from ..sampling.sampler import probabilities
 from ..sched.work import Extend, Logits
 from .errors import Refused
 from .looms import LiveLoom
@@ -66,7 +67,7 @@ async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextT
             for token in ids
         ],
         "rest": rest,
-        "entropy": json_number(float(entropy_of(logprobs[None])[0])),
+        "entropy": json_number(entropy_of(logprobs)),
     }
 
 
@@ -94,8 +95,6 @@ def candidate_id(lm: LM, given: int | str) -> int:
 
 def sampled_p(lm: LM, logits: Any, given: Json) -> Any:
     """Return each token's probability after temperature and filters: float64 [V]."""
-    from ..sampling.sampler import probabilities
-
     params = SamplingParams.resolve({**given}, SamplingParams())
     return probabilities(logits, params)
 
@@ -174,7 +173,7 @@ async def _seen(service: Service, live: LiveLoom, node: Heddle, top: int) -> lis
                 seen.append(
                     {
                         "logprob": json_number(float(logprobs[ids[at]])),
-                        "entropy": json_number(float(entropy_of(logprobs[None])[0])),
+                        "entropy": json_number(entropy_of(logprobs)),
                         "rank": rank,
                         "top": [chance(lm, token, logprobs, i) for i, token in enumerate(order)],
                     }

@@ -166,8 +166,12 @@ class JobBranches:
 
     def drop_below(self, top: Heddle) -> None:
         """End what grows below a node that is about to go; nothing of it is kept."""
+        self.drop([each.child for each in self.growth.shoots if is_below(each.parent, top)])
+
+    def drop(self, nodes: Sequence[Heddle]) -> None:
+        """End some of the nodes that grow here; nothing of them is kept."""
         for shoot in self.growth.shoots:
-            if not shoot.over and is_below(shoot.parent, top):
+            if not shoot.over and any(shoot.child is node for node in nodes):
                 shoot.over = True
                 shoot.child.finish_reason = "cancelled"
                 self._end(shoot, "cancelled")

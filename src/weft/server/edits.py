@@ -102,4 +102,3 @@ def loom_below(lm: LM, node: Heddle) -> Loom:
     for child in node.children:
         copy_below(loom, child)
     return loom
-

@@ -124,14 +124,26 @@ async def _grow_to_end(
             service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
 
 
+_ALL = 2**62
+
+
 def usage_of(job: ServerJob) -> TokenUsage:
     """Return what a job has read and written. A prompt that branches share is read once."""
     prompts: dict[str, int] = {}
+    cached: dict[str, int] = {}
     for branches in job.branches:
         for shoot in branches.growth.shoots:
             prompts[shoot.parent.id] = shoot.origin.depth
+            if shoot.ticket is not None and shoot.ticket.reused is not None:
+                cached[shoot.parent.id] = min(
+                    shoot.ticket.reused, cached.get(shoot.parent.id, _ALL)
+                )
     written = sum(each.n_tokens for each in job.branches)
-    return TokenUsage(prompt_tokens=sum(prompts.values()), completion_tokens=written)
+    return TokenUsage(
+        prompt_tokens=sum(prompts.values()),
+        completion_tokens=written,
+        cached_tokens=sum(cached.values()) if cached else None,
+    )
 
 
 # Searches -------------------------------------------------------------------------------------
@@ -157,8 +169,8 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             run = Searched(service, live, job, asked)
             run.begin(lm, node)
             service.jobs.add(job)
-            told = {"job": job.id, "loom": live.kept.id, "model": job.model, "branches": []}
-            job.events.put("job", {**told, "strategy": asked.strategy})
+            told = {"job": job.id, "loom": live.kept.id, "model": job.model}
+            job.events.put("job", {**told, "strategy": asked.strategy, "branches": []})
             job.start(run.to_end(lm, actor), stack.pop_all().close)
     return job
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import (
@@ -186,6 +187,11 @@ class LiveLoom:
         """Whether tokens are being added to this very node."""
         return any(node in branches.nodes for branches in self.growing)
 
+    def refuse_growing_end(self, node: Heddle) -> None:
+        """Raise Conflict for a node that grows itself: its end is not there yet."""
+        if self.is_growing(node):
+            self.refuse_growing(node)
+
     def refuse_growing(self, node: Heddle) -> None:
         """Raise Conflict for a node that grows, or below which something grows from it."""
         for branches in self.growing:
@@ -200,6 +206,11 @@ class LiveLoom:
         """End what grows below a node that is about to go; nothing of it is kept."""
         for branches in self.growing:
             branches.drop_below(top)
+
+    def drop_one(self, node: Heddle) -> None:
+        """End one node that grows; nothing of it is kept."""
+        for branches in self.growing:
+            branches.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
         """Return a node's children, those that grow last."""
@@ -229,7 +240,7 @@ class LiveLoom:
                     nodes = [node for each in self.growing for node in each.nodes]
                     if nodes:
                         try:
-                            await self.call(lambda nodes=nodes: self.kept.append(nodes))
+                            await self.call(partial(self.kept.append, nodes))
                         except StoreError as error:
                             _log.warning("tokens are not durable yet: %s", error)
         finally:
@@ -262,8 +273,12 @@ class LiveLooms:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
             raise _no_loom(given, error.hint) from error
-        if row.is_removed:
-            raise _no_loom(given, "POST /api/v1/looms/restore brings back what was removed last")
+        except StoreError as error:
+            gone = await asyncio.to_thread(self.library.removed)
+            if not any(given in (each.id, each.name) for each in gone):
+                raise
+            again = "POST /api/v1/looms/restore brings back what was removed last"
+            raise _no_loom(given, again) from error
         return row
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -113,9 +114,7 @@ async def edit_loom(loom: LoomName, asked: EditLoom, service: Here, actor: Actor
             await live.change("edit", edit, actor)
         if asked.name is not None and asked.name != live.kept.name:
             try:
-                await asyncio.to_thread(
-                    service.looms.library.rename, live.kept.name, asked.name
-                )
+                await asyncio.to_thread(service.looms.library.rename, live.kept.name, asked.name)
             except ConfigError as error:
                 status = 409 if "already" in str(error) else 400
                 code = "name_taken" if status == 409 else "invalid_parameter"
@@ -215,25 +214,6 @@ async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> E
 # Search ---------------------------------------------------------------------------------------
 
 
-@router.get("/search", response_model=HitList)
-async def search_all(
-    service: Here,
-    q: Annotated[str, Query(min_length=1, max_length=500, description="Words.")],
-    limit: Limit = 50,
-) -> Response:
-    """Search for words in the texts of all looms."""
-    library = service.looms.library
-    hits = await asyncio.to_thread(lambda: library.find(q, limit=limit + 1))
-    return answer(HitList(data=[hit_told(hit) for hit in hits[:limit]], more=len(hits) > limit))
-
-
-def hit_told(hit: Any) -> HitObject:
-    """Return what is told of a hit of the library."""
-    return HitObject(
-        loom=hit.loom_id, name=hit.loom, node=hit.number, text=hit.text, spans=list(hit.spans)
-    )
-
-
 @router.get("/looms/{loom}/search", response_model=HitList)
 async def search_loom(
     loom: LoomName,
@@ -265,7 +245,7 @@ def pattern_of(text: str, *, regex: bool, case: bool) -> re.Pattern[str]:
 
 
 def found_in(
-    live: LiveLoom, pattern: re.Pattern[str], kinds: list[str], most: int
+    live: LiveLoom, pattern: re.Pattern[str], kinds: Sequence[str], most: int
 ) -> list[HitObject]:
     """Return the nodes whose text matches, in the order of the tree. Cost: O(text)."""
     marks = live.kept.bookmarks()

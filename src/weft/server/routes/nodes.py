@@ -128,9 +128,7 @@ async def read_tree(
 _NESTED, _DEEP = 2000, 400
 
 
-def _nested(
-    live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field]
-) -> dict[str, Any]:
+def _nested(live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field]) -> dict[str, Any]:
     nodes = within(live, top, depth)
     if len(nodes) > _NESTED:
         raise Refused(
