@@ -124,9 +124,6 @@ async def _grow_to_end(
             service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
 
 
-_ALL = 2**62
-
-
 def usage_of(job: ServerJob) -> TokenUsage:
     """Return what a job has read and written. A prompt that branches share is read once."""
     prompts: dict[str, int] = {}
@@ -134,10 +131,9 @@ def usage_of(job: ServerJob) -> TokenUsage:
     for branches in job.branches:
         for shoot in branches.growth.shoots:
             prompts[shoot.parent.id] = shoot.origin.depth
-            if shoot.ticket is not None and shoot.ticket.reused is not None:
-                cached[shoot.parent.id] = min(
-                    shoot.ticket.reused, cached.get(shoot.parent.id, _ALL)
-                )
+            reused = None if shoot.ticket is None else shoot.ticket.reused
+            if reused is not None:  # the first of a prompt's branches computes it for all
+                cached[shoot.parent.id] = min(reused, cached.get(shoot.parent.id, reused))
     written = sum(each.n_tokens for each in job.branches)
     return TokenUsage(
         prompt_tokens=sum(prompts.values()),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from ..api.base import ErrorDetail
 from ..api.looms import LoomObject
 from ..api.models import ModelObject
 from ..api.nodes import NodeObject
@@ -163,7 +164,7 @@ def model_reply(shelf: ModelShelf, model: ServedModel) -> ModelObject:
         phase, done, total = model.progress
         told.progress = {"phase": phase, "done": done, "total": total}
     if model.error is not None:
-        told.error = told_of(model.error)[1]  # type: ignore[assignment]
+        told.error = ErrorDetail.model_validate(told_of(model.error)[1])
     if (lm := model.lm) is not None:
         told.engine, told.device, told.dtype = lm.info.name, lm.info.device, str(lm.info.dtype)
         told.n_ctx, told.n_vocab = lm.n_ctx, lm.info.n_vocab

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 
 from ...api.jobs import JobReply, StartRun
-from ...api.nodes import GrowFields, GrowNode, GrowNodes
+from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
 from ...errors import NotFound
 from ..asked import ERRORS, Actor, LoomName, NodeName
 from ..events import EventStream, until_gone
@@ -136,5 +136,6 @@ async def _answered(
                     nodes.append(live.node(branch.id))
                 except NotFound:  # it came to nothing, or was removed at once
                     continue
-            reply.nodes = nodes_told(live, nodes, fields=("tokens",))  # type: ignore[assignment]
+            told_nodes = nodes_told(live, nodes, fields=("tokens",))
+            reply.nodes = [NodeObject.model_validate(each) for each in told_nodes]
     return answer(reply, rev=rev, status=200 if asked.wait else 202)
