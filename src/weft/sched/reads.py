@@ -272,7 +272,8 @@ class Reader:
     def pack(self, claims: Iterable[tuple[Claim, int]], budget: int, desk: Desk) -> list[PathPart]:
         """Return a step's parts for claims, in this order, at most `budget` tokens of them.
 
-        claims: each with how many tokens it may have. Splits nodes into chunks. A claim that a part works for waits no longer: the part tells it.
+        claims: each with how many tokens it may have. Splits nodes into chunks. A claim that a part
+        works for waits no longer: the part tells it.
         """
         self._reads = {}
         before = len(self.open)
