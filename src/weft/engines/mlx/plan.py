@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..banks import Bank, own, width_for
 from ..base import Row, Span
-from .kv import Arrays, MlxFragment, MlxMemory, RowBank, own, width_for
+from .kv import Arrays, MlxFragment, MlxMemory, RowBank
 from .products import HIDDEN, Attending, Partial, bias_of, join, meet, meet_span
 
 # A row of so many new tokens meets its path in one piece, by MLX's own attention.
@@ -115,7 +116,7 @@ def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
 
 
 def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
-    dests = [None if row.dest is None else own(row.dest) for row in rows]
+    dests = [None if row.dest is None else own(row.dest, MlxFragment) for row in rows]
     plan = StepPlan([(row.path, dest) for row, dest in zip(rows, dests, strict=True)])
     plan.starts = [0] * len(rows)
     ranks = _depth_first(rows)
@@ -135,7 +136,7 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
         else:
             for i in members:
                 at = plan.starts[i]
-                spans = [(own(f), n) for f, n in _seen(rows[i], is_banked=False) if n]
+                spans = [(own(f, MlxFragment), n) for f, n in _seen(rows[i], is_banked=False) if n]
                 plan.longs.append(LongRow(i, spans, at, at + rows[i].n_tokens))
         if kind != "long":
             plan.n_lanes = stop
@@ -162,7 +163,7 @@ def _lanes(
     pairs = list(zip(rows, dests, strict=True))
     single = [dest for row, dest in pairs if row.n_tokens == 1 and dest is not None]
     n_long = sum(not memory.is_banked(dest, 0) for dest in single)
-    crowd = memory.is_crowd(sum(not isinstance(dest.home, RowBank) for dest in single))
+    crowd = memory.is_crowd(sum(not isinstance(dest.home, Bank) for dest in single))
     lanes: dict[tuple[str, int], list[int]] = {}
     for i, (row, dest) in enumerate(pairs):
         n = row.n_tokens
@@ -202,7 +203,7 @@ def _reaches(plan: StepPlan, rows: Sequence[Row]) -> list[Reach]:
                 found[at] = found[at]._replace(stop=stop)
             else:
                 latest[key] = len(found)
-                found.append(Reach(own(fragment), length, first, start, stop))
+                found.append(Reach(own(fragment, MlxFragment), length, first, start, stop))
             first += length
     return found
 

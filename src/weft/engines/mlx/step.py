@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ...errors import ForwardError
+from ..banks import own
 from ..base import Row, Span
 from ..paths import calls, rows_of
 from .hook import Recorder, RunningCall
-from .kv import Arrays, MlxMemory, own
+from .kv import Arrays, MlxFragment, MlxMemory
 from .plan import BankRows, ChunkRows, LongRow, PieceMask, plan_step
 from .products import (
     Attending,
@@ -68,7 +69,7 @@ class PackedStep(ABC):
         for row, start in zip(self.rows, self.starts, strict=True):
             if row.dest is None:
                 continue
-            kv = own(row.dest)
+            kv = own(row.dest, MlxFragment)
             grown.append((kv, row.n_tokens))
             if start >= self.n_written:
                 span = slice(start, start + row.n_tokens)
@@ -110,7 +111,7 @@ class TreeStep(PackedStep):
     def state(self) -> list[mx.array]:
         changed = super().state() if self.plan.chunks or self.plan.longs else []
         for lane in self.plan.banks:
-            changed += lane.bank.arrays
+            changed += lane.bank.slots
         return changed
 
     def release(self) -> None:
@@ -124,7 +125,7 @@ class TreeStep(PackedStep):
         k, v = keys[:, :, 0], values[:, :, 0]
         self.fresh[layer] = k, v
         for lane, lengths in zip(self.plan.banks, self._lengths, strict=True):
-            for array, new in zip(lane.bank.arrays[2 * layer :], (k, v), strict=False):
+            for array, new in zip(lane.bank.slots[2 * layer :], (k, v), strict=False):
                 new = new[lane.start : lane.stop]
                 rows = slice(lane.first, lane.first + len(lengths))
                 if min(lengths) == max(lengths):
@@ -173,7 +174,7 @@ class TreeStep(PackedStep):
         low, bias = self._bank_mask(number, how.window)
         high = max(self._lengths[number]) + 1
         keys, values = (
-            array[rows, :, low:high] for array in lane.bank.arrays[2 * layer : 2 * layer + 2]
+            array[rows, :, low:high] for array in lane.bank.slots[2 * layer : 2 * layer + 2]
         )
         return Partial(*meet(q[lane.start : lane.stop], keys, values, how.is_latent, bias))
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....errors import ConfigError
+from ...banks import Bank, own, width_for
 from ...base import Fragment, Row, Span
 from ..memory import KVStep, Spec
-from .kv import KV, Alone, Bank, Store, width_for
+from .kv import KV, Alone, DeviceBank, Store
 from .products import (
     Band,
     Mask,
@@ -283,7 +283,7 @@ def _is_plain(q: Tensor, v: Tensor, spec: Spec) -> bool:
 class BankLane(NamedTuple):
     """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
 
-    bank: Bank
+    bank: DeviceBank
     first: int
     tails: list[KV]
     start: int
@@ -347,7 +347,7 @@ def plan_step(rows: Sequence[Row], store: Store) -> LanePlan:
 
 
 def _build(rows: Sequence[Row], store: Store) -> LanePlan:
-    dests = [_dest_of(row) for row in rows]
+    dests = [None if row.dest is None else own(row.dest, KV) for row in rows]
     plan = LanePlan([(r.path, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
     ranks = _depth_first(rows)
     for kind, members in sorted(_lanes(rows, dests, store).items()):
@@ -365,12 +365,6 @@ def _build(rows: Sequence[Row], store: Store) -> LanePlan:
     stretches = _stretches(plan, rows, dests)
     plan.arrange = lambda: arrange(stretches, store)
     return plan
-
-
-def _dest_of(row: Row) -> KV | None:
-    if row.dest is not None and not isinstance(row.dest, KV):
-        raise ConfigError(f"a {type(row.dest).__name__} is not a fragment of the torch engine")
-    return row.dest
 
 
 def _depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
