@@ -12,10 +12,11 @@ import mlx.core as mx
 from ...errors import ForwardError
 from ..banks import own
 from ..base import Row, Span
+from ..lanes import BankLane, ChunkLane
 from ..paths import calls, rows_of
 from .hook import Recorder, RunningCall
-from .kv import Arrays, MlxFragment, MlxMemory
-from .plan import BankRows, ChunkRows, LongRow, PieceMask, plan_step
+from .kv import Arrays, MlxFragment, MlxMemory, RowBank
+from .plan import LongRow, PieceMask, plan_step
 from .products import (
     Attending,
     Partial,
@@ -90,7 +91,7 @@ class TreeStep(PackedStep):
         self.call = call
         self.plan = plan = plan_step(rows, memory)
         self.starts = plan.starts
-        self.n_written = plan.banks[-1].stop if plan.banks else 0
+        self.n_written = plan.n_banked
         self.positions: list[int] = []
         for i in plan.order:
             self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
@@ -167,7 +168,12 @@ class TreeStep(PackedStep):
         return found
 
     def _bank(
-        self, number: int, lane: BankRows, layer: int, q: mx.array, how: Attending
+        self,
+        number: int,
+        lane: BankLane[MlxFragment, RowBank],
+        layer: int,
+        q: mx.array,
+        how: Attending,
     ) -> Partial:
         """Let each row meet its tail, its new slot too; one product for the bank."""
         rows = slice(lane.first, lane.first + lane.stop - lane.start)
@@ -196,7 +202,7 @@ class TreeStep(PackedStep):
         return found
 
     def _chunk(
-        self, lane: ChunkRows, q: mx.array, k: mx.array, v: mx.array, how: Attending
+        self, lane: ChunkLane, q: mx.array, k: mx.array, v: mx.array, how: Attending
     ) -> Partial:
         """Let the new tokens of each row meet each other; rows are padded to the longest."""
         n_rows, longest = len(lane.sizes), max(lane.sizes)
@@ -324,7 +330,7 @@ class WholeStep(PackedStep):
         return mx.concatenate(packed, axis=0)[:, None]
 
 
-def _places(lane: ChunkRows, longest: int) -> tuple[mx.array | None, mx.array | None]:
+def _places(lane: ChunkLane, longest: int) -> tuple[mx.array | None, mx.array | None]:
     """Packed index of every padded token, and padded index of every packed one; None: the same."""
     if min(lane.sizes) == longest:
         return None, None
