@@ -2,8 +2,8 @@
 
     python -m benchmarks.server [--clients 64] [--tokens 64] [--rounds 5] [--model tiny]
 
-Both sides in turn, in one run; what counts is the median of the rounds' ratios. The clients are real ones,
-over HTTP, in a process of their own: they compete with the server for the cores, as they would.
+Both sides in turn, in one run; what counts is the median of the rounds' ratios. The clients are
+real ones, over HTTP, in a process of their own: they compete with the server for the cores.
 """
 
 from __future__ import annotations
