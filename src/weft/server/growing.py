@@ -228,6 +228,8 @@ class Searched:
     async def _grow(self, lm: LM, work: Grow) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
         live, rows = self.live, list(work.rows)
+        if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in looms of theirs
+            return await work.arun()
         params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
         async with live.lock:
             if all(node.terminal for node in rows):

@@ -105,6 +105,11 @@ class LiveLoom:
         self.publish(change)
         return change
 
+    async def settle(self) -> None:
+        """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
+        if self.growing:
+            self.publish(await self.call(lambda: self.kept.commit("grow")))
+
     def publish(self, change: Change) -> None:
         """Note what has changed, and tell who listens."""
         others = change.others
@@ -167,7 +172,7 @@ class LiveLoom:
     def node(self, given: str | int) -> Heddle:
         """Return a node by its number or id, one that grows, too. Raises: NotFound."""
         for branches in self.growing:
-            for child in branches.nodes:
+            for child in branches.uncommitted:
                 if str(given) in (child.id, str(self.number(child))):
                     return child
         try:
@@ -213,10 +218,10 @@ class LiveLoom:
             branches.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
-        """Return a node's children, those that grow last."""
+        """Return a node's children, those that grow among them."""
         children = list(node.children)
         for branches in self.growing:
-            children += branches.children_of(node)
+            branches.put_among(node, children)
         return children
 
     # Growing

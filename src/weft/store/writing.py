@@ -81,9 +81,11 @@ class _Writing:
     def add(self) -> None:
         """Put in the rows of new nodes; those that have rows are brought back."""
         draft, there = self._draft, self._rows_there()
+        # A loom that comes with numbers keeps them.
+        told = self._snapshot.numbers if draft.rev == 1 else there
         numbers: dict[str, int] = {}
         for node in self._difference.added:
-            number = there.get(node.id)
+            number = told.get(node.id)
             if number is None:
                 number, draft.next_number = draft.next_number, draft.next_number + 1
             numbers[node.id] = number
@@ -165,9 +167,10 @@ class _Writing:
 
     def _values(self, known: Known, groups: Iterable[str]) -> Values:
         found: Values = {}
+        params = self._snapshot.params
         for group in groups:
             if group == "content":
-                found.update(content_values(known.node, known.content, self._snapshot.params))
+                found.update(content_values(known.content, known.node.text, params))
             else:
                 found.update({name: getattr(known, name) for name in GROUPS[group]})
         return found

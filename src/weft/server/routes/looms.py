@@ -203,7 +203,7 @@ async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Resp
     return answer(OperationList(data=rows))
 
 
-@router.get("/looms/{loom}/events", response_class=EventStream, responses=EVENTS)
+@router.get("/looms/{loom}/events", response_class=Response, responses=EVENTS)
 async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> EventStream:
     """Follow a loom: every change of it, from now on, or after the last event that came."""
     async with service.looms.held(loom) as live:
