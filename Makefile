@@ -21,7 +21,7 @@ SOURCES = $(shell find src -type f -not -name '*.pyc')
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
-	@echo "make test-engines  all engines: llama.cpp (compiled once) and vLLM, too, where they can be installed"
+	@echo "make test-engines  the other engines: remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make docs      the documentation as a site in site/"
@@ -73,10 +73,10 @@ ifneq ($(INSTALL),0)
 	-$(MAKE) llamacpp
 	-$(MAKE) vllm
 endif
-	$(BIN)/python -m pytest tests/contract tests/engines tests/test_embed.py \
-	    -k 'llamacpp or gguf or remote' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/contract tests/engines tests/test_embed.py tests/cli/test_servers.py \
+	    -m 'not slow' -k 'llamacpp or gguf or remote' $(PYTEST_ARGS)
 	if [ -e $(VLLM_VENV)/.stamp ]; then \
-	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -k vllm $(PYTEST_ARGS); fi
+	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -m 'not slow' -k vllm $(PYTEST_ARGS); fi
 
 slow: $(VENV)/.stamp
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -97,7 +97,7 @@ test-clients: $(CLIENTS_VENV)/.stamp
 	$(CLIENTS_VENV)/bin/python -m tools.clients $(CLIENTS_ARGS)
 
 coverage: $(VENV)/.stamp
-	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --fail-under=100 \
 	    --include='src/weft/kv/*,src/weft/sched/*,src/weft/sampling/*'
 

@@ -21,6 +21,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+from hypothesis import settings
+
+# No law is about the time that an example takes.
+settings.register_profile("weft", deadline=None)
+settings.load_profile("weft")
 
 PACKAGES = {
     "torch": ("torch", "transformers"),

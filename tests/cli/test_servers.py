@@ -11,6 +11,8 @@ from cli.conftest import Weft
 from shallow import TINY
 from stand_in_server import KEY, Started, standing_in
 
+pytestmark = pytest.mark.remote
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Started]:

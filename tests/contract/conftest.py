@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, kinds in (("kind", KINDS), ("kv_kind", WITH_KV), ("new_engine", ENGINES)):
         if name in metafunc.fixturenames and not any(name in names for names in own):
             if name == "kind" and metafunc.function.__name__ in OF_WHOLE_RUNS:
-                kinds = [*kinds, "remote"]
+                kinds = [*kinds, pytest.param("remote", marks=pytest.mark.remote)]
             is_core = metafunc.module.__name__.endswith(CORE)
             cases = [
                 pytest.param(each, marks=pytest.mark.slow)

@@ -25,6 +25,8 @@ from weft.sampling.rng import stream_of
 from weft.sampling.sampler import Sampler
 from weft.sched.work import Run, RunResult
 
+pytestmark = pytest.mark.remote
+
 PROMPTS = [
     f"{begin} {what}"
     for begin in ("Tell me a story about", "Use 4 9 10", "Describe", "Once upon a time", "Who is")

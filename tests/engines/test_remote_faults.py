@@ -25,6 +25,8 @@ from weft.engines.remote.said import overflow_of
 from weft.errors import ContextOverflow, EngineUnavailable, ForwardError, StoreError
 from weft.lm import LM
 
+pytestmark = pytest.mark.remote
+
 PROMPT = "Tell me a story about a fox."
 QUICK = {"retries": 2}
 

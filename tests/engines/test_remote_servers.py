@@ -26,6 +26,8 @@ from weft.constraints import GBNF, Choice, Lark
 from weft.errors import ContextOverflow, ForwardError, Unsupported
 from weft.lm import LM
 
+pytestmark = pytest.mark.remote
+
 PROMPTS = [
     f"{begin} {what}"
     for begin in ("Tell me a story about", "Use 4 9 10", "Describe", "Once upon a time", "Who is")

@@ -20,6 +20,8 @@ from weft.engines.remote.pieces import END, PieceTokenizer, pieces_of, spelled
 from weft.errors import ConfigError, EngineUnavailable, ForwardError, ModelMismatch, Unsupported
 from weft.lm import LM
 
+pytestmark = pytest.mark.remote
+
 STORY = "Tell me a story about a fox."
 
 

@@ -255,9 +255,8 @@ def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None
         Spelling(text, text.n_vocab).tokens(told)
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8")))
-def test_text_without_ids_is_the_same_text_in_tokens(said: str) -> None:
-    text = Tokenizer.from_folder(TINY)
+@given(said=st.text(alphabet=st.characters(codec="utf-8")))
+def test_text_without_ids_is_the_same_text_in_tokens(text: Tokenizer, said: str) -> None:
     (told,) = read_said({"choices": [{"text": said}]})
     ids, logprobs = Spelling(text, text.n_vocab).tokens(told)
     assert text.decode(ids) == said

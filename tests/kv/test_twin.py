@@ -194,7 +194,7 @@ def test_100_000_random_operations_agree_with_the_twin(
     twin.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), capacity=st.sampled_from([None, 12, CAPACITY]))
 def test_short_random_sequences_agree_after_every_operation(
     seed: int, capacity: int | None

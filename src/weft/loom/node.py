@@ -403,6 +403,11 @@ def set_run(node: HeddleState, result: RunResult) -> None:
     node.logprobs, node.entropies = list(result.logprobs), list(result.entropies)
 
 
+def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
+    """Give a node tokens that were checked when they were made; its figures are the caller's."""
+    node._tokens, node._text = list(token_ids), None
+
+
 def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float]]:
     """Return the node's own tokens, logprobs and entropies, which are about to get longer."""
     node._text = None

@@ -71,6 +71,9 @@ class Job(ABC):
     def prepare(self) -> None:
         """Say which paths must be pinned first."""
 
+    def found(self, claim: Claim, reused: int) -> None:
+        """Note how many of a path's tokens were there at its first admission."""
+
     def start(self, desk: Desk) -> None:
         """Go on after admission: claims are looked at, others wait for them."""
         for claim in self.claims:
@@ -116,6 +119,9 @@ class ExtendJob(Job):
             claim.needs = [_need(claim, want) for want in item.wants]
             claim.number = len(self.claims)
             self.claims.append(claim)
+
+    def found(self, claim: Claim, reused: int) -> None:
+        self._tickets[claim.number].reused = reused
 
     def ready(self, claim: Claim, desk: Desk) -> None:
         wants = self._tickets[claim.number].item.wants
@@ -199,6 +205,10 @@ class RunJob(Job):
             claim.needs = [Need(claim, claim.depth - 1, claim.depth, None)]
             self.claims = [claim]
         self.claims[0].place = self.line.base
+
+    def found(self, claim: Claim, reused: int) -> None:
+        for member in self.members:
+            member.ticket.reused = reused
 
     def start(self, desk: Desk) -> None:
         if self.line.depth >= desk.n_ctx:

@@ -12,12 +12,13 @@ from .. import __version__
 from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
+from .openai import ROUTERS as OPENAI
 from .routes import health
 from .security import Door
 from .service import Service
 
 # A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
-ROUTERS = (health.router,)
+ROUTERS = (health.router, *OPENAI)
 
 
 def create_app(config: ServerConfig | None = None) -> FastAPI:
