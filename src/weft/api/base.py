@@ -27,10 +27,14 @@ class ErrorDetail(Reply):
     message: str = Field(description="What was wrong, what is allowed and what to do.")
     type: str = Field(description="The kind of error, as invalid_request_error.")
     code: str = Field(description="The error, as node_not_found.")
-    param: str | None = Field(None, description="The parameter that is wrong, where it is one.")
+    param: str | None = Field(
+        default=None, description="The parameter that is wrong, where it is one."
+    )
     details: Json = Field(default_factory=dict, description="Figures, as n_ctx or the revision.")
-    hint: str = Field("", description="What to do.")
-    request_id: str = Field("", description="The request, for who looks into the server's log.")
+    hint: str = Field(default="", description="What to do.")
+    request_id: str = Field(
+        default="", description="The request, for who looks into the server's log."
+    )
 
 
 class ErrorReply(Reply):

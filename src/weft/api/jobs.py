@@ -21,7 +21,7 @@ class BranchObject(Reply):
     id: str
     parent: int
     n_tokens: int = 0
-    finish_reason: str | None = Field(None, description="Null while it grows.")
+    finish_reason: str | None = Field(default=None, description="Null while it grows.")
 
 
 class TokenUsage(Reply):
@@ -30,7 +30,8 @@ class TokenUsage(Reply):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = Field(
-        None, description="Of the prompts, those whose KV was there; null where nobody knows."
+        default=None,
+        description="Of the prompts, those whose KV was there; null where nobody knows.",
     )
 
 
@@ -44,13 +45,13 @@ class JobObject(Reply):
     ended: str | None = None
     loom: str | None = None
     model: str | None = None
-    seed: int | None = Field(None, description="Grows the same branches again.")
+    seed: int | None = Field(default=None, description="Grows the same branches again.")
     branches: list[BranchObject] = Field(default_factory=list)
     progress: Json = Field(default_factory=dict, description="Of a load or a run: how far it is.")
     usage: TokenUsage | None = None
-    result: Json | None = Field(None, description="Of a run: its answer, path and cost.")
+    result: Json | None = Field(default=None, description="Of a run: its answer, path and cost.")
     error: ErrorDetail | None = None
-    last_event: int = Field(0, description="The id of its last event.")
+    last_event: int = Field(default=0, description="The id of its last event.")
 
 
 class JobList(Reply):
@@ -77,24 +78,26 @@ class JobReply(Reply):
 class CancelJob(Asked):
     """What to end; it keeps what it has."""
 
-    branches: list[int] | None = Field(None, description="By index; null: all.")
+    branches: list[int] | None = Field(default=None, description="By index; null: all.")
 
 
 class StartRun(SamplingFields):
     """A search for an answer below a node."""
 
-    strategy: str = Field("tot", description="By name; GET /api/v1/strategies lists them.")
-    node: int | str = Field(0, description="Where it begins.")
-    breadth: int | None = Field(None, ge=1, description="What it counts depends on the strategy.")
-    n: int | None = Field(None, ge=1, description="What it counts depends on the strategy.")
-    answer_tokens: int | None = Field(None, ge=0, description="Of a completion; 256.")
-    budget_tokens: int | None = Field(None, ge=1, description="Generate at most so many.")
-    budget_s: float | None = Field(None, gt=0, description="Search at most so long.")
-    budget_kv_bytes: int | None = Field(None, ge=1, description="Of the whole tree's KV.")
-    stream: bool = Field(False, description="Answer with the job's events.")
-    wait: bool = Field(False, description="Answer when it has ended, with the result.")
+    strategy: str = Field(default="tot", description="By name; GET /api/v1/strategies lists them.")
+    node: int | str = Field(default=0, description="Where it begins.")
+    breadth: int | None = Field(
+        default=None, ge=1, description="What it counts depends on the strategy."
+    )
+    n: int | None = Field(default=None, ge=1, description="What it counts depends on the strategy.")
+    answer_tokens: int | None = Field(default=None, ge=0, description="Of a completion; 256.")
+    budget_tokens: int | None = Field(default=None, ge=1, description="Generate at most so many.")
+    budget_s: float | None = Field(default=None, gt=0, description="Search at most so long.")
+    budget_kv_bytes: int | None = Field(default=None, ge=1, description="Of the whole tree's KV.")
+    stream: bool = Field(default=False, description="Answer with the job's events.")
+    wait: bool = Field(default=False, description="Answer when it has ended, with the result.")
     on_disconnect: Literal["keep", "cancel"] = "keep"
-    model: str | None = Field(None, description="Null: the loom's own.")
+    model: str | None = Field(default=None, description="Null: the loom's own.")
 
 
 class StrategyObject(Reply):

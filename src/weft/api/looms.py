@@ -16,13 +16,13 @@ class LoomObject(Reply):
     engine: str = ""
     prompt: str = Field(description="What was asked first, or its beginning.")
     n_nodes: int
-    created: str = Field("", description="ISO 8601.")
-    changed: str = Field("", description="ISO 8601.")
+    created: str = Field(default="", description="ISO 8601.")
+    changed: str = Field(default="", description="ISO 8601.")
     rev: int = Field(description="Rises with every change.")
-    growing: int = Field(0, description="Branches that grow now.")
-    meta: Json | None = Field(None, description="Notes; told of one loom, not in lists.")
+    growing: int = Field(default=0, description="Branches that grow now.")
+    meta: Json | None = Field(default=None, description="Notes; told of one loom, not in lists.")
     bookmarks: dict[str, str] | None = Field(
-        None, description="Labels by node number; told of one loom, not in lists."
+        default=None, description="Labels by node number; told of one loom, not in lists."
     )
 
 
@@ -30,20 +30,26 @@ class LoomPage(Reply):
     """Looms, the one changed last first."""
 
     data: list[LoomObject]
-    next: str | None = Field(None, description="Give it as `after` for the next page.")
+    next: str | None = Field(default=None, description="Give it as `after` for the next page.")
 
 
 class CreateLoom(Asked):
     """What a new loom begins with."""
 
-    model: str | None = Field(None, description="A loaded model; null: the default one.")
+    model: str | None = Field(default=None, description="A loaded model; null: the default one.")
     prompt: str | None = None
-    messages: list[Json] | None = Field(None, min_length=1, description="A chat, OpenAI's form.")
-    token_ids: list[int] | None = Field(None, min_length=1)
-    template: bool = Field(True, description="False: the prompt as it is, without a template.")
-    special: bool = Field(False, description="Read special tokens in such a prompt as such.")
-    system: str | None = Field(None, description="A system message before the prompt.")
-    name: str | None = Field(None, description="Null: made from the prompt.")
+    messages: list[Json] | None = Field(
+        default=None, min_length=1, description="A chat, OpenAI's form."
+    )
+    token_ids: list[int] | None = Field(default=None, min_length=1)
+    template: bool = Field(
+        default=True, description="False: the prompt as it is, without a template."
+    )
+    special: bool = Field(
+        default=False, description="Read special tokens in such a prompt as such."
+    )
+    system: str | None = Field(default=None, description="A system message before the prompt.")
+    name: str | None = Field(default=None, description="Null: made from the prompt.")
     meta: Json = Field(default_factory=dict, description="Notes of yours.")
 
     @model_validator(mode="after")
@@ -59,8 +65,8 @@ class CreateLoom(Asked):
 class EditLoom(Asked):
     """What to change of a loom."""
 
-    name: str | None = Field(None, description="Its new name.")
-    meta: Json | None = Field(None, description="Its notes, whole.")
+    name: str | None = Field(default=None, description="Its new name.")
+    meta: Json | None = Field(default=None, description="Its notes, whole.")
 
 
 class LoomTree(Reply):
@@ -106,7 +112,7 @@ class HitList(Reply):
     """What a search over texts found."""
 
     data: list[HitObject]
-    more: bool = Field(False, description="There are more than were asked for.")
+    more: bool = Field(default=False, description="There are more than were asked for.")
 
 
 class Imported(Reply):

@@ -24,9 +24,11 @@ class ModelObject(Reply):
     n_vocab: int | None = None
     has_chat_template: bool | None = None
     adapters: list[str] = Field(default_factory=list)
-    bytes: int = Field(0, description="Of its weights, and of the KV that it may take.")
-    users: int = Field(0, description="Jobs that use it now.")
-    progress: Json | None = Field(None, description="phase, done and total while it is loaded.")
+    bytes: int = Field(default=0, description="Of its weights, and of the KV that it may take.")
+    users: int = Field(default=0, description="Jobs that use it now.")
+    progress: Json | None = Field(
+        default=None, description="phase, done and total while it is loaded."
+    )
     abilities: dict[str, Any] = Field(default_factory=dict, description="What its engine can do.")
     defaults: Json = Field(default_factory=dict, description="Its own sampling parameters.")
     error: ErrorDetail | None = None
@@ -43,14 +45,17 @@ class LoadModel(Asked):
 
     source: str = Field(min_length=1, max_length=4096, description="As weft run -m takes it.")
     id: str | None = Field(
-        None, min_length=1, max_length=200, description="Its name here; null: as it is called."
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Its name here; null: as it is called.",
     )
-    engine: str | None = Field(None, description="Null: the server's choice.")
-    n_ctx: int | None = Field(None, ge=1, description="Tokens a path may have.")
-    kv_budget: str | int | None = Field(None, description='Memory for KV, as "4GiB".')
+    engine: str | None = Field(default=None, description="Null: the server's choice.")
+    n_ctx: int | None = Field(default=None, ge=1, description="Tokens a path may have.")
+    kv_budget: str | int | None = Field(default=None, description='Memory for KV, as "4GiB".')
     device: str = "auto"
     dtype: str = "auto"
-    wait: bool = Field(False, description="Answer when it is loaded.")
+    wait: bool = Field(default=False, description="Answer when it is loaded.")
 
 
 class ServerObject(Reply):
@@ -71,8 +76,8 @@ class TokenizeText(Asked):
 
     text: str
     model: str | None = None
-    special: bool = Field(False, description="Read special tokens in it as such.")
-    add_bos: bool | None = Field(None, description="Null: as the model does.")
+    special: bool = Field(default=False, description="Read special tokens in it as such.")
+    add_bos: bool | None = Field(default=None, description="Null: as the model does.")
 
 
 class TokenPiece(Reply):
@@ -110,7 +115,9 @@ class ApplyTemplate(Asked):
     model: str | None = None
     add_generation_prompt: bool = True
     tools: list[Json] | None = None
-    template_kwargs: Json | None = Field(None, description="Further variables of the template.")
+    template_kwargs: Json | None = Field(
+        default=None, description="Further variables of the template."
+    )
 
 
 class ApplyTemplateReply(Reply):

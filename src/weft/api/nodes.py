@@ -28,18 +28,18 @@ class NodeObject(Reply):
     finish_reason: str | None = Field(
         description="Why it ended: stop, length, cancelled, interrupted, …; null: it was written."
     )
-    stop_string: str | None = Field(None, description="The stop text that ended it.")
+    stop_string: str | None = Field(default=None, description="The stop text that ended it.")
     ended: bool = Field(description="Its last token was followed by an end token.")
-    growing: bool = Field(False, description="A job adds tokens to it now.")
-    score: Figure = Field(None, description="What a search thinks of it.")
-    said: str | None = Field(None, description="Whose turn of a chat it is.")
-    bookmark: str | None = Field(None, description="Its label, where it is bookmarked.")
-    params: Json | None = Field(None, description="How it was sampled; with fields=params.")
-    meta: Json | None = Field(None, description="What was noted on it; with fields=meta.")
-    token_ids: list[int] | None = Field(None, description="With fields=tokens.")
-    logprobs: list[Figure] | None = Field(None, description="With fields=tokens.")
-    entropies: list[Figure] | None = Field(None, description="With fields=tokens; in nats.")
-    kv: str | None = Field(None, description="With fields=kv: hot, partly, cold.")
+    growing: bool = Field(default=False, description="A job adds tokens to it now.")
+    score: Figure = Field(default=None, description="What a search thinks of it.")
+    said: str | None = Field(default=None, description="Whose turn of a chat it is.")
+    bookmark: str | None = Field(default=None, description="Its label, where it is bookmarked.")
+    params: Json | None = Field(default=None, description="How it was sampled; with fields=params.")
+    meta: Json | None = Field(default=None, description="What was noted on it; with fields=meta.")
+    token_ids: list[int] | None = Field(default=None, description="With fields=tokens.")
+    logprobs: list[Figure] | None = Field(default=None, description="With fields=tokens.")
+    entropies: list[Figure] | None = Field(default=None, description="With fields=tokens; in nats.")
+    kv: str | None = Field(default=None, description="With fields=kv: hot, partly, cold.")
 
 
 class NodePage(Reply):
@@ -51,9 +51,9 @@ class NodePage(Reply):
         default_factory=list, description="With since: nodes that are not there any more."
     )
     whole: bool = Field(
-        True, description="Every node asked for is here; false: only what changed since."
+        default=True, description="Every node asked for is here; false: only what changed since."
     )
-    next: str | None = Field(None, description="Give it as `after` for the next page.")
+    next: str | None = Field(default=None, description="Give it as `after` for the next page.")
 
 
 class TreeNode(NodeObject):
@@ -65,14 +65,19 @@ class TreeNode(NodeObject):
 class AddNode(Asked):
     """Text that somebody wrote: one child, or several."""
 
-    parent: int | str = Field(0, description="A node's number or id.")
-    text: str | None = Field(None, description="One child's text.")
-    texts: list[str] | None = Field(None, description="Several children's texts.", min_length=1)
-    token_ids: list[int] | None = Field(None, description="One child's tokens.", min_length=1)
-    message: str | None = Field(
-        None, description="What the user says next, in the form of the model's chat template."
+    parent: int | str = Field(default=0, description="A node's number or id.")
+    text: str | None = Field(default=None, description="One child's text.")
+    texts: list[str] | None = Field(
+        default=None, description="Several children's texts.", min_length=1
     )
-    special: bool = Field(False, description="Read special tokens in the text as such.")
+    token_ids: list[int] | None = Field(
+        default=None, description="One child's tokens.", min_length=1
+    )
+    message: str | None = Field(
+        default=None,
+        description="What the user says next, in the form of the model's chat template.",
+    )
+    special: bool = Field(default=False, description="Read special tokens in the text as such.")
 
     @model_validator(mode="after")
     def _one(self) -> AddNode:
@@ -89,25 +94,29 @@ class AddNode(Asked):
 class EditNode(Asked):
     """What to change of a node. A new text makes a sibling, unless it is to stand in its place."""
 
-    text: str | None = Field(None, description="Its text from now on.")
-    in_place: bool = Field(False, description="Change this node; what stands below it stays.")
-    bookmark: str | None = Field(None, description="A label; null takes the bookmark away.")
-    score: float | None = Field(None, description="What you think of it; null: nothing.")
-    meta: Json | None = Field(None, description="Its notes, whole, as JSON.")
+    text: str | None = Field(default=None, description="Its text from now on.")
+    in_place: bool = Field(
+        default=False, description="Change this node; what stands below it stays."
+    )
+    bookmark: str | None = Field(default=None, description="A label; null takes the bookmark away.")
+    score: float | None = Field(default=None, description="What you think of it; null: nothing.")
+    meta: Json | None = Field(default=None, description="Its notes, whole, as JSON.")
 
 
 class GrowFields(SamplingFields):
     """How a call grows, and how it is answered."""
 
-    n: int = Field(1, ge=1, description="Branches of each node.")
-    force: bool = Field(False, description="Grow what has ended, too.")
-    stream: bool = Field(False, description="Answer with the job's events.")
-    wait: bool = Field(False, description="Answer when all branches have ended, with the nodes.")
+    n: int = Field(default=1, ge=1, description="Branches of each node.")
+    force: bool = Field(default=False, description="Grow what has ended, too.")
+    stream: bool = Field(default=False, description="Answer with the job's events.")
+    wait: bool = Field(
+        default=False, description="Answer when all branches have ended, with the nodes."
+    )
     on_disconnect: Literal["keep", "cancel"] = Field(
-        "keep", description="What becomes of the job when who waits or streams vanishes."
+        default="keep", description="What becomes of the job when who waits or streams vanishes."
     )
     model: str | None = Field(
-        None, description="Which loaded model grows it; null: the loom's own."
+        default=None, description="Which loaded model grows it; null: the loom's own."
     )
 
     @model_validator(mode="after")
@@ -125,25 +134,27 @@ class GrowNodes(GrowFields):
     """Grow many nodes in one batch, one job."""
 
     nodes: list[int | str] | None = Field(
-        None, min_length=1, description="Numbers or ids; null: all leaves that have not ended."
+        default=None,
+        min_length=1,
+        description="Numbers or ids; null: all leaves that have not ended.",
     )
 
 
 class NextTokens(Asked):
     """What may come next."""
 
-    top: int = Field(10, ge=1, description="How many of the likeliest.")
+    top: int = Field(default=10, ge=1, description="How many of the likeliest.")
     candidates: list[int | str] = Field(
         default_factory=list,
         description="Token ids, or texts that are one token each, to be told in any case.",
     )
     temperature: float | None = Field(
-        None, ge=0, description="With any of these the sampled probability is told, too."
+        default=None, ge=0, description="With any of these the sampled probability is told, too."
     )
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    typical_p: float | None = Field(default=None, gt=0, le=1)
 
 
 class TokenChance(Reply):
@@ -156,7 +167,7 @@ class TokenChance(Reply):
     p: float = Field(description="exp(logprob).")
     rank: int = Field(description="0 is the likeliest.")
     p_sampled: float | None = Field(
-        None, description="After temperature and filters, where they were given."
+        default=None, description="After temperature and filters, where they were given."
     )
 
 
@@ -167,15 +178,15 @@ class NextReply(Reply):
     next: list[TokenChance]
     candidates: list[TokenChance] = Field(default_factory=list)
     rest: float = Field(description="The probability of all tokens that are not listed.")
-    entropy: float | None = Field(None, description="Of the whole distribution, in nats.")
+    entropy: float | None = Field(default=None, description="Of the whole distribution, in nats.")
 
 
 class MeasureText(Asked):
     """A text to measure after a node; without one the node's own."""
 
     text: str | None = None
-    token_ids: list[int] | None = Field(None, min_length=1)
-    special: bool = Field(False, description="Read special tokens in the text as such.")
+    token_ids: list[int] | None = Field(default=None, min_length=1)
+    special: bool = Field(default=False, description="Read special tokens in the text as such.")
 
     @model_validator(mode="after")
     def _one(self) -> MeasureText:
@@ -203,10 +214,12 @@ class TokenObject(Reply):
     id: int
     text: str
     bytes: list[int]
-    logprob: Figure = Field(None, description="Raw; null where it was not sampled nor measured.")
-    entropy: Figure = Field(None, description="In nats.")
-    rank: int | None = Field(None, description="With top: how many tokens were likelier.")
-    top: list[TokenChance] | None = Field(None, description="With top: the likeliest here.")
+    logprob: Figure = Field(
+        default=None, description="Raw; null where it was not sampled nor measured."
+    )
+    entropy: Figure = Field(default=None, description="In nats.")
+    rank: int | None = Field(default=None, description="With top: how many tokens were likelier.")
+    top: list[TokenChance] | None = Field(default=None, description="With top: the likeliest here.")
 
 
 class TokenList(Reply):
@@ -233,8 +246,8 @@ class ForkNode(Asked):
     """A sibling that shares a node's first tokens."""
 
     at_token: int = Field(ge=0, description="How many of the node's tokens are shared.")
-    token_id: int | None = Field(None, description="What comes instead of the next one.")
-    text: str | None = Field(None, description="Text that comes instead.")
+    token_id: int | None = Field(default=None, description="What comes instead of the next one.")
+    text: str | None = Field(default=None, description="Text that comes instead.")
 
     @model_validator(mode="after")
     def _one(self) -> ForkNode:
@@ -247,9 +260,11 @@ class SplitNode(Asked):
     """Where to cut a node in two."""
 
     at_token: int | None = Field(
-        None, description="Tokens that stay above; negative: from the end."
+        default=None, description="Tokens that stay above; negative: from the end."
     )
-    at_char: int | None = Field(None, ge=1, description="Characters of the upper part's text.")
+    at_char: int | None = Field(
+        default=None, ge=1, description="Characters of the upper part's text."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> SplitNode:
@@ -261,10 +276,11 @@ class SplitNode(Asked):
 class ClipNode(Asked):
     """How much of a node to keep."""
 
-    keep: int | None = Field(None, ge=0, description="Tokens to keep.")
-    drop: int | None = Field(None, ge=1, description="Tokens to drop from its end.")
+    keep: int | None = Field(default=None, ge=0, description="Tokens to keep.")
+    drop: int | None = Field(default=None, ge=1, description="Tokens to drop from its end.")
     children: Literal["keep", "drop"] = Field(
-        "keep", description="keep: what is cut off becomes a child that has them; drop: gone."
+        default="keep",
+        description="keep: what is cut off becomes a child that has them; drop: gone.",
     )
 
     @model_validator(mode="after")
@@ -278,16 +294,19 @@ class MoveNode(Asked):
     """Where a node and all below it shall stand."""
 
     parent: int | str
-    index: int | None = Field(None, ge=0, description="Its place among the children; null: last.")
+    index: int | None = Field(
+        default=None, ge=0, description="Its place among the children; null: last."
+    )
 
 
 class CopyNode(Asked):
     """Where a copy of a node and all below it shall stand."""
 
-    to_loom: str | None = Field(None, description="A loom's name or id; null: this one.")
-    parent: int | str = Field(0, description="A node there.")
+    to_loom: str | None = Field(default=None, description="A loom's name or id; null: this one.")
+    parent: int | str = Field(default=0, description="A node there.")
     new_loom: str | None = Field(
-        None, description="The name of a new loom instead, whose prompt is the path to the node."
+        default=None,
+        description="The name of a new loom instead, whose prompt is the path to the node.",
     )
 
 

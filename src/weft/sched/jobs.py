@@ -71,7 +71,7 @@ class Job(ABC):
     def prepare(self) -> None:
         """Say which paths must be pinned first."""
 
-    def found(self, claim: Claim, reused: int) -> None:
+    def note_reused(self, claim: Claim, reused: int) -> None:
         """Note how many of a path's tokens were there at its first admission."""
 
     def start(self, desk: Desk) -> None:
@@ -120,7 +120,7 @@ class ExtendJob(Job):
             claim.number = len(self.claims)
             self.claims.append(claim)
 
-    def found(self, claim: Claim, reused: int) -> None:
+    def note_reused(self, claim: Claim, reused: int) -> None:
         self._tickets[claim.number].reused = reused
 
     def ready(self, claim: Claim, desk: Desk) -> None:
@@ -206,7 +206,7 @@ class RunJob(Job):
             self.claims = [claim]
         self.claims[0].place = self.line.base
 
-    def found(self, claim: Claim, reused: int) -> None:
+    def note_reused(self, claim: Claim, reused: int) -> None:
         for member in self.members:
             member.ticket.reused = reused
 

@@ -13,12 +13,13 @@ from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
-from .routes import health
+from .routes import edits, growing, health, jobs, kv, looms, models, nodes, server, texts
 from .security import Door
 from .service import Service
 
 # A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
-ROUTERS = (health.router, *OPENAI)
+NATIVE = (server, models, texts, looms, nodes, growing, edits, jobs, kv)
+ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI)
 
 
 def create_app(config: ServerConfig | None = None) -> FastAPI:

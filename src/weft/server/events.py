@@ -70,20 +70,27 @@ class EventLog:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def read(self, after: int = 0) -> AsyncIterator[SentEvent]:
-        """Yield the events after one, as they come, until the log ends."""
+    async def frames(self, after: int = 0, ping_s: float = PING_S) -> AsyncGenerator[bytes]:
+        """Yield the events after one as they are sent, all that there are at once as one piece.
+
+        Ends when the log does. Where nothing comes for `ping_s`, a comment does.
+        """
         self.n_readers += 1
         try:
             at = after
             while True:
                 news = self._news
-                for event in self._since(at):
-                    yield event
-                    at = event.id if event.id is not None else at
-                if at >= self._last:
-                    if self.is_over:
-                        return
-                    await news.wait()
+                if events := self._since(at):
+                    yield b"".join(map(frame, events))
+                    at = events[-1].id or at
+                elif self.is_over:
+                    return
+                else:
+                    try:
+                        async with asyncio.timeout(ping_s):
+                            await news.wait()
+                    except TimeoutError:
+                        yield b": ping\n\n"
         finally:
             self.n_readers -= 1
 
@@ -99,21 +106,22 @@ class EventLog:
 class EventStream(StreamingResponse):
     """Sends pieces as they come, as server-sent events; a comment where none comes for so long.
 
-    pieces: bytes as they are sent, or events. on_end: called once, however it ends: when the client
-    vanishes, too, even before anything was sent. The iterator is closed then.
+    pieces: bytes as they are sent, or events. ping_s: None where the pieces have pings of their
+    own. on_end: called once, however it ends: when the client vanishes, too, even before anything
+    was sent. The iterator is closed then.
     """
 
     def __init__(
         self,
         pieces: AsyncIterator[SentEvent | bytes],
         *,
-        ping_s: float = PING_S,
+        ping_s: float | None = PING_S,
         on_end: Callable[[], object] | None = None,
     ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(
-            self._framed(pieces, ping_s), media_type="text/event-stream", headers=headers
-        )
+        framed: Any = pieces if ping_s is None else self._framed(pieces, ping_s)
+        super().__init__(framed, media_type="text/event-stream", headers=headers)
+        self._pieces = pieces
         self._on_end = on_end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -121,6 +129,8 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            if (close := getattr(self._pieces, "aclose", None)) is not None:
+                await close()
             if self._on_end is not None:
                 self._on_end()
 

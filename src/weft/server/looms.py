@@ -11,12 +11,20 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, Conflict, ModelMismatch, NotFound, StaleHandle, StoreError
+from ..errors import (
+    ConfigError,
+    Conflict,
+    ModelMismatch,
+    NotFound,
+    StaleHandle,
+    StoreError,
+    TreeError,
+)
 from ..lm import LM
 from ..loom import Heddle
-from ..loom.node import is_below, preorder
 from ..store.kept import Change, KeptLoom
 from ..store.library import Library, LoomRow
 from .events import EventLog
@@ -160,7 +168,7 @@ class LiveLoom:
         """Return a node by its number or id, one that grows, too. Raises: NotFound."""
         for branches in self.growing:
             for child in branches.nodes:
-                if str(given) in (child.id, str(self.kept.numbers().get(child.id))):
+                if str(given) in (child.id, str(self.number(child))):
                     return child
         try:
             return self.kept.node(given)
@@ -168,16 +176,28 @@ class LiveLoom:
             message = f"there is no node {str(given)!r:.80} in the loom {self.kept.name}"
             raise NotFound(message, what="node", hint=error.hint) from error
 
+    def number(self, node: Heddle) -> int:
+        """Return a node's number; -1 for one that is not kept yet."""
+        try:
+            return self.kept.number(node)
+        except TreeError:
+            return -1
+
     def is_growing(self, node: Heddle) -> bool:
         """Whether tokens are being added to this very node."""
         return any(node in branches.nodes for branches in self.growing)
+
+    def refuse_growing_end(self, node: Heddle) -> None:
+        """Raise Conflict for a node that grows itself: its end is not there yet."""
+        if self.is_growing(node):
+            self.refuse_growing(node)
 
     def refuse_growing(self, node: Heddle) -> None:
         """Raise Conflict for a node that grows, or below which something grows from it."""
         for branches in self.growing:
             if node in branches.nodes or any(node is each for each in branches.parents):
                 raise Conflict(
-                    f"node {self.kept.numbers().get(node.id)} is being grown",
+                    f"node {self.number(node)} is being grown",
                     rev=self.kept.rev,
                     hint="wait until its job has ended, or cancel that",
                 )
@@ -186,6 +206,11 @@ class LiveLoom:
         """End what grows below a node that is about to go; nothing of it is kept."""
         for branches in self.growing:
             branches.drop_below(top)
+
+    def drop_one(self, node: Heddle) -> None:
+        """End one node that grows; nothing of it is kept."""
+        for branches in self.growing:
+            branches.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
         """Return a node's children, those that grow last."""
@@ -215,7 +240,7 @@ class LiveLoom:
                     nodes = [node for each in self.growing for node in each.nodes]
                     if nodes:
                         try:
-                            await self.call(lambda nodes=nodes: self.kept.append(nodes))
+                            await self.call(partial(self.kept.append, nodes))
                         except StoreError as error:
                             _log.warning("tokens are not durable yet: %s", error)
         finally:
@@ -248,8 +273,12 @@ class LiveLooms:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
             raise _no_loom(given, error.hint) from error
-        if row.is_removed:
-            raise _no_loom(given, "POST /api/v1/looms/restore brings back what was removed last")
+        except StoreError as error:
+            gone = await asyncio.to_thread(self.library.removed)
+            if not any(given in (each.id, each.name) for each in gone):
+                raise
+            again = "POST /api/v1/looms/restore brings back what was removed last"
+            raise _no_loom(given, again) from error
         return row
 
     @asynccontextmanager
@@ -380,13 +409,3 @@ def _needs_other(live: LiveLoom, lm: LM | None, grows: bool) -> bool:
 
 def _no_loom(given: str, hint: str = "") -> NotFound:
     return NotFound(f"there is no loom {given!r:.120}", what="loom", hint=hint)
-
-
-def subtree(top: Heddle) -> list[Heddle]:
-    """Return a node and all below it, parents first."""
-    return list(preorder(top))
-
-
-def stands_below(node: Heddle, top: Heddle) -> bool:
-    """Whether a node is `top` or below it."""
-    return is_below(node, top)

@@ -119,6 +119,13 @@ class ModelShelf:
         model.used = time.monotonic()
         return model.ready()
 
+    def name_of(self, lm: LM) -> str:
+        """Return the name of the model whose LM this is. Raises: NotFound for one that is gone."""
+        for model in self:
+            if model.lm is lm:
+                return model.name
+        raise NotFound("the model was unloaded meanwhile", what="model")
+
     def begin(self, wish: ModelWish, *, by_request: bool = True) -> ServedModel:
         """Put a model on the shelf that is yet to be loaded; `finish` loads it.
 

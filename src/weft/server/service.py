@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -13,12 +13,16 @@ from fastapi import Depends, Request
 
 from ..errors import QueueFull, WeftError
 from ..lm import LM
+from ..store.library import Library
 from .config import ServerConfig
 from .errors import Refused
+from .jobs import JobBook
+from .looms import LiveLooms
 from .metrics import ServerMetrics
 from .models import ModelShelf, ModelWish
 
 _log = logging.getLogger(__name__)
+_LAST_S = 3.0  # for jobs that were told to end
 
 
 class Service:
@@ -30,10 +34,15 @@ class Service:
         self.metrics = ServerMetrics(self.models)
         self.is_draining = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._works: dict[object, asyncio.Task[Any] | None] = {}
+        self._works: dict[object, Callable[[], object]] = {}
+        self.jobs = JobBook(config.limits.kept_jobs)
+        self._looms: LiveLooms | None = None
 
     async def start(self) -> None:
-        """Begin to load the models; requests are answered meanwhile."""
+        """Open the looms and begin to load the models; requests are answered meanwhile."""
+        library = await asyncio.to_thread(Library, self.config.db)
+        self._looms = LiveLooms(library, self.models)
+        self._looms.start()
         wishes = [ModelWish(source) for source in self.config.models]
         begun = [(self.models.begin(wish, by_request=False), wish) for wish in wishes]
         for model, wish in begun:
@@ -56,13 +65,22 @@ class Service:
         """How many things run beside the requests."""
         return len(self._tasks)
 
+    @property
+    def looms(self) -> LiveLooms:
+        """The looms; there once the server has started."""
+        assert self._looms is not None
+        return self._looms
+
     @contextmanager
-    def work(self, kind: str, model: str | None = None) -> Iterator[LM]:
+    def work(
+        self, kind: str, model: str | None = None, end: Callable[[], object] | None = None
+    ) -> Iterator[LM]:
         """Be one of the jobs that run, on a model; gives its LM.
 
         Every call that runs a model for longer than a moment stands in it, to its end: what is
         counted here is limited, waited for when the server stops, and keeps its model loaded.
-        kind: for the metrics. Raises: QueueFull; NotFound or Refused for the model.
+        kind: for the metrics. end: ends it early, where the server stops; None cancels the task.
+        Raises: QueueFull; NotFound or Refused for the model.
         """
         self.refuse_new()
         most = self.config.limits.jobs
@@ -70,7 +88,8 @@ class Service:
             raise QueueFull(f"{most} jobs are running here; try again in a moment")
         with self.models.get(model).in_use() as lm:
             token = object()
-            self._works[token] = asyncio.current_task()
+            task = asyncio.current_task()
+            self._works[token] = end or (task.cancel if task is not None else _nothing)
             self.metrics.running.set(len(self._works))
             status = "ok"
             try:
@@ -102,9 +121,11 @@ class Service:
         until = time.monotonic() + self.config.grace_s
         while self._works and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        for task in list(self._works.values()):
-            if task is not None:
-                task.cancel()
+        for end in list(self._works.values()):
+            end()
+        until = time.monotonic() + _LAST_S
+        while self._works and time.monotonic() < until:
+            await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         """End everything and close the models."""
@@ -113,7 +134,13 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._looms is not None:
+            await self._looms.close()
         await self.models.close()
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
 
 
 def service_of(request: Request) -> Service:
