@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from weft.scale.route import HEAD, routing_key
+from weft.scale.route import HEAD, RoutingKey, routing_key
+
+LOOM = "00ff00ff00ff00ff"
 
 
 def body(**fields: object) -> bytes:
@@ -16,26 +18,45 @@ def body(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     "path",
     [
-        "/api/v1/looms/lm_1",
-        "/api/v1/looms/lm_1/generate",
-        "/api/v1/looms/lm_1/nodes/3/generate",
-        "/api/v1/looms/lm_1/events",
-        "/api/v1/looms/lm_1/",
-        "/looms/lm_1/rename",
-        "/loom/lm_1",
-        "/loom/lm%5F1/export",
+        f"/api/v1/looms/{LOOM}",
+        f"/api/v1/looms/{LOOM}/generate",
+        f"/api/v1/looms/{LOOM}/nodes/3/generate",
+        f"/api/v1/looms/{LOOM}/events",
+        f"/api/v1/looms/{LOOM}/",
+        f"/looms/{LOOM}/rename",
+        f"/loom/{LOOM}",
+        f"/loom/%30{LOOM[1:]}/export",
+        f"/api/v1/jobs/jb_{LOOM}_1234/events",
+        f"/api/v1/jobs/jb_{LOOM}_1234",
     ],
 )
 def test_requests_for_one_loom_have_its_key(path: str) -> None:
-    assert routing_key(path) == "lm_1"
+    assert routing_key(path) == RoutingKey(LOOM)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/looms/my%20loom/generate", "/loom/my loom"])
+def test_a_loom_s_name_is_told_from_its_id(path: str) -> None:
+    assert routing_key(path) == RoutingKey("my loom", is_name=True)
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/healthz", "/api/v1/looms", "/api/v1/looms/", "/looms", "/api/v1/server", "/v1/models"],
+    [
+        "/",
+        "/healthz",
+        "/api/v1/looms",
+        "/api/v1/looms/",
+        "/api/v1/looms/restore",
+        "/looms",
+        "/looms/import",
+        "/api/v1/jobs",
+        "/api/v1/jobs/jb_1234",
+        "/api/v1/server",
+        "/v1/models",
+    ],
 )
 def test_requests_for_no_loom_go_anywhere(path: str) -> None:
-    assert routing_key(path, b"") == ""
+    assert routing_key(path) == RoutingKey()
 
 
 def test_prompts_with_one_head_have_one_key() -> None:
@@ -44,7 +65,8 @@ def test_prompts_with_one_head_have_one_key() -> None:
     assert one == routing_key("/v1/completions", body(model="a", prompt=head + "two", n=3))
     assert one != routing_key("/v1/completions", body(model="b", prompt=head + "one"))
     assert one != routing_key("/v1/completions", body(model="a", prompt="one" + head))
-    assert one
+    assert one.key
+    assert not one.is_name
 
 
 def test_all_turns_of_a_chat_have_one_key() -> None:
@@ -76,4 +98,4 @@ def test_all_turns_of_a_chat_have_one_key() -> None:
     ],
 )
 def test_any_body_has_a_key(given: bytes) -> None:
-    assert isinstance(routing_key("/v1/completions", given), str)
+    assert isinstance(routing_key("/v1/completions", given).key, str)

@@ -18,6 +18,7 @@ from ..server.app import create_app
 from ..server.config import ServerConfig, ServerLimits, key_from_environment
 from ..server.limits import BodyLimit
 from ..server.security import Door
+from ..store.library import Library
 from .entrance import Entrance
 from .relay import answer
 
@@ -105,9 +106,14 @@ class EntranceReplica:
     """What Ray runs to take requests in."""
 
     def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
-        self.config = config_of(args)
-        self.replicas = replicas
+        self._config = config_of(args)
+        self._library = Library(self._config.db)
+        self._replicas = replicas
 
     def __serve_build_asgi_app__(self) -> Door:
-        inner = BodyLimit(Entrance(self.replicas), self.config.limits)
-        return Door(inner, self.config, observe=lambda *_: None)  # Ray counts requests itself
+        entrance = Entrance(self._replicas, self._library)
+        inner = BodyLimit(entrance, self._config.limits)
+        return Door(inner, self._config, observe=lambda *_: None)  # Ray counts requests itself
+
+    def __del__(self) -> None:
+        self._library.close()

@@ -10,7 +10,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from ..errors import ConfigError, StoreError
 from ..server.errors import Refused
+from ..store.library import Library
 from .relay import body_of, plain, until_gone
 from .route import routing_key
 
@@ -31,8 +33,9 @@ class Entrance:
     known to its client alone. An answer that has begun breaks off, as with any server that dies.
     """
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
+    def __init__(self, replicas: DeploymentHandle, library: Library) -> None:
         self.replicas = replicas.options(stream=True)
+        self.library = library
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (body := await body_of(receive)) is None:
@@ -66,13 +69,22 @@ class Entrance:
                         headers={"Retry-After": "1"},
                     ) from error
 
+    async def _key(self, path: str, body: bytes) -> str:
+        key, is_name = routing_key(path, body)
+        if is_name:
+            try:
+                return (await asyncio.to_thread(self.library.row, key)).id
+            except (ConfigError, StoreError):  # the replica says what is wrong with it
+                pass
+        return key
+
     async def _answered(self, scope: Scope, body: bytes, send: Send) -> None:
         asked = plain(scope)
         asked["headers"] = [
             *(each for each in asked["headers"] if each[0] != b"x-request-id"),
             (b"x-request-id", scope["weft.request_id"].encode()),
         ]
-        key = routing_key(scope["path"], body)
+        key = await self._key(scope["path"], body)
         response = self.replicas.options(session_id=key).answer.remote(asked, body)
         is_over = False
         try:
