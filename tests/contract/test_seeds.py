@@ -14,14 +14,16 @@ from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
-N_TOKENS = 40
+FEW, MANY = 24, 64  # tokens of a text: by default, and by `-m slow`
 COMPANIES = [1, 6, 29]  # how many others run beside
 
 
-def texts(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int) -> list[list[int]]:
+def texts(
+    lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int, n_tokens: int
+) -> list[list[int]]:
     """Tokens of one run a seed, beside others of other prompts, lengths and rules."""
     asked = [
-        run_item(lm, lm.place(prompt), seed, max_tokens=N_TOKENS, stop_ids=frozenset())
+        run_item(lm, lm.place(prompt), seed, max_tokens=n_tokens, stop_ids=frozenset())
         for seed in seeds
     ]
     beside = [
@@ -29,7 +31,7 @@ def texts(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int) ->
             lm,
             lm.place([*prompt[: 3 + i], *range(20, 20 + 5 * i)]),
             1000 + i,
-            max_tokens=10 + 7 * i % N_TOKENS,
+            max_tokens=10 + 7 * i % n_tokens,
             stop_ids=frozenset(),
             **[{}, {"top_k": 20}, {"temperature": 0.5}][i % 3],
         )
@@ -40,26 +42,27 @@ def texts(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_beside: int) ->
     return [by_item[id(item)].tokens for item in asked]
 
 
-def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int]) -> list[list[int]]:
-    return [texts(lm, prompt, [seed], 0)[0] for seed in seeds]
+def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_tokens: int) -> list[list[int]]:
+    return [texts(lm, prompt, [seed], 0, n_tokens)[0] for seed in seeds]
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "seeds", [range(1), pytest.param(range(1, 42), marks=pytest.mark.slow, id="many")]
+    ("seeds", "n_tokens"),
+    [(range(1), FEW), pytest.param(range(1, 42), MANY, marks=pytest.mark.slow, id="many")],
 )
 def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
-    make: Make, seeds: range
+    make: Make, seeds: range, n_tokens: int
 ) -> None:
     want = None
     for kind in KINDS:
         lm = make(kind)
         prompt = prompt_ids(lm, "Tell me a story about a fox.")
         if want is None:
-            want = alone(lm, prompt, seeds)
+            want = alone(lm, prompt, seeds, n_tokens)
         # A hidden engine runs whole paths every step: dear, and its batches are like others'.
         for n_beside in COMPANIES[:1] if lm.info.kv == "hidden" else COMPANIES:
-            assert texts(lm, prompt, seeds, n_beside) == want, (kind, n_beside)
+            assert texts(lm, prompt, seeds, n_beside, n_tokens) == want, (kind, n_beside)
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +91,11 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "seeds", [range(1), pytest.param(range(1, 22), marks=pytest.mark.slow, id="many")]
+    ("seeds", "n_tokens"),
+    [(range(1), FEW), pytest.param(range(1, 22), MANY, marks=pytest.mark.slow, id="many")],
 )
 def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
-    text: Tokenizer, wide_folder: Path, seeds: range
+    text: Tokenizer, wide_folder: Path, seeds: range, n_tokens: int
 ) -> None:
     from weft.engines.torch import TorchEngine
 
@@ -103,8 +107,11 @@ def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
     for engine in engines:
         lm = LM(engine, text)
         if want is None:
-            want = alone(lm, prompt, seeds)
+            want = alone(lm, prompt, seeds, n_tokens)
             assert len({tuple(tokens) for tokens in want}) == len(seeds)
         for n_beside in COMPANIES:
-            assert texts(lm, prompt, seeds, n_beside) == want, (engine.info.name, n_beside)
+            assert texts(lm, prompt, seeds, n_beside, n_tokens) == want, (
+                engine.info.name,
+                n_beside,
+            )
         lm.close()

@@ -15,8 +15,8 @@ from weft.constraints import Regex
 
 def loom_job(lm) -> list[str]:
     loom, texts = Loom(lm, STORY), []
-    for seed in range(3):
-        for node in loom.grow(n=4, max_tokens=12, seed=seed, temperature=1.2, show=False):
+    for seed in range(2):
+        for node in loom.grow(n=4, max_tokens=8, seed=seed, temperature=1.2, show=False):
             texts.append(node.text)
         constraint = Regex("[0-9]{2,5}")
         made = loom.grow(n=2, max_tokens=12, seed=seed, constraint=constraint, show=False)
@@ -29,7 +29,7 @@ def branch_job(lm) -> list[list[int]]:
     root = Branch.create(lm, seed=5, temperature=1.2)
     root.prefill(Loom(lm, STORY).tokens)
     branches = [root.fork() for _ in range(4)]
-    for step in range(10):
+    for step in range(8):
         pieces = store.produce(branches)
         store.commit([(b, p.token) for b, p in zip(branches, pieces, strict=True)])
         if step % 4 == 3:
@@ -42,7 +42,7 @@ def async_job(lm) -> np.ndarray:
 
     async def main():
         rows = []
-        for step in range(4):
+        for step in range(3):
             contexts = [[*ids, *range(30, 30 + step), 40 + n] for n in range(6)]
             rows.append(await model.batch_next_token_logprobs(contexts))
         return np.concatenate(rows)

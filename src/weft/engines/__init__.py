@@ -36,7 +36,7 @@ def engine_class(name: str) -> type[Engine]:
         ConfigError: no engine has this name.
         EngineUnavailable: the engine's own package is not installed, or broken.
     """
-    target = (_third_party() | _BUILT_IN).get(name)
+    target = _BUILT_IN.get(name) or _third_party().get(name)
     if target is None:
         known = ", ".join(engine_names())
         raise ConfigError(f"no engine is called {name!r}; the engines here are: {known}")

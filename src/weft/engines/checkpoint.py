@@ -73,15 +73,19 @@ class Checkpoint:
                 f"tensor {name!r} in {tensor.file} has shape {list(tensor.shape)}, but config.json "
                 f"calls for {list(shape)}; the two are of different models"
             )
-        return _as_float32(_raw(name, tensor), tensor.dtype).reshape(tensor.shape)
+        raw = _raw(name, tensor, _mapped(tensor.file))
+        return _as_float32(raw, tensor.dtype).reshape(tensor.shape)
 
     def fingerprint(self) -> str:
         """Return what names these weights, whatever the folder is called. Cost: a page a tensor."""
         return fingerprint(self.config, self._samples())
 
     def _samples(self) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+        mapped: dict[Path, NDArray[np.uint8]] = {}
         for name, tensor in self.tensors.items():
-            raw = _raw(name, tensor)
+            if tensor.file not in mapped:
+                mapped[tensor.file] = _mapped(tensor.file)
+            raw = _raw(name, tensor, mapped[tensor.file])
             yield name, tensor.shape, _as_float32(raw[sample_positions(raw.size)], tensor.dtype)
 
 
@@ -276,8 +280,12 @@ def _truncated(file: Path, size: int, needed: int) -> ModelLoadError:
     )
 
 
-def _raw(name: str, tensor: Tensor) -> NDArray[Any]:
-    """The stored items, flat, without reading them; bfloat16 as uint16."""
+def _mapped(file: Path) -> NDArray[np.uint8]:
+    return np.asarray(np.memmap(file, np.uint8, "r"))
+
+
+def _raw(name: str, tensor: Tensor, mapped: NDArray[np.uint8]) -> NDArray[Any]:
+    """The stored items, flat, without reading them; bfloat16 as uint16. mapped: its file."""
     item_bytes = _ITEM_BYTES.get(tensor.dtype)
     if item_bytes is None:
         raise Unsupported(
@@ -290,7 +298,7 @@ def _raw(name: str, tensor: Tensor) -> NDArray[Any]:
     if count == 0:
         return np.empty(0, np.float32)
     dtype = np.dtype(_DTYPES.get(tensor.dtype, np.uint16)).newbyteorder("<")
-    return np.asarray(np.memmap(tensor.file, dtype, "r", offset=tensor.begin, shape=(count,)))
+    return mapped[tensor.begin : tensor.end].view(dtype)
 
 
 def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:

@@ -368,6 +368,14 @@ def lm_of(node: HeddleState) -> LM:
     return node._home.live_lm()
 
 
+def home_again(node: HeddleState) -> Home:
+    """Return another home over the same LM, for a copy of the loom."""
+    home = node._home
+    again = Home(home.lm, home.model, home.tokenizer, is_text=home.is_text)
+    again.closed, again.adapter = home.closed, home.adapter
+    return again
+
+
 def encoded(node: HeddleState, text: str, special: bool | None) -> list[int]:
     """Return a text's token ids as what goes on after the node."""
     return node._encode(text, special)

@@ -26,6 +26,7 @@ from ..loom.loom import Prompt
 from ..loom.node import Home, child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
+from . import sidecar
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -185,13 +186,18 @@ def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
     return cast("FinishReason | None", reason)
 
 
-def save(loom: Loom, path: str | os.PathLike[str]) -> None:
+def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
     """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
-    files.write(path, _chunks(loom))
+    files.write(path, chunks(loom))
+    if kv:
+        sidecar.save(loom, sidecar.beside(path))
 
 
-def _chunks(loom: Loom) -> Iterator[str]:
-    """Yield the file: one line a node, keys always in the same order."""
+def chunks(loom: Loom) -> Iterator[str]:
+    """Yield the file: one line a node, keys always in the same order.
+
+    Raises: ConfigError for a `meta` that is not JSON.
+    """
     mark = mark_of(loom)
     head = {
         "format": FORMAT,
@@ -264,18 +270,35 @@ def load(
     force: bool,
     loom_class: type[L],
     heddle_class: type[Heddle],
+    kv: bool = True,
 ) -> L:
     """Return the saved loom; see `Loom.open`."""
     data = files.read_json(path, FormatError, "no saved loom, or is broken", unread=StoreError)
     with files.named(path):
-        mark = read_header(data)
-        records, dropped = read_records(data, mark.n_vocab)
-        if lm is not None:
-            check_model(lm, mark, force=force)
-        loom = _made(data, mark, records, lm, loom_class, heddle_class)
-    loom.dropped = tuple(dropped)
-    for what in dropped:
+        loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
+    for what in loom.dropped:
         _log.warning("%s: %s", path, what)
+    if kv and lm is not None and (notice := sidecar.try_warm(loom, path)):
+        loom.dropped += (notice,)
+    return loom
+
+
+def loaded(
+    data: object,
+    lm: LM | None,
+    *,
+    force: bool,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    """Return the loom that a file's JSON holds. Raises: as `Loom.open`, without the file's name."""
+    mark = read_header(data)
+    assert isinstance(data, dict)
+    records, dropped = read_records(data, mark.n_vocab)
+    if lm is not None:
+        check_model(lm, mark, force=force)
+    loom = _made(data, mark, records, lm, loom_class, heddle_class)
+    loom.dropped = tuple(dropped)
     return loom
 
 

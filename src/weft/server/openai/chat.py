@@ -158,7 +158,18 @@ class ChatCall:
             lm, lm.defaults, max_tokens=most, constraint=calls or form
         )
         call.root = root
-        call.runs = Runs(lm, [root], params, body.n_choices, is_streamed=bool(body.stream))
+        if body.skip_special_tokens and choice is not None:
+            raise unsupported(
+                "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
+            )
+        call.runs = Runs(
+            lm,
+            [root],
+            params,
+            body.n_choices,
+            is_streamed=bool(body.stream),
+            skips_special=bool(body.skip_special_tokens),
+        )
         call.turns = [
             ChatTurn(prompt, reply, reads_calls=call.reads_calls) for reply in call.runs.replies
         ]

@@ -49,6 +49,9 @@ class CompletionRequest(GeneratingRequest):
     )
     logprobs: int | None = Field(None, ge=0, description="Alternatives told at every token.")
     echo: bool | None = Field(None, description="The prompt stands before each choice.")
+    truncation_length: int | None = Field(
+        None, ge=1, description="A prompt with more tokens is refused, not cut."
+    )
     suffix: str | None = Field(None, description="Not here: only an empty one is taken.")
 
     @property
@@ -99,6 +102,13 @@ class Completion:
         self.lm = lm
         adds_begin = body.add_special_tokens is not False
         self.prompts = read_prompts(lm, body.prompt, adds_begin=adds_begin)
+        longest = max(len(prompt.ids) for prompt in self.prompts)
+        if body.truncation_length is not None and longest > body.truncation_length:
+            raise invalid(
+                "truncation_length",
+                f"the prompt has {longest} tokens, more than truncation_length, which is"
+                f" {body.truncation_length}; nothing is cut off here: shorten the prompt",
+            )
         n = body.n_run * len(self.prompts)
         check_most("n", n, service.config.limits.branches, "n_too_large")
         self._head = {
@@ -115,7 +125,14 @@ class Completion:
         params = body.sampling(lm, SamplingParams(), max_tokens=body.n_new)
         n = body.n_run if body.n_new else 0
         nodes = [prompt.node for prompt in self.prompts]
-        self.runs = Runs(lm, nodes, params, n, is_streamed=bool(body.stream))
+        self.runs = Runs(
+            lm,
+            nodes,
+            params,
+            n,
+            is_streamed=bool(body.stream),
+            skips_special=bool(body.skip_special_tokens),
+        )
 
     @property
     def reads_prompt(self) -> bool:

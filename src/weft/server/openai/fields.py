@@ -100,6 +100,12 @@ class GeneratingRequest(OpenAIModel):
     return_token_ids: bool | None = Field(
         None, description="Also tell the token ids of prompt and answer."
     )
+    penalty_last_n: int | None = Field(
+        None, ge=-1, description="Penalties look back so far; 0 or -1: at all tokens."
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description="true: special tokens that are drawn are left out of the text."
+    )
     temperature_last: bool | None = Field(
         None, description="false: temperature before the filters, instead of after them."
     )
@@ -143,6 +149,8 @@ class GeneratingRequest(OpenAIModel):
             given["stop"] = stop
         if self.seed is not None and self.seed >= 0:
             given["seed"] = self.seed % _SEEDS
+        if self.penalty_last_n is not None and self.penalty_last_n > 0:
+            given["penalty_last_n"] = self.penalty_last_n
         if self.temperature_last is not None:
             given["temperature_first"] = not self.temperature_last
         biases = self._biases(lm)

@@ -36,7 +36,7 @@ def named(param: str, make: Callable[[], Value]) -> Value:
 # off: a value that changes nothing is taken, and any other is refused. A set lists what is taken.
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "adaptive_target": (-1,),
-    "ban_eos_token": (False,),
+    "do_sample": (True,),
     "dry_multiplier": (0,),
     "dynamic_temperature": (False,),
     "dynatemp_range": (0,),
@@ -46,6 +46,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "eta_cutoff": (0,),
     "grammar_string": ("",),
     "guidance_scale": (1,),
+    "include_reasoning": (True,),
     "length_penalty": (1,),
     "min_length": (0,),
     "min_keep": (0, 1),
@@ -58,11 +59,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "penalty_alpha": (0,),
     "rep_pen_slope": (0, 1),
-    "rep_pen_range": (0,),
-    "repetition_penalty_range": (0,),
-    "sampler_seed": (-1,),
     "skew": (0,),
-    "skip_special_tokens": (True,),
     "smoothing_factor": (0,),
     "spaces_between_special_tokens": (True,),
     "tfs": (1,),
@@ -86,21 +83,43 @@ _SHAPES_OF: Mapping[str, str] = {
     "smoothing_curve": "smoothing_factor",
     "xtc_threshold": "xtc_probability",
 }
+# Other servers' names of fields that are here. Clients send both, to be understood by all.
+_ALSO: Mapping[str, str] = {
+    "add_bos_token": "add_special_tokens",
+    "ban_eos_token": "ignore_eos",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "rep_pen": "repetition_penalty",
+    "rep_pen_range": "penalty_last_n",
+    "repeat_last_n": "penalty_last_n",
+    "repeat_penalty": "repetition_penalty",
+    "repetition_penalty_range": "penalty_last_n",
+    "sampler_seed": "seed",
+    "stop_sequence": "stop",
+    "stopping_strings": "stop",
+    "typical": "typical_p",
+}
 # What is about the server's work and not about the text.
-_NO_EFFECT = frozenset({"cache_prompt", "id_slot", "slot_id", "legacy_api", "api_type", "priority"})
+_NO_EFFECT = frozenset(
+    {"api_type", "cache_prompt", "id_slot", "legacy_api", "slot_id", "speculative_ngram"}
+)
 
 
 def without_switched_off(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request without what says nothing: null, and others' samplers that are off.
 
-    Raises: Refused for one of them that is on.
+    Fields by other names get those here. Raises: Refused for a sampler that is on, and for two
+    names of one field that differ.
     """
-    kept = {}
+    kept: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _NO_EFFECT or name in _SHAPES_OF or _is_empty(name, value):
             continue
+        right = _ALSO.get(name, name)
+        if right != name and body.get(right, value) != value:
+            raise invalid(name, f"{name} and {right} are one thing here, and they differ")
         if name not in _OFF:
-            kept[name] = value
+            kept[right] = value
         elif not any(
             value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name]
         ):

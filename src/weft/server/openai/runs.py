@@ -35,7 +35,10 @@ class ChoiceRun:
     said by `piece`.
     """
 
-    def __init__(self, lm: LM, shoot: Shoot, *, prompt: int, index: int) -> None:
+    def __init__(
+        self, lm: LM, shoot: Shoot, *, prompt: int, index: int, mute: frozenset[int]
+    ) -> None:
+        """mute: tokens that are no text."""
         self.prompt = prompt
         self.index = index
         self.node: Heddle = shoot.child
@@ -47,6 +50,7 @@ class ChoiceRun:
         self.told = 0
         self._shoot = shoot
         self._stream = lm.text.stream()
+        self._mute = mute
         assert self.node.params is not None
         self._stops = self.node.params.stop
 
@@ -80,7 +84,8 @@ class ChoiceRun:
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Go on by new tokens."""
         for token in tokens:
-            self.text += self._stream.push(token)
+            if token not in self._mute:
+                self.text += self._stream.push(token)
             self.ends.append(len(self.text))
         self.tokens += tokens
         self.logprobs += logprobs
@@ -139,7 +144,10 @@ class Runs:
         n: int,
         *,
         is_streamed: bool = False,
+        skips_special: bool = False,
     ) -> None:
+        """skips_special: special tokens are left out of the texts."""
+        mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
         self.seed = fresh_seed() if params.seed is None else params.seed
         self._growth = Growth(lm, streamed=is_streamed)
@@ -148,7 +156,7 @@ class Runs:
             for i in range(n):
                 own = replace(params, n=1, seed=(self.seed + i) % _SEEDS)
                 (shoot,) = self._growth.add(node, own)
-                reply = ChoiceRun(lm, shoot, prompt=prompt, index=len(self.replies))
+                reply = ChoiceRun(lm, shoot, prompt=prompt, index=len(self.replies), mute=mute)
                 self.replies.append(reply)
 
     async def finish(self) -> None:
