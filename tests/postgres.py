@@ -26,7 +26,7 @@ class Unavailable(Exception):
 
 
 class Cluster:
-    """A PostgreSQL that runs. `url(name)` makes a database of that name."""
+    """A PostgreSQL that runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,8 @@ class Cluster:
         self.port = _free_port()
         if self._as:
             shutil.chown(folder, self._as)
-        self.run("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "weft", "-E", "UTF8")
+        made = ("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "weft", "-E", "UTF8")
+        self.run(*made, "--no-sync", "--no-instructions")
         self.start()
 
     def run(self, program: str, *arguments: str) -> str:
@@ -63,9 +64,13 @@ class Cluster:
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-m", mode, "-w", "stop")
 
     def url(self, name: str) -> str:
-        here = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "weft")
-        self.run("createdb", *here, name)
-        return f"postgresql://weft@127.0.0.1:{self.port}/{name}"
+        """Return the URL of an empty schema of that name: as good as a database, and quicker."""
+        import psycopg
+
+        here = f"postgresql://weft@127.0.0.1:{self.port}/postgres"
+        with psycopg.connect(here, autocommit=True) as connection:
+            connection.execute(f"CREATE SCHEMA {name}".encode())
+        return f"{here}?options=-csearch_path%3D{name}"
 
 
 @contextmanager

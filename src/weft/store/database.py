@@ -175,6 +175,8 @@ class Database:
 
     def _set_up(self, connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # transactions begin where we say so
+        # SQLite's own knows no letters but those of ASCII.
+        connection.create_function("lower", 1, _lower, deterministic=True)
         run = connection.execute
         run("PRAGMA busy_timeout = 5000")
         run("PRAGMA foreign_keys = ON")
@@ -202,8 +204,7 @@ class Database:
             self._inode = _inode(self._file)
 
     def _upgrade(self, connection: Connection) -> None:
-        if not self.is_sqlite:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY)))
+        lock(connection, is_sqlite=self.is_sqlite)
         found = _version(connection)
         if found == HEAD:  # another process was here before
             return
@@ -266,6 +267,16 @@ def _begin_sqlite(connection: Connection) -> None:
     # A transaction that reads first and then writes could not begin to write: others have.
     writes = connection.get_execution_options().get("weft_writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def lock(connection: Connection, *, is_sqlite: bool) -> None:
+    """Let nobody else make tables or take looms over until the transaction ends."""
+    if not is_sqlite:  # where a transaction that writes is alone anyway
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY)))
+
+
+def _lower(text: str | None) -> str | None:
+    return None if text is None else text.lower()
 
 
 def _version(connection: Connection) -> str | None:

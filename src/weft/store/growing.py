@@ -36,6 +36,8 @@ from .writing import Draft, mark
 if TYPE_CHECKING:
     from ..tokens.text import TextStream
 
+_FIGURES = ("logprobs", "entropies")
+
 
 @dataclass(slots=True)
 class Growing:
@@ -53,8 +55,11 @@ class Growing:
 
     def piece(self) -> Values | None:
         """Return what is new in it, as a row; None for nothing."""
-        first, tokens = self.n_tokens, self.node.tokens
-        new = tokens[first:]
+        first, node = self.n_tokens, self.node
+        # Another thread may be adding: figures come after their tokens.
+        told = [len(each) for each in (node.logprobs, node.entropies) if each]
+        last = min([len(tokens := node.tokens), *told])
+        new = tokens[first:last]
         if not new:
             return None
         stream = None if self.text is None else self.text.clone()
@@ -66,8 +71,8 @@ class Growing:
             "text": json.dumps(text),
             "tokens": packed_ids(new),
             # Where the engine tells none there are none.
-            "logprobs": packed_figures(self.node.logprobs[first : len(tokens)]),
-            "entropies": packed_figures(self.node.entropies[first : len(tokens)]),
+            "logprobs": packed_figures(node.logprobs[first:last]),
+            "entropies": packed_figures(node.entropies[first:last]),
         }
 
     def take(self, piece: Values) -> None:
@@ -201,14 +206,15 @@ def _whole(connection: Connection, row: Any) -> Values:
     ).all()
     ids = [token for part in parts for token in unpacked_ids(part.tokens, part.n_tokens)]
     text = "".join(json.loads(part.text) for part in parts)
+    figures = {name: b"".join(getattr(part, name) for part in parts) for name in _FIGURES}
     return {
         "text": plain(text),
         "exact": exact(text),
         "words": searchable(text),
         "n_tokens": len(ids),
         "tokens": packed_ids(ids),
-        "logprobs": b"".join(part.logprobs for part in parts),
-        "entropies": b"".join(part.entropies for part in parts),
+        # Of all tokens, or of none.
+        **{name: data if len(data) == 8 * len(ids) else b"" for name, data in figures.items()},
         "finish_reason": "interrupted",
     }
 

@@ -8,19 +8,24 @@ log has both.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..errors import ConfigError, StoreError, TreeError
+from ..errors import ConfigError, Conflict, StoreError, TreeError
 from ..loom import Heddle, Loom
 from ..loom.node import by_call
+from ..results import Delta
 from ..sched.driver import deferred_interrupt
 from . import tables
 from .database import Database
+from .following import followed
 from .growing import (
     Growing,
     add_pieces,
@@ -31,6 +36,7 @@ from .growing import (
 )
 from .head import LoomHead
 from .log import DONE, DROPPED, FIRST, UNDONE, Operation, Steps
+from .records import NodeRow, PageOptions, page
 from .rows import Values, is_plain, select_nodes
 from .snapshot import Snapshot, Taken
 from .words import searchable
@@ -38,6 +44,19 @@ from .writers import Writer
 from .writing import Draft, drafted, mark, touch
 
 _nodes, _operations = tables.nodes, tables.operations
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _whole(work: Callable[Concatenate[KeptLoom, P], R]) -> Callable[Concatenate[KeptLoom, P], R]:
+    """Let a method run alone, and Ctrl-C wait for its end: rows and tree go together."""
+
+    @wraps(work)
+    def run(kept: KeptLoom, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with deferred_interrupt(), kept._lock:
+            return work(kept, *args, **kwargs)
+
+    return run
 
 
 class Change(NamedTuple):
@@ -75,6 +94,7 @@ class KeptLoom:
         self._key: int = row.key
         self._snapshot = Snapshot(loom)
         self._growing: dict[str, Growing] = {}
+        self._lock = threading.RLock()  # `follow` appends from a thread of its own
 
     # Names of nodes
 
@@ -88,9 +108,9 @@ class KeptLoom:
             raise TreeError(f"the node {node.id} is not kept yet: commit gives it its number")
         return found
 
-    def numbers(self) -> dict[str, int]:
-        """Return number by id, of all nodes that this tree has had."""
-        return dict(self._snapshot.numbers)
+    def numbers(self) -> Mapping[str, int]:
+        """Return number by id, of all nodes that this tree has had: a view, which goes on."""
+        return MappingProxyType(self._snapshot.numbers)
 
     def node(self, given: str | int) -> Heddle:
         """Return the node with this number or id. Raises: ConfigError for none such."""
@@ -128,6 +148,19 @@ class KeptLoom:
             f"node {number} is not in the loom any more", hint="weft tree draws what is there"
         )
 
+    def nodes(self, **which: Unpack[PageOptions]) -> list[NodeRow]:
+        """Return nodes as plain records from the rows, in the order of their numbers.
+
+        Those that grow just now are among them. Keywords:
+            under: a number or id: this node and what is below it.
+            depth: so many levels below `under` (or the root); 0 is that node alone.
+            since: only what was changed after this revision; what was removed since then, too.
+            limit: at most so many (100). after: those with higher numbers: the next page.
+        Raises: ConfigError for a node that is not there. Cost: O(limit); with `under`, O(nodes
+        below), without their tokens.
+        """
+        return self._database.read(lambda connection: page(connection, self._key, **which))
+
     # Writing
 
     def commit(self, kind: str, *, actor: str = "") -> Change:
@@ -154,7 +187,7 @@ class KeptLoom:
         known = self._snapshot.known.values()
         return {each.number: each.bookmark for each in known if each.bookmark is not None}
 
-    @deferred_interrupt()
+    @_whole
     def _commit(self, kind: str, actor: str, bookmarks: dict[str, str | None]) -> Change:
         others = Taken([], [], [])
         draft = self._database.write(
@@ -248,7 +281,7 @@ class KeptLoom:
 
     # Growing
 
-    @deferred_interrupt()
+    @_whole
     def append(self, nodes: Iterable[Heddle]) -> None:
         """Keep the new tokens of nodes that grow: durable when this returns.
 
@@ -273,6 +306,18 @@ class KeptLoom:
         for growing, piece in kept:
             growing.take(piece)
         self.rev = rev if self.rev == rev - 1 else self.rev
+
+    def follow(
+        self, deltas: Iterable[Delta], *, kind: str = "grow", actor: str = ""
+    ) -> Generator[Delta, None, None]:
+        """Yield the deltas of a `stream` and keep them: durable within a second, whole at the end.
+
+            for delta in kept.follow(node.stream(n=4, max_tokens=200)):
+                print(kept.number(delta.node), delta.text)
+
+        However it ends, what was made is committed. The tree is only to be read meanwhile.
+        """
+        return followed(self, deltas, kind, actor)
 
     def _append(
         self, connection: Connection, wanted: Mapping[str, Heddle], new: list[Heddle]
@@ -337,7 +382,7 @@ class KeptLoom:
 
     # What others wrote
 
-    @deferred_interrupt()
+    @_whole
     def sync(self) -> Change:
         """Take in what others wrote; what was changed here and not committed stays."""
         others = Taken([], [], [])
@@ -385,7 +430,8 @@ class KeptLoom:
     def undo(self) -> Change:
         """Take back the loom's last operation, whoever did it. What is not committed is the last.
 
-        Raises: StoreError where there is none, or where a node grows just now that would go.
+        Raises: StoreError where there is none; Conflict where something grows just now from a node
+        that would go.
         """
         self.commit("edit")
         return self._turn("undo", DONE, _operations.c.key.desc())
@@ -403,7 +449,7 @@ class KeptLoom:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [Operation(*row) for row in rows]
 
-    @deferred_interrupt()
+    @_whole
     def _turn(self, kind: str, state: str, order: Any) -> Change:
         query = sa.select(_operations.c.key).where(
             _operations.c.loom == self._key, _operations.c.state == state
@@ -456,14 +502,19 @@ class KeptLoom:
         )
         below = {row.parent for row in rows} & set(going)
         if below:
-            raise StoreError(
+            raise Conflict(
                 f"node {min(below)} is being grown just now, so what made it cannot be undone",
                 hint="wait until it has grown, or cancel that",
             )
 
 
-def begin(kept: KeptLoom, connection: Connection) -> Draft:
-    """Write a new loom's nodes, in the transaction that makes its row; see `settle`."""
+def begin(kept: KeptLoom, connection: Connection, numbers: Mapping[str, int]) -> Draft:
+    """Write a new loom's nodes, in the transaction that makes its row; see `settle`.
+
+    numbers: those that nodes have already, by id.
+    """
+    for node_id, number in numbers.items():
+        kept._snapshot.name(node_id, number)
     draft = kept._write(connection, "create", "", {}, Taken([], [], []))
     assert draft is not None
     return draft

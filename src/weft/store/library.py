@@ -8,19 +8,23 @@ import re
 import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..errors import ConfigError, StoreError
 from ..loom import Heddle, Loom
-from .database import Database
+from .database import Database, lock
+from .find import Hit, find
 from .head import LoomHead
 from .kept import KeptLoom, begin, settle
-from .rows import is_plain
+from .records import NodeRow, PageOptions, page
+from .rows import is_plain, plain
 from .tables import looms, nodes, sampling, terminals
+from .takeover import OldLoom, OldShelf, numbers_of
 from .writers import Writer
 from .writing import Draft, touch
 
@@ -67,10 +71,14 @@ class Library:
             url: "sqlite:///FILE" or "postgresql://USER@HOST/NAME"; None: WEFT_DB, else weft.db in
                 WEFT_HOME.
 
+        Without a URL, looms that earlier versions kept as files in WEFT_HOME are taken in first.
         Raises: ConfigError for another URL, StoreError where it cannot be opened.
         """
         self.database = Database(url or os.environ.get("WEFT_DB") or default_url())
         self._writer = Writer(self.database)
+        self._old = OldShelf(home(), self.database)
+        if url is None:
+            self._take_over()
 
     # Looms
 
@@ -82,7 +90,7 @@ class Library:
         """
         if name is not None:
             check_name(name)
-        mark = secrets.token_hex(8)
+        mark = new_mark()
         kept, draft = self.database.write(
             lambda connection: self._created(connection, loom, name, mark)
         )
@@ -98,21 +106,64 @@ class Library:
         row = connection.execute(sa.select(looms).where(looms.c.id == mark)).first()
         if row is not None:
             return KeptLoom(self.database, self._writer, row, loom), None
+        lock(connection, is_sqlite=self.database.is_sqlite)  # names are given one by one
         if name is not None and _named(connection, name) is not None:
             raise ConfigError(f"there is a loom {name!r} already", hint="weft ls lists them all")
-        first = {"turn": 0, "changed": 0.0, "rev": 0, "next_number": 0, "n_nodes": 0}
+        name = name or _fresh(connection, name_of(loom.user_prompt))
+        return self._first(connection, loom, name, mark, {})
+
+    def _first(
+        self, connection: Connection, loom: Loom, name: str, mark: str, numbers: dict[str, int]
+    ) -> tuple[KeptLoom, Draft]:
+        values = {"turn": 0, "changed": 0.0, "rev": 0, "n_nodes": 0, "next_number": len(numbers)}
         row = connection.execute(
             sa.insert(looms)
-            .values(
-                id=mark,
-                name=name or _fresh(connection, name_of(loom.user_prompt)),
-                **first,
-                **LoomHead.of(loom).columns(),
-            )
+            .values(id=mark, name=name, **values, **LoomHead.of(loom).columns())
             .returning(looms)
         ).one()
         kept = KeptLoom(self.database, self._writer, row, loom)
-        return kept, begin(kept, connection)
+        return kept, begin(kept, connection, numbers)
+
+    # What earlier versions kept
+
+    def _take_over(self) -> None:
+        waiting = self._old.waiting()
+        for old in waiting:
+            loom = self._old.opened(old)
+            if loom is not None:
+                self.database.write(partial(self._take, old=old, loom=loom, mark=new_mark()))
+        if waiting:
+            self.database.write(self._take_stands)
+
+    def _take(self, connection: Connection, *, old: OldLoom, loom: Loom, mark: str) -> None:
+        lock(connection, is_sqlite=self.database.is_sqlite)
+        if self._old.is_noted(connection, old):
+            return
+        name = plain(old.name)
+        if _named(connection, name) is not None:
+            name = _fresh(connection, name)
+        self._first(connection, loom, name, mark, numbers_of(loom, old.ids))
+        changed = int(old.stamp.split()[0]) / 1e9
+        # What was removed comes back together, as it went.
+        removed = {"removed": 0} if old.is_removed else {}
+        values = {"changed": changed, **removed}
+        connection.execute(sa.update(looms).where(looms.c.id == mark).values(**values))
+        self._old.note(connection, old, None)
+
+    def _take_stands(self, connection: Connection) -> None:
+        for stand in self._old.stands():
+            row = _named(connection, plain(stand.loom))
+            there = sa.select(terminals.c.mark).where(terminals.c.mark == stand.mark)
+            if row is not None and connection.execute(there).first() is None:
+                at = sa.select(nodes.c.number).where(
+                    nodes.c.loom == row.key, nodes.c.id == stand.at
+                )
+                number = connection.execute(at).scalar() or 0
+                self._note(connection, stand.mark, row.name, number)
+
+    def left(self) -> list[str]:
+        """Return why looms of earlier versions could not be taken in; they are where they were."""
+        return self._old.faults()
 
     def open(
         self,
@@ -153,6 +204,7 @@ class Library:
         check_name(new)
 
         def work(connection: Connection) -> Any:
+            lock(connection, is_sqlite=self.database.is_sqlite)
             row, other = self._row(connection, name), _named(connection, new)
             if other is not None and other.key != row.key:
                 raise ConfigError(f"there is a loom {new!r} already", hint="choose another name")
@@ -166,6 +218,7 @@ class Library:
         wanted = [names] if isinstance(names, str) else list(names)
 
         def work(connection: Connection) -> list[Any]:
+            lock(connection, is_sqlite=self.database.is_sqlite)
             rows = {row.key: row for row in (self._row(connection, each) for each in wanted)}
             last = connection.execute(sa.select(sa.func.max(looms.c.removed))).scalar() or 0
             for key in rows:
@@ -182,6 +235,7 @@ class Library:
         """
 
         def work(connection: Connection) -> list[Any]:
+            lock(connection, is_sqlite=self.database.is_sqlite)
             last = connection.execute(sa.select(sa.func.max(looms.c.removed))).scalar()
             if last is None:
                 raise StoreError("no loom is removed: there is nothing to bring back")
@@ -226,11 +280,38 @@ class Library:
 
         return self.database.write(work)
 
+    # Reading without opening
+
+    def nodes(self, name: str, **which: Unpack[PageOptions]) -> list[NodeRow]:
+        """Return nodes of a loom as plain records, a page of them; see `KeptLoom.nodes`."""
+        return self.database.read(
+            lambda connection: page(connection, self._row(connection, name).key, **which)
+        )
+
+    def find(self, words: str, *, loom: str | None = None, limit: int = 20) -> list[Hit]:
+        """Return the nodes in which all these words stand, the best first, over all looms.
+
+        words: also "phrases" in quotes, and beginnings of words with a star. Case and accents make
+        no difference; whatever is no letter or digit is passed over, so nothing is a fault of
+        grammar. Of a node, the first 100,000 characters are searched.
+        loom: in this one only.
+        Raises: ConfigError where there is no word in it.
+        """
+
+        def work(connection: Connection) -> list[Hit]:
+            key = None if loom is None else self._row(connection, loom).key
+            is_sqlite = self.database.is_sqlite
+            return find(connection, words, is_sqlite=is_sqlite, loom=key, limit=limit)
+
+        return self.database.read(work)
+
     def unknown(self, name: str) -> ConfigError:
         """Return the error for a name that no loom has, with the nearest that there are."""
         return self.database.read(lambda connection: _unknown(connection, name))
 
     def _row(self, connection: Connection, name: str) -> Any:
+        if not is_plain(name):  # no loom can have it
+            raise _unknown(connection, name)
         found = _named(connection, name)
         if found is None:
             found = connection.execute(sa.select(looms).where(looms.c.id == name)).first()
@@ -327,6 +408,11 @@ def name_of(prompt: str) -> str:
     )
 
 
+def new_mark() -> str:
+    """Return an id for a new loom."""
+    return secrets.token_hex(8)
+
+
 def check_name(name: str) -> None:
     """Raise ConfigError for a name that no loom can have."""
     why = ""
@@ -379,12 +465,12 @@ def _listed(
 ) -> list[LoomRow]:
     query = sa.select(looms).where(looms.c.removed.is_(None))
     if search:
-        wanted = f"%{search.lower().translate(_LIKE)}%"
+        wanted = f"%{plain(search).lower().translate(_LIKE)}%"
         names = sa.func.lower(looms.c.name), sa.func.lower(looms.c.prompt)
         query = query.where(sa.or_(*(each.like(wanted, escape="\\") for each in names)))
     if after is not None:
         last = _named(connection, after)
-        if last is None:
+        if last is None and is_plain(after):
             last = connection.execute(sa.select(looms).where(looms.c.id == after)).first()
         if last is None:
             raise _unknown(connection, after)
