@@ -100,7 +100,7 @@ class Client:
         """Make a call that answers when it has ended."""
         told = self.post(path, {**asked, "wait": True})
         branch = told["branches"][0]
-        return branch["id"], branch["node"], told["nodes"][0]["tokens"], told["usage"]
+        return branch["id"], branch["node"], told["nodes"][0]["token_ids"], told["usage"]
 
     def streamed(self, path: str, asked: dict[str, Any]) -> Any:
         """Make a call and follow its events."""
@@ -141,7 +141,8 @@ class Client:
             except (httpx.HTTPStatusError, httpx.TransportError, ConnectionError) as error:
                 if isinstance(error, httpx.HTTPStatusError):
                     status = error.response.status_code
-                    why = f"{status} {error.response.json()['error']['code']}"
+                    told = error.response.json()["error"]
+                    why = f"{status} {told['code']}: {told['message']}"
                     if status < 500 and status not in (409, 429):
                         raise
                     wait = float(error.response.headers.get("retry-after", 0.2))
@@ -172,6 +173,7 @@ def replicas(n: int, port: int, *, haproxy: bool) -> Iterator[str]:
         object_store_memory=128 << 20,
         log_to_driver=False,
         _temp_dir=folder,
+        logging_level="error",
     )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
