@@ -258,8 +258,9 @@ class RunJob(Job):
         The sampler goes on already; the tokens are accepted when the row has run.
         """
         matcher = self.sampler.matcher
-        if self.forced or matcher is None:
+        if self.forced:  # when it was put off
             return
+        assert matcher is not None
         room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
         for token in matcher.forced()[: max(room, 0)]:
             if token in self.stops:
@@ -437,7 +438,15 @@ class RunJob(Job):
         return (cursor, neutral, self.stops)
 
 
-class RunsPart(Part):
+class LinesPart(Part):
+    """A part whose rows are the next tokens of lines."""
+
+    @abstractmethod
+    def n_tokens(self) -> int:
+        """Return how many tokens its rows run."""
+
+
+class RunsPart(LinesPart):
     """The next row of each of some runs, and a draw from each."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
@@ -537,7 +546,7 @@ class CommitJob(Job):
         (self.ticket,) = tickets
         self.item: Commit = self.ticket.item
         self._is_mixed = len(self.namespaces()) > 1
-        self.found: list[Committed] = []
+        self.committed: list[Committed] = []
         self.n_waiting = 0
         self.next = 0
 
@@ -590,7 +599,7 @@ class CommitJob(Job):
             if not desk.lines.is_leased(line):  # released while this was on its way
                 desk.lines.close(line)
         desk.commits.pop(self, None)
-        self.ticket.resolve(self.found)
+        self.ticket.resolve(self.committed)
         desk.end(self)
 
     def park(self, desk: Desk) -> None:
@@ -601,13 +610,13 @@ class CommitJob(Job):
 
     def stop(self, desk: Desk) -> None:
         desk.commits.pop(self, None)
-        self.next, self.found = 0, []
+        self.next, self.committed = 0, []
         for line in self.item.lines:
             line.trim(desk.tree, len(line.tokens))
             line.job = None
 
 
-class CommitPart(Part):
+class CommitPart(LinesPart):
     """What one step runs of a commit: its lines first, first + 1, … last - 1."""
 
     def __init__(self, job: CommitJob, first: int, last: int, desk: Desk) -> None:
@@ -665,7 +674,7 @@ class CommitPart(Part):
         desk.counters.decoded += len(self._rows)
         drawn = self._drawn()
         for row, sampler in zip(self.kept, self._samplers, strict=True):
-            job.found.append(Committed(row, next(drawn) if sampler is not None else None))
+            job.committed.append(Committed(row, next(drawn) if sampler is not None else None))
         job.next = self.last
         if job.error is not None:
             desk.fail(job, job.error)
