@@ -260,6 +260,24 @@ def mark(
         )
 
 
+def bring_back_ways(connection: Connection, loom: int, rev: int) -> None:
+    """Put back the nodes above what is in a loom: nothing stands below what is removed."""
+    above, below = nodes.alias(), nodes.alias()
+    lacking = sa.select(above.c.number).where(
+        above.c.loom == loom,
+        above.c.removed,
+        sa.exists().where(below.c.loom == loom, below.c.parent == above.c.number, ~below.c.removed),
+    )
+    while numbers := connection.execute(lacking).scalars().all():
+        mark(connection, loom, numbers, rev, removed=False)
+
+
+def count_nodes(loom: int) -> sa.ScalarSelect[int]:
+    """Return the number of nodes of a loom that are there and do not grow, as SQL."""
+    there = (nodes.c.loom == loom, ~nodes.c.removed, nodes.c.writer.is_(None))
+    return sa.select(sa.func.count()).select_from(nodes).where(*there).scalar_subquery()
+
+
 def touch(connection: Connection, loom: int, **values: Any) -> None:
     """Change a loom's row: it is the one that was changed last."""
     turn = sa.select(sa.func.coalesce(sa.func.max(looms.c.turn), 0) + 1).scalar_subquery()
