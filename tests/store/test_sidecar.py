@@ -190,6 +190,18 @@ def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
         assert goes_on(loom) == expected
 
 
+def test_a_shorter_context_and_a_hidden_engine_open_the_loom_all_the_same(saved, lm: LM) -> None:
+    file, _, _ = saved
+    with fresh(n_ctx=8) as short:
+        loom = Loom.open(file, short)
+        assert 0 < short.stats().kv_tokens <= 8 * 3
+        assert "computed again" in loom.dropped[0]
+    hidden = LM(HiddenFake(lm.engine), lm.text)
+    loom = Loom.open(file, hidden)
+    assert "keeps its KV to itself" in loom.dropped[0]
+    assert loom.children[0].next(1)
+
+
 def test_a_path_and_a_subtree_are_saved_alone(lm: LM, tmp_path: Path) -> None:
     loom = grown(lm)
     node = loom.children[1]
