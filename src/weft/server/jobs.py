@@ -30,7 +30,9 @@ class ServerJob:
     """
 
     def __init__(self, kind: str, loom: str | None = None, model: str | None = None) -> None:
-        self.id = f"jb_{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+        # Where there are replicas, a request for the job goes where those for its loom go.
+        of_loom = "" if loom is None else f"{loom}_"
+        self.id = f"jb_{of_loom}{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
         self.kind = kind
         self.loom = loom
         self.model = model
