@@ -20,7 +20,8 @@ WeftError
 │   └── DeadEnd
 ├── StoreError
 │   ├── FormatError
-│   └── ModelMismatch
+│   ├── ModelMismatch
+│   └── LeaseLost
 ├── NotFound [LookupError]
 ├── Conflict
 ├── QueueFull
@@ -165,6 +166,10 @@ class FormatError(StoreError):
 
 class ModelMismatch(StoreError):
     """What was saved is of another model, or KV of another dtype than the model's here."""
+
+
+class LeaseLost(StoreError):
+    """Another process has taken over the loom; what was grown here meanwhile is not kept."""
 
 
 class NotFound(WeftError, LookupError):

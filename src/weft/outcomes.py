@@ -70,6 +70,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.ModelMismatch: Outcome(
         FAILURE, 409, _CONFLICT, "model_mismatch", "take the model that the loom was made with"
     ),
+    errors.LeaseLost: Outcome(FAILURE, 409, _CONFLICT, "lease_lost", "try again"),
     errors.NotFound: Outcome(FAILURE, 404, "not_found_error", "not_found", "weft ls lists looms"),
     errors.Conflict: Outcome(FAILURE, 409, _CONFLICT, "revision_mismatch", "read it anew"),
     errors.QueueFull: Outcome(FAILURE, 429, "rate_limit_error", "queue_full", "try again later"),

@@ -30,7 +30,9 @@ class ServerJob:
     """
 
     def __init__(self, kind: str, loom: str | None = None, model: str | None = None) -> None:
-        self.id = f"jb_{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+        # Where there are replicas, a request for the job goes where those for its loom go.
+        of_loom = "" if loom is None else f"{loom}_"
+        self.id = f"jb_{of_loom}{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
         self.kind = kind
         self.loom = loom
         self.model = model
@@ -53,6 +55,12 @@ class ServerJob:
     def first_branch(self) -> int:
         """The index of the next call's first branch."""
         return sum(len(each.growth.shoots) for each in self.branches)
+
+    def tell_begun(self, branches: JobBranches) -> None:
+        """Take branches in, and tell of their nodes."""
+        self.branches.append(branches)
+        told = {"job": self.id, "loom": self.loom, "model": self.model}
+        self.events.put("job", {**told, "branches": branches.told()})
 
     def start(self, work: Coroutine[Any, Any, None], end: Callable[[], object]) -> None:
         """Begin; `end` is called once the job is over, however it ends."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
@@ -18,7 +19,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..errors import ConfigError, Conflict, StoreError, TreeError
+from ..errors import ConfigError, Conflict, LeaseLost, StoreError, TreeError
 from ..loom import Heddle, Loom
 from ..loom.node import by_call
 from ..results import Delta
@@ -35,12 +36,13 @@ from .growing import (
     orphans,
 )
 from .head import LoomHead
+from .leases import Tenure
 from .log import DONE, DROPPED, FIRST, UNDONE, Operation, Steps
 from .records import NodeRow, PageOptions, page
 from .rows import Values, is_plain, select_nodes
 from .snapshot import Snapshot, Taken
 from .words import searchable
-from .writers import Writer
+from .writers import Writer, dead
 from .writing import Draft, drafted, mark, touch
 
 _nodes, _operations = tables.nodes, tables.operations
@@ -94,6 +96,8 @@ class KeptLoom:
         self._key: int = row.key
         self._snapshot = Snapshot(loom)
         self._growing: dict[str, Growing] = {}
+        lease_s = writer.lease_s
+        self._tenure = None if lease_s is None else Tenure(database, self.id, lease_s)
         self._lock = threading.RLock()  # `follow` appends from a thread of its own
 
     # Names of nodes
@@ -168,7 +172,8 @@ class KeptLoom:
 
         kind: what was done, in a word, for people: "grow", "edit", "remove".
         When it returns, all of it is durable; where nothing differs, nothing is written.
-        Raises: StoreError, and nothing of it is kept; ConfigError for a meta that is not JSON.
+        Raises: StoreError, and nothing of it is kept; LeaseLost where another server has taken over
+        the loom: this tree is of no use any more. ConfigError for a meta that is not JSON.
         Cost: O(nodes) comparisons in memory; rows are written and read only for what has changed.
         """
         return self._commit(kind, actor, {})
@@ -208,6 +213,8 @@ class KeptLoom:
         others: Taken,
     ) -> Draft | None:
         row = self._locked(connection)
+        if self._tenure is not None and self._growing:
+            self._tenure.keep(connection, is_over=all(g.is_over for g in self._growing.values()))
         self._take_in(connection, row.rev, others)
         self._snapshot.stand([each.node for each in self._growing.values() if each.is_over])
         difference = self._snapshot.difference()
@@ -324,6 +331,8 @@ class KeptLoom:
     ) -> tuple[dict[str, Growing], list[tuple[Growing, Values]], int]:
         row = self._locked(connection)
         writer = self._writer.sign(connection)
+        if new or self._growing:
+            row = self._claimed(connection, row, writer)
         begun, next_number = begin_growing(
             connection, self._database, self._snapshot, row, new, writer
         )
@@ -335,6 +344,21 @@ class KeptLoom:
             return begun, kept, row.rev
         touch(connection, self._key, rev=row.rev + 1, next_number=next_number)
         return begun, kept, row.rev + 1
+
+    def _claimed(self, connection: Connection, row: Any, writer: str) -> Any:
+        """Take or keep the lease, where looms are grown with one; return the loom's row."""
+        if self._tenure is None:
+            return row
+        if self._growing:
+            self._tenure.keep(connection, is_over=False)
+            return row
+        former = self._tenure.take(
+            connection, writer, lambda mark: bool(dead(connection, {mark}, self._database))
+        )
+        if former:  # who was too slow, or is dead on another machine
+            self._end(connection, row, _nodes.c.writer == former)
+            row = self._locked(connection)
+        return row
 
     def _end_orphans(self) -> None:
         """End what processes that are dead were growing here."""
@@ -368,17 +392,19 @@ class KeptLoom:
 
         What is not committed stays in memory only.
         """
-        numbers = [each.number for each in self._growing.values()]
-        if numbers:
-            self._database.write(
-                lambda connection: self._end(
-                    connection,
-                    self._locked(connection),
-                    _nodes.c.number.in_(numbers) & (_nodes.c.writer == self._writer.id),
-                )
-            )
+        if self._growing:
+            with suppress(LeaseLost):  # then whoever took it over has ended them
+                self._database.write(self._end_own)
             self._growing.clear()
         self.loom.close()
+
+    def _end_own(self, connection: Connection) -> None:
+        row = self._locked(connection)
+        if self._tenure is not None:
+            self._tenure.keep(connection, is_over=True)
+        numbers = [each.number for each in self._growing.values()]
+        mine = _nodes.c.writer == self._writer.id
+        self._end(connection, row, _nodes.c.number.in_(numbers) & mine)
 
     # What others wrote
 

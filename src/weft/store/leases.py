@@ -6,12 +6,13 @@ its owner has died, or has been away for too long and must not write as if nothi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LeaseLost, QueueFull
 from .database import Database
 from .tables import leases
 
@@ -105,6 +106,67 @@ class LoomLeases:
         query = query.where(leases.c.loom == loom)
         row = connection.execute(query.with_for_update() if locks else query).first()
         return None if row is None else LoomLease(*row)
+
+
+class Tenure:
+    """One loom's lease, taken and kept in the very transactions that grow it.
+
+    So whoever was away for so long that another has taken the loom cannot write what he had grown:
+    his term is over. All calls are made with the loom's row locked.
+    """
+
+    def __init__(self, database: Database, loom: str, ttl_s: float) -> None:
+        _check(loom, "?", ttl_s)
+        self._database = database
+        self._loom = loom
+        self._ttl_s = ttl_s
+        self._owner = ""
+        self._term = 0
+
+    def take(self, connection: Connection, owner: str, is_gone: Callable[[str], bool]) -> str:
+        """Take the loom, and return whose it was before; "" where that is known to have ended.
+
+        is_gone: whether an owner, by his mark, has died: his lease is not waited for.
+        Raises: QueueFull while it is another's.
+        """
+        row = connection.execute(
+            sa.select(leases, (leases.c.expires - self._database.now).label("left_s"))
+            .where(leases.c.loom == self._loom)
+            .with_for_update()
+        ).first()
+        former = "" if row is None or row.owner == owner or row.expires == 0 else row.owner
+        if row is not None and former and row.left_s > 0 and not is_gone(former):
+            raise QueueFull(
+                "the loom is being grown by another server just now",
+                retry_after_s=min(row.left_s, 1.0),
+                hint="try again when that has ended",
+            )
+        self._owner, self._term = owner, 1 if row is None else row.term + 1
+        values = {"owner": owner, "term": self._term, "expires": self._database.now + self._ttl_s}
+        statement = self._database.insert(leases).values(loom=self._loom, **values)
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=[leases.c.loom], set_=values)
+        )
+        return former
+
+    def keep(self, connection: Connection, *, is_over: bool) -> None:
+        """Keep the loom for as long again, or give it back. Raises: LeaseLost."""
+        expires = sa.literal(0.0) if is_over else self._database.now + self._ttl_s
+        mine = (
+            (leases.c.loom, self._loom),
+            (leases.c.owner, self._owner),
+            (leases.c.term, self._term),
+        )
+        done = connection.execute(
+            sa.update(leases)
+            .where(*(column == value for column, value in mine))
+            .values(expires=expires)
+        )
+        if not done.rowcount:
+            raise LeaseLost(
+                "this server was away for too long: another one has taken over the loom",
+                hint="try again; what was grown so far is there, as interrupted",
+            )
 
 
 def _check(loom: str, owner: str, ttl_s: float) -> None:

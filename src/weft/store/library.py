@@ -64,18 +64,21 @@ class Drawn(NamedTuple):
 class Library:
     """The looms of one database. Thread-safe; any number of processes may have it open."""
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, *, lease_s: float | None = None) -> None:
         """Open the database.
 
         Args:
             url: "sqlite:///FILE" or "postgresql://USER@HOST/NAME"; None: WEFT_DB, else weft.db in
                 WEFT_HOME.
+            lease_s: for servers that share a database: a loom is grown by one of them at a time,
+                and is another's when that one has not been heard of for so many seconds. None:
+                whoever wants grows it at any time.
 
         Without a URL, looms that earlier versions kept as files in WEFT_HOME are taken in first.
         Raises: ConfigError for another URL, StoreError where it cannot be opened.
         """
         self.database = Database(url or os.environ.get("WEFT_DB") or default_url())
-        self._writer = Writer(self.database)
+        self._writer = Writer(self.database, lease_s=lease_s)
         self._old = OldShelf(home(), self.database)
         if url is None:
             self._take_over()

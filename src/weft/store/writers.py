@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 class Writer:
     """This process, as one that grows nodes; a thread of it says that it lives."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, lease_s: float | None = None) -> None:
+        """lease_s: how long a loom stays this process's, where it grows none without a lease."""
+        self.lease_s = lease_s
         self._database = database
         self._lock = threading.Lock()
         self._pid = 0
@@ -55,15 +57,14 @@ class Writer:
         mark = self.id
         seen = sa.update(writers).where(writers.c.id == mark).values(beat=self._database.now)
         if connection.execute(seen).rowcount == 0:
-            connection.execute(
-                sa.insert(writers).values(
-                    id=mark,
-                    host=_host(),
-                    pid=os.getpid(),
-                    began=_began(os.getpid()),
-                    beat=self._database.now,
-                )
+            first = self._database.insert(writers).values(
+                id=mark,
+                host=_host(),
+                pid=os.getpid(),
+                began=_began(os.getpid()),
+                beat=self._database.now,
             )
+            connection.execute(first.on_conflict_do_nothing())  # another thread may be signing
         return mark
 
     def beat(self) -> None:
