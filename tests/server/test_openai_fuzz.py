@@ -66,7 +66,7 @@ MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 def test_no_request_is_more_than_the_server_can_take(
     small: Served, schema: Any, path: str, mode: GenerationMode
 ) -> None:
-    fuzz(small, schema, path, mode, 8)
+    fuzz(small, schema, path, mode, 5)
 
 
 @pytest.mark.slow
