@@ -28,7 +28,9 @@ def small() -> Iterator[Served]:
     from weft.server.config import ServerLimits
 
     limits = ServerLimits(n=4, branches=8, tokens=8)
-    with serving(ServerConfig(port=0, models=(str(shallow()),), limits=limits)) as served:
+    with serving(
+        ServerConfig(port=0, models=(str(shallow()),), engine="numpy", limits=limits)
+    ) as served:
         yield served
 
 

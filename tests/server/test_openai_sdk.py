@@ -69,7 +69,7 @@ def tools_client() -> Iterator[OpenAI]:
     from weft.server import ServerConfig
 
     with (
-        serving(ServerConfig(port=0, models=(str(chatty()),))) as served,
+        serving(ServerConfig(port=0, models=(str(chatty()),), engine="numpy")) as served,
         openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made,
     ):
         yield made
