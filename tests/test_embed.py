@@ -95,6 +95,15 @@ def test_no_texts_are_no_vectors(engine: Engine, text: Tokenizer) -> None:
     assert lm.embed([]).shape == (0, lm.info.n_embd)
 
 
+def test_token_ids_are_embedded_as_their_text(numpy_engine: Engine, text: Tokenizer) -> None:
+    lm = LM(numpy_engine, text)
+    ids = [lm.tokenize(each) for each in TEXTS]
+    np.testing.assert_array_equal(lm.embed(ids), lm.embed(TEXTS))
+    for wrong in ([1, -2], [1, 10**9], [1, "a"]):
+        with pytest.raises(ConfigError, match="token id"):
+            lm.embed([wrong])  # type: ignore[list-item]
+
+
 def test_what_cannot_be_embedded_is_refused(numpy_engine: Engine, text: Tokenizer) -> None:
     lm = LM(numpy_engine, text, n_ctx=8)
     for wrong in ([""], ["a", ""], [3]):

@@ -32,6 +32,8 @@ MOST_LINES = 700
 ALLOWED = {
     "_replace": "public in a NamedTuple",
     "_asdict": "public in a NamedTuple",
+    "_fields": "public in a NamedTuple",
+    "_mapping": "public in SQLAlchemy's rows (store/writing.py)",
     "_parser": "re has no public parser (constraints/patterns.py)",
     "_forward_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
     "_forward_pre_hooks": "torch has no public list of hooks (engines/torch/fused.py)",

@@ -85,8 +85,10 @@ def errors_page() -> str:
         "| ---: | --- |",
         *(f"| {code} | {what} |" for code, what in _EXITS.items()),
         "",
-        "| error | raised when | exit code | the command's hint |",
-        "| --- | --- | ---: | --- |",
+        "[The server](server.md) answers with a status and a code instead, in OpenAI's form.",
+        "",
+        "| error | raised when | exit code | HTTP | the command's hint |",
+        "| --- | --- | ---: | --- | --- |",
         *_error_rows(),
     ]
     return "\n".join(lines) + "\n"
@@ -181,14 +183,15 @@ def _help(title: str, arguments: list[str]) -> list[str]:
 
 
 def _error_rows() -> Iterator[str]:
-    from weft.cli.failures import OUTCOMES
+    from weft.outcomes import OUTCOMES
 
     for kind, outcome in OUTCOMES.items():
         says = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
         if kind is MemoryError:
             says = "Python's own, or the device's: no memory is left."
         hint = outcome.hint.format(verb="VERB")
-        yield f"| `{kind.__name__}` | {says} | {outcome.code} | {hint} |"
+        http = f"{outcome.status} `{outcome.code}`"
+        yield f"| `{kind.__name__}` | {says} | {outcome.exit_code} | {http} | {hint} |"
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class ChatPrompt(str):
             thinking_open=self.thinking_open,
         )
 
-    def parse(self, text: str, *, is_partial: bool = False) -> ChatOutput:
+    def parse(self, text: str, *, is_partial: bool = False, reads_calls: bool = True) -> ChatOutput:
         """Take an answer to this prompt apart; see `parse_chat_output`."""
         return parse_chat_output(
             text,
@@ -86,4 +86,5 @@ class ChatPrompt(str):
             is_partial=is_partial,
             form=self.form,
             tools=self.tools,
+            reads_calls=reads_calls,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from .checks import whole_number
 from .engines.base import Engine, Pooling, Row
 from .errors import ConfigError, ContextOverflow
 
@@ -19,7 +20,11 @@ _TINY_NORM = 1e-8  # a vector this short has no direction
 
 
 def embed(
-    lm: LM, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
+    lm: LM,
+    texts: Sequence[str | Sequence[int]],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool = True,
 ) -> NDArray[np.float32]:
     """Return a vector for each text; see `LM.embed`."""
     if pooling is None:
@@ -39,16 +44,20 @@ def embed(
     return out
 
 
-def _checked(texts: Sequence[str]) -> Sequence[str]:
+def _checked(texts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
     if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
         raise ConfigError(f"texts is a {type(texts).__name__}; allowed is a list of texts")
     return texts
 
 
-def _token_ids(lm: LM, index: int, text: str) -> list[int]:
-    if not isinstance(text, str) or not text:
+def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
+    if isinstance(text, bytes) or not isinstance(text, Sequence) or not text:
         raise ConfigError(f"text {index} is {text!r:.60}; give a text that is not empty")
-    ids = lm.tokenize(text)
+    if isinstance(text, str):
+        ids = lm.tokenize(text)
+    else:
+        ids = [whole_number("a token id", token, 0) for token in text]
+        lm.text.check_ids(ids)
     if not ids:
         raise ConfigError(f"text {index}, {text!r:.60}, has no tokens; leave it out")
     if len(ids) > lm.n_ctx:

@@ -20,7 +20,11 @@ WeftError
 │   └── DeadEnd
 ├── StoreError
 │   ├── FormatError
-│   └── ModelMismatch
+│   ├── ModelMismatch
+│   └── LeaseLost
+├── NotFound [LookupError]
+├── Conflict
+├── QueueFull
 └── Cancelled
     └── BatchAbandoned [RuntimeError]
 
@@ -162,6 +166,34 @@ class FormatError(StoreError):
 
 class ModelMismatch(StoreError):
     """What was saved is of another model, or KV of another dtype than the model's here."""
+
+
+class LeaseLost(StoreError):
+    """Another process has taken over the loom; what was grown here meanwhile is not kept."""
+
+
+class NotFound(WeftError, LookupError):
+    """There is no such thing; `what` it is: a "loom", "node", "model", "job", …"""
+
+    def __init__(self, message: str = "", *, what: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.what = what
+
+
+class Conflict(WeftError):
+    """Somebody else has changed it, or works on it; `rev` is its revision now, if it has one."""
+
+    def __init__(self, message: str = "", *, rev: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.rev = rev
+
+
+class QueueFull(WeftError):
+    """There is more work than is taken; `retry_after_s` says when to try again."""
+
+    def __init__(self, message: str = "", *, retry_after_s: float = 1.0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class Cancelled(WeftError):

@@ -207,23 +207,33 @@ def _status(name: str | bytes) -> os.stat_result | None:
 # Reading --------------------------------------------------------------------------------------
 
 
-def read(path: AnyPath, error: type[WeftError] = StoreError) -> bytes:
+def read(path: AnyPath, error: type[WeftError] = StoreError, *, most: int | None = None) -> bytes:
     """Return what is in a file, or comes out of a pipe; never waits for a pipe that nobody fills.
 
-    Raises: `error`, naming the file, for all that cannot be read.
+    most: how many bytes it may have; what is larger is not read.
+    Raises: `error`, naming the file, for all that cannot be read; FormatError for what is larger.
     """
     try:
         with open(path, "rb", opener=_open_now) as file:
             found = os.fstat(file.fileno())
             if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
                 raise OSError(errno.EINVAL, "it is a device, not a file")
+            check_size(found.st_size, most)
             if found.st_size > _memory_bytes():
                 raise MemoryError
             if not stat.S_ISREG(found.st_mode):
                 os.set_blocking(file.fileno(), True)
-            return file.read()
+            data = file.read() if most is None else file.read(most + 1)
+            check_size(len(data), most)
+            return data
     except (OSError, ValueError, MemoryError) as problem:
         raise error(f"cannot read {shown_path(path)}: {reason(problem)}") from problem
+
+
+def check_size(n_bytes: int, most: int | None) -> None:
+    """Refuse what has more bytes than it may have. Raises: FormatError, without a file's name."""
+    if most is not None and n_bytes > most:
+        raise FormatError(f"it is larger than the {most:,} bytes that are read".replace(",", " "))
 
 
 def read_text(path: AnyPath, error: type[WeftError] = StoreError) -> str:

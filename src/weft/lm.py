@@ -353,9 +353,15 @@ class LM:
         )
 
     def embed(
-        self, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
     ) -> NDArray[np.float32]:
         """Return a vector for each text: float32 [N, n_embd], from the final hidden states.
+
+        texts: or the token ids of one, as they are.
 
         pooling: the "mean" over a text's tokens, its first ("cls") or its "last" one; None as the
         model's file says, else the mean. normalize: to length 1. Keeps no KV.

@@ -116,24 +116,7 @@ class PathKV:
 
     def _load(self, saved: SavedPath) -> Place:
         info = self._lm.info
-        base = saved.fingerprint
-        if saved.namespace is not None:
-            base = base.rpartition("+")[0]
-        if base != info.fingerprint:
-            raise ModelMismatch(
-                f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
-                " with the model that made it, or prefill the tokens again"
-            )
-        if saved.fingerprint != self._lm.fingerprint(saved.namespace):
-            raise ModelMismatch(
-                f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
-                " that made it, or prefill the tokens again"
-            )
-        if saved.dtype not in ("", info.dtype):
-            raise ModelMismatch(
-                f"this KV is {saved.dtype}, and the KV of {info.model} is {info.dtype} here; load"
-                " the model with the dtype that it was saved in, or prefill the tokens again"
-            )
+        refuse_other(self._lm, saved)
         if not saved.fits(info.n_layers, info.kv_bytes_per_token):
             n = len(saved.token_ids)
             raise FormatError(f"the arrays are not the KV of {n} tokens; the file is broken")
@@ -142,15 +125,18 @@ class PathKV:
         place = self._lm.place(saved.token_ids, namespace=saved.namespace)
         return self._put(place, saved.arrays)
 
-    def export(self, path: Path) -> dict[str, Any]:
+    def export(self, path: Path, *, start: int = 0) -> dict[str, Any]:
         """Return the KV of a whole path on the host, computing what is missing.
 
         Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim] in the engine's
-        dtype (bfloat16 as its uint16 bits, then "dtype" says so). Raises: ConfigError for the
-        empty path.
-        Cost: a copy of the path's KV.
+        dtype (bfloat16 as its uint16 bits, then "dtype" says so).
+
+        start: leave out the slots before this one. Raises: ConfigError for the empty path.
+        Cost: a copy of what is returned.
         """
-        return self._with_resident(self._place(path), self._export)
+        place = self._place(path)
+        start = whole_number("start", start, 0, max(place.depth - 1, 0))
+        return self._with_resident(place, lambda cursor: self._export(cursor, start))
 
     def insert(
         self, ids: Sequence[int], arrays: Mapping[str, Any], *, adapter: str | None = None
@@ -163,6 +149,17 @@ class PathKV:
         Raises: KVFull when it cannot fit even alone; ConfigError when the lengths differ.
         """
         return self._put(self._lm.place(ids, namespace=adapter), arrays)
+
+    def try_fill(self, path: Path, arrays: Mapping[str, Any], *, start: int) -> bool:
+        """Put KV of a path's slots from `start` on into the tree; return whether it went in.
+
+        arrays: as `export` gives them. Nothing is computed and nothing evicted: it does not go in
+        where the KV before `start` is not there, or where there is no room.
+        Raises: ConfigError when the lengths differ.
+        """
+        place = self._place(path)
+        slice_exported(arrays, 0, place.depth - start)
+        return self._lm.driver.exclusive(lambda: self._try_fill(place, arrays, start))
 
     def engine_cache(self, path: Path) -> Any:
         """Return the engine library's own cache object for a path, which its own model accepts.
@@ -234,11 +231,36 @@ class PathKV:
         cursor = self._lm.tree.place(place)
         return (use(cursor),) if cursor.node.resident else None
 
-    def _export(self, cursor: Cursor) -> dict[str, Any]:
+    def _export(self, cursor: Cursor, start: int) -> dict[str, Any]:
         fragments = self._lm.tree.fragments
         assert fragments is not None
-        spans = self._lm.tree.path(cursor)
-        return join_exported([(fragments.export(span.fragment), span.length) for span in spans])
+        parts, end = [], 0
+        for span in self._lm.tree.path(cursor):
+            end += span.length
+            if end > start:
+                data, length = fragments.export(span.fragment), span.length
+                first = max(start - (end - length), 0)
+                parts.append((_slots(data, first, length), length - first))
+        return join_exported(parts)
+
+    def _try_fill(self, place: Place, arrays: Mapping[str, Any], start: int) -> bool:
+        tree = self._lm.tree
+        fragments, room = tree.fragments, tree.room
+        assert fragments is not None
+        cursor = tree.pin(tree.cut(tree.place(place)))
+        try:
+            missing = [node for node in tree.up(cursor) if not node.resident]
+            if not missing:
+                return True
+            first, above = missing[-1].start, missing[-1].parent
+            if first < start or room.is_over:
+                return False
+            parent = above.fragment if above is not None else None
+            data = _slots(arrays, first - start, place.depth - start)
+            tree.fill(cursor, first, fragments.load(data, parent))
+            return True
+        finally:
+            tree.unpin(cursor)
 
     def _insert(self, place: Place, arrays: Mapping[str, Any]) -> bool:
         """Fill what is missing; return False while running work has the room for it."""
@@ -287,17 +309,45 @@ def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, A
     }
 
 
+def _slots(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+    """Return slots [start, end) of exported KV."""
+    return {
+        name: array[:, start:end] if name.startswith(("k.", "v.")) else array
+        for name, array in arrays.items()
+    }
+
+
 def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
     """Return slots [start, end) of a path's exported KV; refuses arrays of another length."""
-    out = dict(arrays)
     for name, array in arrays.items():
         if name.startswith(("k.", "v.")):
             if array.shape[1] != end:
                 raise ConfigError(
                     f"{name} has {array.shape[1]} slots, but the path has {end} tokens"
                 )
-            out[name] = array[:, start:end]
-    return out
+    return _slots(arrays, start, end)
+
+
+def refuse_other(lm: LM, saved: SavedPath) -> None:
+    """Raise ModelMismatch for KV of another model or adapter, or of this one in another dtype."""
+    info, base = lm.info, saved.fingerprint
+    if saved.namespace is not None:
+        base = base.rpartition("+")[0]
+    if base != info.fingerprint:
+        raise ModelMismatch(
+            f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
+            " with the model that made it, or prefill the tokens again"
+        )
+    if saved.fingerprint != lm.fingerprint(saved.namespace):
+        raise ModelMismatch(
+            f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
+            " that made it, or prefill the tokens again"
+        )
+    if saved.dtype not in ("", info.dtype):
+        raise ModelMismatch(
+            f"this KV is {saved.dtype}, and the KV of {info.model} is {info.dtype} here; load"
+            " the model with the dtype that it was saved in, or prefill the tokens again"
+        )
 
 
 FORMAT = "weft.kv"
@@ -327,14 +377,17 @@ class SavedPath(NamedTuple):
         return shaped and sum(a.nbytes for a in kv.values()) == n * slot_bytes
 
 
-def pack(saved: SavedPath) -> bytes:
-    """Return a path's KV as a file: arrays, and what they are of, in safetensors."""
+def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
+    """Return KV as a file: arrays, and what they are of, in safetensors.
+
+    format, more: of a file that holds other than one path, its name and further metadata.
+    """
     from safetensors.numpy import save
 
     arrays = {n: a for n, a in saved.arrays.items() if n.startswith(("k.", "v."))}
     marks = {name: str(value) for name, value in saved.arrays.items() if name not in arrays}
     metadata = {
-        "format": FORMAT,
+        "format": format,
         "version": str(VERSION),
         "model": saved.model,
         "fingerprint": saved.fingerprint,
@@ -342,17 +395,26 @@ def pack(saved: SavedPath) -> bytes:
         "namespace": json.dumps(saved.namespace),
         "marks": json.dumps(marks),
         "crc32": str(_checksum(arrays)),
+        **more,
     }
     return bytes(save(arrays, metadata))
 
 
 def unpack(data: bytes) -> SavedPath:
-    """Read the file. Raises: FormatError when it is none, newer, torn or changed."""
+    """Read the file of a path. Raises: FormatError when it is none, newer, torn or changed."""
+    return unpack_all(data, FORMAT)[0]
+
+
+def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
+    """Read a file of `pack` with this format's name; return all of its metadata, too.
+
+    Raises: FormatError when it is none, newer, torn or changed.
+    """
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    metadata = _metadata(data)
+    metadata = _metadata(data, format)
     try:
         arrays: dict[str, Any] = load(data)
         token_ids = parse_json(metadata["token_ids"])
@@ -369,19 +431,19 @@ def unpack(data: bytes) -> SavedPath:
     if not (is_ids and is_marks and isinstance(namespace, str | None)):
         raise FormatError("this saved KV is broken: its metadata is not as written; save it again")
     arrays |= {name: np.array(value) for name, value in marks.items()}
-    return SavedPath(fingerprint, model, token_ids, namespace, arrays)
+    return SavedPath(fingerprint, model, token_ids, namespace, arrays), metadata
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def _metadata(data: bytes, format: str) -> dict[str, str]:
     """Return the metadata of a file of ours; safetensors reads that from files only."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         metadata = parse_json(data[8 : 8 + length])["__metadata__"]
-        is_ours, version = metadata["format"] == FORMAT, int(metadata["version"])
+        is_ours, version = metadata["format"] == format, int(metadata["version"])
     except (struct.error, *FAULTS) as error:
         raise FormatError("this is no saved KV, or it is torn; save it again") from error
     if not is_ours or version < 1:
-        raise FormatError(f'this is no saved KV: its format is not "{FORMAT}"')
+        raise FormatError(f'this is no saved KV: its format is not "{format}"')
     if version > VERSION:
         raise FormatError(
             f"the KV has format version {version}; this Weft reads up to {VERSION}. Update Weft",

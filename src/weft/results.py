@@ -99,6 +99,8 @@ class Delta:
     once `finish_reason` is set.
     token_ids, logprobs: the new tokens only; no logprobs where the engine does not tell them.
     text: their text; a character that is not whole yet comes with the delta that completes it.
+    texts: the same, a token each; what the end of the branch leaves of a character is in `text`.
+    entropies: of the new tokens, in nats; none where the engine does not tell them.
     finish_reason: None while the branch goes on. "error": it failed and is in no tree.
     """
 
@@ -108,6 +110,8 @@ class Delta:
     text: str
     logprobs: tuple[float, ...]
     finish_reason: FinishReason | None = None
+    entropies: tuple[float, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 def _more(length: int) -> list[str]:

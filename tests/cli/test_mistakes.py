@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft import errors, samples
-from weft.cli.failures import OUTCOMES, outcome_of
+from weft.outcomes import OUTCOMES, outcome_of
 
 MISTAKES = [
     (["run", ""], 2, "the prompt is empty"),
@@ -130,20 +130,20 @@ def test_every_error_has_its_line_in_the_table() -> None:
     ],
 )
 def test_exit_codes_are_those_of_the_manual(error: BaseException, code: int) -> None:
-    assert outcome_of(error).code == code
+    assert outcome_of(error).exit_code == code
 
 
 def test_a_failure_caused_by_too_little_memory_is_one_of_memory() -> None:
     error = errors.ForwardError("the model call failed")
     error.__cause__ = MemoryError()
-    assert outcome_of(error).code == 4
+    assert outcome_of(error).exit_code == 4
 
 
 def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
     class Special(errors.KVFull):
         pass
 
-    assert outcome_of(Special("x")).code == 4
+    assert outcome_of(Special("x")).exit_code == 4
 
 
 @pytest.fixture

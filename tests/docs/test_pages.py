@@ -13,7 +13,7 @@ import typer
 from tools import pages
 from weft import errors, samples
 from weft.cli.app import app
-from weft.cli.failures import OUTCOMES
+from weft.outcomes import OUTCOMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -41,7 +41,7 @@ def test_every_error_and_every_exit_code_is_on_the_page() -> None:
     for kind in classes:
         assert f"| `{kind.__name__}` |" in page
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
-    assert listed == {0} | {outcome.code for outcome in OUTCOMES.values()}
+    assert listed == {0} | {outcome.exit_code for outcome in OUTCOMES.values()}
 
 
 def test_every_page_is_in_the_menu_once() -> None:

@@ -5,7 +5,7 @@ import pytest
 from fakes import LateFake, SequenceFake
 from rig import MakeRig, MemoryEngine, Rig, assert_result, run
 from weft.errors import KVFull
-from weft.sched.work import Extend
+from weft.sched.work import Extend, Logits
 
 
 def ages(rig: Rig) -> list[int]:
@@ -130,3 +130,21 @@ def test_the_length_of_a_path_counts_what_a_run_has_drawn(make: MakeRig) -> None
     assert reading.longest_path() == job.longest_path() == 3
     rig.step(4)
     assert job.longest_path() == 3 + job.n_drawn > 3
+
+
+def test_a_ticket_says_how_much_of_its_path_was_there(make: MakeRig) -> None:
+    rig = make()
+    first, again = [1, 2, 3], [1, 2, 3, 4, 5]
+    (ticket,) = rig.submit(Extend(rig.place(first)))
+    assert ticket.reused is None
+    rig.driver.drive([ticket])
+    tickets = rig.submit(Extend(rig.place(again)), run(rig.place(again), 1, max_tokens=2))
+    rig.driver.drive(tickets)
+    assert [ticket.reused, *(each.reused for each in tickets)] == [0, 3, 5]
+
+
+def test_an_engine_that_keeps_its_kv_to_itself_tells_of_none(make: MakeRig) -> None:
+    rig = make(MemoryEngine(hidden=True))
+    (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
+    rig.driver.drive([ticket])
+    assert ticket.reused is None

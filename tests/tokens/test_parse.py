@@ -84,3 +84,10 @@ def test_nothing_raises() -> None:
         text = "".join(rng.choices(parts, k=rng.randrange(8)))
         for flags in ({}, {"thinking_open": True}, {"is_partial": True}):
             parse_chat_output(text, **flags)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_without_tools_what_looks_like_a_call_is_content(is_partial: bool) -> None:
+    said = '<think>so</think>\n{"name": "f", "arguments": {}} <tool_call>'
+    found = parse_chat_output(said, reads_calls=False, is_partial=is_partial)
+    assert found == ChatOutput('{"name": "f", "arguments": {}} <tool_call>', "so")

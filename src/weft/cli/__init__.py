@@ -26,7 +26,8 @@ def main() -> None:
         sys.exit(130)
     except OSError as error:
         # Models and looms have errors of their own: what is left is a full disk below stdout.
-        from .failures import FAILURE, asked_for_json, forget_stdout, write
+        from ..outcomes import FAILURE
+        from .failures import asked_for_json, forget_stdout, write
 
         forget_stdout()
         if not isinstance(error, BrokenPipeError):

@@ -19,6 +19,7 @@ from .look import next_, read, tree
 from .looms import ls, rm
 from .run import grow, run
 from .screen import show
+from .serve import serve
 from .solve import solve
 
 
@@ -59,6 +60,10 @@ app = typer.Typer(
 )
 for verb in (demo, run, grow, tree, read, next_, chat, solve, ls, rm, export, models, doctor):
     app.command(verb.__name__.rstrip("_"))(verb)
+# What it does not know is the engine's.
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    serve
+)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,12 +9,13 @@ import typer
 
 from .. import samples
 from ..errors import ConfigError, WeftError
+from ..interchange.turns import said_at
 from ..viz.lanes import Plain, Silent
 from ..viz.out import Out
 from . import advice, options
 from .draw import grow_watched, show_tree
 from .failures import guarded, tell
-from .kept import Kept, said_at, say, template_hint, with_model
+from .kept import Kept, say, template_hint, with_model
 from .model import TINY, load_model
 from .run import ask, settings_of, write_growth
 

@@ -16,10 +16,11 @@ from rich.cells import cell_len
 from .. import DISTRIBUTION, __version__, samples
 from ..cores import usable_cores
 from ..errors import EngineError, ModelLoadError, WeftError
+from ..outcomes import UNAVAILABLE
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, engines, options, screen
-from .failures import UNAVAILABLE, guarded
+from .failures import guarded
 from .model import TINY, load_model
 from .shelf import Shelf, home
 

@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .. import files
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
+from ..interchange.exporters import EXPORTERS, exporter_of, write
+from ..interchange.pairs import ranking
+from ..interchange.scope import Scope
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
-from ..viz.text import called, draw, folded
 from . import advice, options
 from .failures import guarded
-from .kept import Kept, opened, with_model, written
+from .kept import Kept, opened, with_model
 from .options import Tint, complete_nodes
 
-if TYPE_CHECKING:
-    from ..loom import Heddle
-
-
-class Scope(StrEnum):
-    """How much to write."""
-
-    PATH = "path"
-    SUBTREE = "subtree"
-    TREE = "tree"
-
-
-# What a file of this kind is mostly wanted for.
-DEFAULTS = {
-    ".txt": Scope.PATH,
-    ".md": Scope.PATH,
-    ".json": Scope.TREE,
-    ".dot": Scope.TREE,
-    ".mmd": Scope.TREE,
-    ".html": Scope.TREE,
-}
-_INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
+SUFFIXES = tuple(dict.fromkeys(each.suffix for each in EXPORTERS.values()))
+_TINTS = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}
 
 
 @guarded
 def export(
     path: Annotated[
-        Path, typer.Argument(help=f"Where to write; one of {' '.join(DEFAULTS)}.", dir_okay=True)
+        Path, typer.Argument(help=f"Where to write; one of {' '.join(SUFFIXES)}.", dir_okay=True)
     ],
     scope: Annotated[
         Scope | None,
@@ -68,43 +47,80 @@ def export(
         ),
     ] = None,
     loom: options.Loom = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help=f"How to write; one of {' '.join(EXPORTERS)}.",
+            show_default="as the suffix says; csv for .csv, messages for .jsonl",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            help="For pairs, what ranks siblings: score or bookmark.",
+            show_default="score",
+        ),
+    ] = None,
     color: options.Color = None,
     top: Annotated[
         int, typer.Option("--top", help="In .html, so many alternatives a token; asks the model.")
     ] = 0,
+    kv: Annotated[
+        bool,
+        typer.Option("--kv", help="Of .json, write the KV beside it: opened again, it is there."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Write a path, a subtree or the whole tree to a file.
 
-    The suffix says how: .txt .md .json .dot .mmd .html. It is of the loom drawn last in this
-    terminal.
+    The suffix says how: .txt .md .json .html .dot .mmd .csv .jsonl. It is of the loom drawn last in
+    this terminal.
     """
-    suffix = path.suffix.lower()
-    if suffix not in DEFAULTS:
-        raise ConfigError(f"{path.name} ends in none of {' '.join(DEFAULTS)}")
-    chosen = scope or DEFAULTS[suffix]
+    exporter = exporter_of(format, path)
+    chosen = scope or exporter.default
     if node is not None and chosen is Scope.TREE:
         raise ConfigError("--node has no meaning for the whole tree", hint="add --scope subtree")
-    if (top or color) and suffix != ".html":
-        raise ConfigError(f"--top and --color are for .html, not {suffix}")
+    if chosen in exporter.refused:
+        raise ConfigError(f"{exporter.name}: {exporter.refused[chosen]}", hint="add --scope tree")
+    own = _options(exporter.name, color=color, top=top, by=by)
+    if kv and exporter.name != "json":
+        raise ConfigError(f"--kv is for .json, not {exporter.name}")
     refuse_place(path, force=force)
     with ExitStack() as stack:
-        kept = opened_for(suffix, loom, stack)
-        at = kept.node(node) if chosen is not Scope.TREE else kept.loom
-        number = kept.number(at)
-        order(kept)
-        cut(at, chosen)
-        if suffix == ".html":
-            write_page(kept, at, chosen, path, tint=color or Tint.PROB, top=top)
+        if kv:
+            kept = stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
         else:
-            WRITERS[suffix](kept, at, chosen, path)
+            kept = opened_for(exporter.name, loom, stack)
+        at = kept.node(node) if chosen is not Scope.TREE else kept.loom
+        if exporter.name == "markdown":
+            own["name"] = kept.name
+        if exporter.name == "html":
+            own["mark"] = kept.at
+        write(at, path, format=exporter.name, scope=chosen, numbers=kept.numbers(), kv=kv, **own)
+        number = kept.number(at)
     if as_json:
         told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
         write_object(told)
     else:
         tell_written(kept, chosen, path, number)
+
+
+def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> dict[str, Any]:
+    """Return a format's own options. Raises: ConfigError for those of another."""
+    if (top or color) and format != "html":
+        raise ConfigError(f"--top and --color are for .html, not {format}")
+    if by is not None and format != "pairs":
+        raise ConfigError(f"--by is for --format pairs, not {format}")
+    if format == "html":
+        return {"tint": _TINTS[color or Tint.PROB], "top": top}
+    if by is None:
+        return {}
+    ranking(by, lambda node: None)  # refused before a loom is opened
+    return {"by": by}
 
 
 def tell_written(kept: Kept, scope: Scope, path: Path, number: int) -> None:
@@ -128,128 +144,14 @@ def refuse_place(path: Path, *, force: bool) -> None:
         raise StoreError(f"{path} is there already", hint="--force writes over it")
 
 
-def opened_for(suffix: str, loom: str | None, stack: ExitStack) -> Kept:
+def opened_for(format: str, loom: str | None, stack: ExitStack) -> Kept:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
-    if suffix == ".html":
+    if format in ("html", "tokens"):
         try:
             return stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
         except (EngineError, ModelMismatch) as error:
-            note = f"without its model the page shows no tokens apart: {error}"
+            note = f"without its model the {format} shows no tokens apart: {error}"
+            if format == "tokens":
+                note = f"without its model tokens have no texts: {error}"
             Out.of(sys.stderr).line((note, "yellow"))
     return opened(loom)
-
-
-def order(kept: Kept) -> None:
-    """Put children in the order of their numbers, as drawn. The loom in memory is changed."""
-    numbers = kept.numbers()
-    for node in list(kept.loom.walk()):
-        # Sorting moves none to another node.
-        node.children.sort(key=lambda child: numbers[child.id])
-
-
-def cut(node: Heddle, scope: Scope) -> None:
-    """Leave of an opened loom what is in the scope. The loom in memory is changed."""
-    if scope is Scope.TREE:
-        return
-    path = node.path
-    for above, below in zip(path, path[1:], strict=False):
-        for child in list(above.children):
-            if child is not below:
-                child.remove()
-    if scope is Scope.PATH:
-        node.to_leaf()
-
-
-def write_text(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
-    """Write the path's text as it is, or a drawing of the tree."""
-    if scope is Scope.PATH:
-        files.write(path, path_text(kept, node).rstrip("\n") + "\n")
-        return
-    files.write(path, "".join(f"{line}\n" for line in draw(kept.loom, node=called)))
-
-
-def path_text(kept: Kept, node: Heddle) -> str:
-    """Return prompt and path as one text; a chat's prompt stands apart."""
-    loom = kept.loom
-    if not loom.chat_template_used:
-        return (loom.user_prompt or loom.text) + written(node.path[1:])
-    return f"> {loom.user_prompt}\n\n{written(node.path[1:]).lstrip()}"
-
-
-def write_markdown(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
-    """Write front matter with model and seeds, then the text, or the tree as a nested list."""
-    made = [each.params.seed for each in kept.loom.walk() if each.params is not None]
-    seeds = sorted({seed for seed in made if seed is not None})
-    model = kept.shelf.summary(kept.name).model
-    head = ["---", f"loom: {kept.name}", f"model: {Path(model).name if '/' in model else model}"]
-    if seeds:
-        head.append(f"seeds: [{', '.join(map(str, seeds))}]")
-    lines = [*head, f"created: {kept.loom.created}", "---", ""]
-    if scope is Scope.PATH:
-        lines += [f"> {row}".rstrip() for row in (kept.loom.user_prompt or "").split("\n")]
-        lines += ["", written(node.path[1:]).strip("\n")]
-    else:
-        lines += listed(kept.loom)
-    files.write(path, "\n".join(lines).rstrip() + "\n")
-
-
-def listed(root: Heddle) -> list[str]:
-    """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
-    lines: list[str] = []
-    stack = [([root], 0)]
-    while stack:
-        equal, depth = stack.pop()
-        indent = "  " * min(depth, _INDENT)
-        rows = escaped(called(equal[0]).strip()).split("\n")
-        rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
-        lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
-        below = folded(equal[0].children, called, None)
-        stack += [(each, depth + 1) for each in reversed(below)]
-    return lines
-
-
-def escaped(text: str) -> str:
-    """Return text that a list item of Markdown shows as it is."""
-    rows = []
-    for row in text.split("\n"):
-        marked = "".join(f"\\{c}" if c in "\\`*_[]<>#|" else c for c in row)
-        rows.append(f"\\{marked}" if marked[:1] in ("-", "+") else marked)
-    return "\n".join(rows)
-
-
-def write_json(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
-    """Write a loom that `Loom.open` and `weft tree FILE` read; a folder's place is left out."""
-    model = kept.loom.meta.get("model")
-    if isinstance(model, str) and Path(model).is_absolute():
-        del kept.loom.meta["model"]
-    kept.loom.save(path)
-
-
-def write_picture(kept: Kept, node: Heddle, scope: Scope, path: Path) -> None:
-    """Write a graph that other programs draw."""
-    from ..viz import to_dot, to_mermaid
-
-    draw = to_dot if path.suffix.lower() == ".dot" else to_mermaid
-    files.write(path, draw(node if scope is Scope.SUBTREE else kept.loom))
-
-
-def write_page(kept: Kept, node: Heddle, scope: Scope, path: Path, *, tint: Tint, top: int) -> None:
-    """Write a page that needs nothing else, with the numbers that `weft tree` shows.
-
-    The path to where the reader stands is marked.
-    """
-    from ..viz import to_html
-
-    root = node if scope is Scope.SUBTREE else kept.loom
-    named = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}[tint]
-    files.write(path, to_html(root, tint=named, top=top, mark=kept.at, numbers=kept.numbers()))
-
-
-Writer = Callable[[Kept, "Heddle", Scope, Path], None]
-WRITERS: dict[str, Writer] = {
-    ".txt": write_text,
-    ".md": write_markdown,
-    ".json": write_json,
-    ".dot": write_picture,
-    ".mmd": write_picture,
-}

@@ -1,7 +1,4 @@
-"""What a failure looks like: one table from error to exit code and hint, and no traceback.
-
-0 ok · 1 failure · 2 usage · 3 model or engine unavailable · 4 out of memory · 130 interrupted
-"""
+"""What a failure of the command looks like: a message, a hint and an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -11,73 +8,18 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, ParamSpec
 
 import typer
 
 from .. import errors
 from ..errors import ConfigError
+from ..outcomes import FAILURE, INTERRUPTED, MEMORY, USAGE, outcome_of
 from ..viz.out import Out, visible, write_object
 
 Args = ParamSpec("Args")
 # What parsing raises: the library that does it has a module of its own for it in some versions.
 UsageMistake: type[Exception] = typer.BadParameter.__mro__[2]
-
-
-class Outcome(NamedTuple):
-    """How the command ends: its exit code, and what to do where the error does not say.
-
-    speaks_first: our hint instead of the error's own, which names the library's arguments.
-    """
-
-    code: int
-    hint: str = ""
-    speaks_first: bool = False
-
-
-FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
-_DOCTOR = "weft doctor shows what is installed, and what to install for what"
-_SMALLER = "use fewer branches, a shorter prompt, or a larger --kv-budget"
-
-# The most special class of an error that is here decides.
-OUTCOMES: dict[type[BaseException], Outcome] = {
-    errors.WeftError: Outcome(FAILURE),
-    errors.ConfigError: Outcome(USAGE, "weft {verb} --help lists the options"),
-    errors.EngineError: Outcome(UNAVAILABLE, _DOCTOR),
-    errors.EngineUnavailable: Outcome(UNAVAILABLE, _DOCTOR),
-    errors.ModelLoadError: Outcome(UNAVAILABLE),
-    errors.Unsupported: Outcome(UNAVAILABLE, _DOCTOR),
-    errors.ForwardError: Outcome(FAILURE, "weft doctor runs the embedded model as a check"),
-    errors.CapacityError: Outcome(MEMORY, _SMALLER, True),
-    errors.KVFull: Outcome(MEMORY, _SMALLER, True),
-    errors.ContextOverflow: Outcome(
-        USAGE, "shorten the prompt, or take a model that holds more", True
-    ),
-    errors.TreeError: Outcome(FAILURE),
-    errors.StaleHandle: Outcome(FAILURE),
-    errors.HasChildren: Outcome(FAILURE),
-    errors.Terminal: Outcome(FAILURE),
-    errors.ConstraintError: Outcome(FAILURE),
-    errors.GrammarError: Outcome(USAGE),
-    errors.Unfinished: Outcome(FAILURE),
-    errors.DeadEnd: Outcome(FAILURE),
-    errors.StoreError: Outcome(FAILURE),
-    errors.FormatError: Outcome(FAILURE),
-    errors.ModelMismatch: Outcome(FAILURE, "take the model that the loom was made with"),
-    errors.Cancelled: Outcome(INTERRUPTED),
-    errors.BatchAbandoned: Outcome(FAILURE, "try again"),
-    MemoryError: Outcome(MEMORY, _SMALLER),
-}
-
-
-def outcome_of(error: BaseException) -> Outcome:
-    """Return how the command ends on this error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
-            return OUTCOMES[MemoryError]
-        cause = cause.__cause__
-    return next(OUTCOMES[kind] for kind in type(error).__mro__ if kind in OUTCOMES)
 
 
 def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
@@ -106,12 +48,12 @@ def tell(error: BaseException, verb: str, *, as_json: bool = False) -> int:
     """Write an error of a verb and its hint to stderr, or one JSON object; return the exit code."""
     outcome = outcome_of(error)
     message = str(error) or type(error).__name__
-    if outcome.code == MEMORY and isinstance(error, MemoryError):
+    if outcome.exit_code == MEMORY and isinstance(error, MemoryError):
         message = "out of memory"
     hints = [getattr(error, "hint", ""), outcome.hint.format(verb=verb)]
     hint = next(filter(None, reversed(hints) if outcome.speaks_first else hints), "")
-    write(type(error).__name__, message, hint, outcome.code, as_json)
-    return outcome.code
+    write(type(error).__name__, message, hint, outcome.exit_code, as_json)
+    return outcome.exit_code
 
 
 def tell_usage(error: Any, *, as_json: bool = False) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError, TreeError
+from ..interchange.turns import SAID
 from ..viz.out import Out
 from .model import TINY, load_model
 from .shelf import Seen, Shelf
@@ -320,9 +321,6 @@ class Numbering:
         return f"a number of the last tree drawn: 0 (the prompt) to {max(len(self.ids) - 1, 0)}"
 
 
-SAID = "said"  # in a node's meta: what the user said, without the template around it
-
-
 def say(
     lm: LM, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
 ) -> Heddle:
@@ -362,18 +360,3 @@ def refuse_special(special: bool) -> None:
             "what is said in a chat is text, special tokens in it too",
             hint="--raw --special gives the text as it is",
         )
-
-
-def said_at(node: Heddle) -> str | None:
-    """Return what the user said at this node; None for what a model made or was added as text."""
-    said = node.meta.get(SAID)
-    return said if isinstance(said, str) else None
-
-
-def written(nodes: list[Heddle]) -> str:
-    """Return the text of nodes below a root, turns set apart."""
-    parts = []
-    for node in nodes:
-        said = said_at(node)
-        parts.append(node.text if said is None else f"\n\n> {said}\n\n")
-    return "".join(parts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from ..interchange.turns import said_at, written
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, called, legend, show_distribution, tinted
@@ -15,7 +16,7 @@ from ..viz.tint import Ramp
 from . import advice, options
 from .draw import below_root
 from .failures import guarded
-from .kept import Kept, opened, said_at, with_model, written
+from .kept import Kept, opened, with_model
 from .options import Tint
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ import typer
 
 from .. import samples
 from ..errors import ConfigError, EngineError, Terminal, WeftError
+from ..outcomes import INTERRUPTED
 from ..viz.lanes import Printer, Silent
 from ..viz.out import Out, write_object
 from . import advice, options
 from .draw import grow_watched, show_cost, show_growth, show_tree
-from .failures import INTERRUPTED, guarded, tell
+from .failures import guarded, tell
 from .kept import Kept, refuse_special, say, with_model
 from .look import show_next, show_path
 from .model import TINY, load_model

@@ -15,12 +15,13 @@ from rich.live import Live
 from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError
+from ..outcomes import INTERRUPTED
 from ..search.strategies import DEFAULT, STRATEGIES, UNASKED, Strategy, defaults, meanings
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, show_votes
 from . import advice, options
-from .failures import INTERRUPTED, guarded
+from .failures import guarded
 from .kept import Kept
 from .model import TINY, load_model
 

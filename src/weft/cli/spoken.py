@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..interchange.turns import said_at
 from ..loom import Heddle
-from .kept import said_at
 
 
 class Spoken(Heddle):

@@ -494,14 +494,14 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     logprobs = tuple(event.logprob for event in new if event.logprob is not None)
     entropies = tuple(event.entropy for event in new if event.entropy is not None)
     is_over = any(event.token is None for event in events)
-    piece = "".join(text.push(token) for token in tokens)
-    if is_over:
-        piece += text.flush()
+    texts = tuple([text.push(token) for token in tokens])
+    piece = "".join(texts) + (text.flush() if is_over else "")
     lists: tuple[list[Any], ...] = growing_lists(child)
     _at_once(map(_extend, lists, (tokens, logprobs, entropies)))
     if is_over:
         _end(shoot)
-    return Delta(shoot.index, child, tokens, piece, logprobs, child.finish_reason)
+    reason = child.finish_reason
+    return Delta(shoot.index, child, tokens, piece, logprobs, reason, entropies, texts)
 
 
 @deferred_interrupt()

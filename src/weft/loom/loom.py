@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
 
 
+MESSAGES = "messages"  # in a root's meta: what its prompt was rendered from, if more than one
+
+
 class Loom(Heddle):
     """The root heddle: its tokens are the prompt. A context manager."""
 
@@ -105,6 +108,8 @@ class Loom(Heddle):
             system=system,
         )
         self._begin(home, made, heddle_class)
+        if len(made.messages) > 1:
+            self.meta[MESSAGES] = list(made.messages)
         home.adapter = adapter
         self._place = lm.place(made.ids, namespace=adapter)
 
@@ -150,12 +155,15 @@ class Loom(Heddle):
             return self.text
         return f"Prompt: {self.user_prompt}\n\nResponse:\n\n"
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, kv: bool = False) -> None:
         """Write the whole loom to a file, atomically: it is the old one or the new one.
 
-        Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON.
+        kv: write the KV of all nodes beside it, to `NAME.kv.safetensors`; `open` finds it there.
+
+        Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON,
+        Unsupported for `kv` on an engine whose KV no file holds; the loom is saved then.
         """
-        doors.save_loom(self, path)
+        doors.save_loom(self, path, kv=kv)
 
     @classmethod
     def open(
@@ -165,15 +173,18 @@ class Loom(Heddle):
         *,
         force: bool = False,
         heddle_class: type[Heddle] | None = None,
+        kv: bool = True,
     ) -> Self:
         """Read a saved loom. Without an LM it can be read, searched and saved, not grown.
 
         Where a node of the file has figures for some of its tokens only, the tokens are taken and
-        the figures are not; `dropped` of the loom says of which, in words.
+        the figures are not; `dropped` of the loom says of which, in words. KV that was saved beside
+        it is taken as far as it is of this model and these tokens; the rest is computed when used.
 
         Args:
             force: take the tokens as they are even if another model with the same vocabulary size
                 saved them.
+            kv: False leaves KV beside the file alone.
 
         Raises:
             FormatError: the file is no loom, broken, or of a newer version.
@@ -181,7 +192,12 @@ class Loom(Heddle):
             ModelMismatch: another model saved it.
         """
         return doors.open_loom(
-            path, lm, force=force, loom_class=cls, heddle_class=heddle_class or cls.heddle_class
+            path,
+            lm,
+            force=force,
+            loom_class=cls,
+            heddle_class=heddle_class or cls.heddle_class,
+            kv=kv,
         )
 
     def close(self) -> None:
@@ -202,11 +218,15 @@ _EMPTY = "the prompt is empty: there are no tokens to continue. Give it some tex
 
 
 class Prompt(NamedTuple):
-    """ids: what the root holds. user_prompt: what the user asked, untemplated."""
+    """ids: what the root holds. user_prompt: what the user asked, untemplated.
+
+    messages: what was rendered, where all of it is text.
+    """
 
     ids: list[int]
     user_prompt: str
     chat_template_used: bool
+    messages: Sequence[dict[str, Any]] = ()
 
 
 def read_prompt(
@@ -287,7 +307,14 @@ def _from_messages(
     ids = tokenizer.encode_chat(messages)  # with its BOS, if the template writes one
     asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
-    return Prompt(ids, user_prompt, True)
+    return Prompt(ids, user_prompt, True, _texts(messages))
+
+
+def _texts(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return messages that are text and no more; none where one holds anything else."""
+    kept = [{"role": m.get("role"), "content": m.get("content")} for m in messages]
+    plain = all(isinstance(value, str) for each in kept for value in each.values())
+    return kept if plain and kept == messages else []
 
 
 def _all_known(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:

@@ -308,6 +308,15 @@ class HeddleState:
         """
         return split_node(self, at)
 
+    def merge(self) -> Self:
+        """Join the node with its only child: what `split` did, taken back.
+
+        The node keeps its place and id, and takes the child's tokens, figures, children and end.
+        Raises: TreeError unless it has one child; ConfigError for a root, which is the prompt.
+        """
+        merge_child(self)
+        return self
+
     def remove(self) -> Self:
         """Take the node and all below it out of the tree; its path is then only itself."""
         if self.parent is None:
@@ -359,6 +368,14 @@ def lm_of(node: HeddleState) -> LM:
     return node._home.live_lm()
 
 
+def home_again(node: HeddleState) -> Home:
+    """Return another home over the same LM, for a copy of the loom."""
+    home = node._home
+    again = Home(home.lm, home.model, home.tokenizer, is_text=home.is_text)
+    again.closed, again.adapter = home.closed, home.adapter
+    return again
+
+
 def encoded(node: HeddleState, text: str, special: bool | None) -> list[int]:
     """Return a text's token ids as what goes on after the node."""
     return node._encode(text, special)
@@ -401,6 +418,11 @@ def set_run(node: HeddleState, result: RunResult) -> None:
     """Give a node the tokens and figures of a finished run."""
     node._tokens, node._text = list(result.tokens), None
     node.logprobs, node.entropies = list(result.logprobs), list(result.entropies)
+
+
+def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
+    """Give a node tokens that were checked when they were made; its figures are the caller's."""
+    node._tokens, node._text = list(token_ids), None
 
 
 def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float]]:
@@ -551,6 +573,33 @@ def split_node(node: HeddleState, at: int) -> Heddle:
     _cut(node, cut)
     forget_end(node)
     return lower
+
+
+@deferred_interrupt()
+def merge_child(node: HeddleState) -> None:
+    """Join a node with its only child; see Node.merge."""
+    if node._is_root:
+        raise ConfigError("the root is the prompt; it cannot be joined with what follows it")
+    if len(node.children) != 1:
+        n = len(node.children)
+        raise TreeError(f"the node has {n} children; it can be joined with one only child")
+    (child,) = node.children
+    text = None if node._tokens or child._tokens else (node._text or "") + (child._text or "")
+    for name in ("logprobs", "entropies"):
+        # Figures of some tokens only would be taken for those of the first ones.
+        upper, lower = getattr(node, name), getattr(child, name)
+        whole = len(upper) == len(node._tokens) and len(lower) == len(child._tokens)
+        setattr(node, name, [*upper, *lower] if whole else [])
+    node._tokens, node._text = [*node._tokens, *child._tokens], text
+    node._place = child._place
+    if child.params is not None and node.params is not None:
+        node.params, node.lineage = child.params, child.lineage
+    node.finish_reason, node.stop_string = child.finish_reason, child.stop_string
+    node.terminal, node.score = child.terminal, child.score
+    node._children, child._children = child.children, []
+    for below in node._children:
+        below._parent = cast("Heddle", node)
+    child._parent = None
 
 
 def preorder(node: HeddleState) -> Iterator[Heddle]:

@@ -337,6 +337,29 @@ class Chain:
         return filters.penalties(logits, rows, ids, counts, *given)
 
 
+def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
+    """Return what a draw picks from: each token's probability after temperature and filters.
+
+    logits: float32 [V], raw; not modified. Penalties and constraints, which have a past, do not
+    count. Returns float64 [V].
+    """
+    raw, arrays = logits[None], SamplingArrays.of([params])
+    if len(arrays.bias):
+        raw = filters.bias(raw, arrays.bias_rows, arrays.bias_ids, arrays.bias)
+    chances = np.zeros(raw.shape[1])
+    if arrays.greedy[0]:
+        chances[raw[0].argmax()] = 1
+    elif arrays.plain[0]:
+        wide = raw[0].astype(np.float64)
+        heights = (wide - wide.max()) / (arrays.early[0] * arrays.late[0])
+        chances[:] = np.exp(heights) / np.exp(heights).sum()
+    else:
+        totals = filters.mass(raw, raw.max(axis=1), arrays.early)
+        for part in filters.left(raw, group_peaks(raw), arrays, np.array([0]), totals):
+            np.maximum.at(chances, part.ids[0], np.exp(part.heights[0] - part.log_total[0]))
+    return chances
+
+
 def _chosen(
     logits: Floats,
     found: Moments | None,

@@ -67,6 +67,7 @@ class Admission:
             if not claim.seen:
                 if self.tree.fragments is not None:
                     counters.reused += reused
+                    job.note_reused(claim, reused)
                 claim.seen = True
             else:
                 counters.recomputed += missing

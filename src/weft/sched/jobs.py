@@ -71,6 +71,9 @@ class Job(ABC):
     def prepare(self) -> None:
         """Say which paths must be pinned first."""
 
+    def note_reused(self, claim: Claim, reused: int) -> None:
+        """Note how many of a path's tokens were there at its first admission."""
+
     def start(self, desk: Desk) -> None:
         """Go on after admission: claims are looked at, others wait for them."""
         for claim in self.claims:
@@ -116,6 +119,9 @@ class ExtendJob(Job):
             claim.needs = [_need(claim, want) for want in item.wants]
             claim.number = len(self.claims)
             self.claims.append(claim)
+
+    def note_reused(self, claim: Claim, reused: int) -> None:
+        self._tickets[claim.number].reused = reused
 
     def ready(self, claim: Claim, desk: Desk) -> None:
         wants = self._tickets[claim.number].item.wants
@@ -199,6 +205,10 @@ class RunJob(Job):
             claim.needs = [Need(claim, claim.depth - 1, claim.depth, None)]
             self.claims = [claim]
         self.claims[0].place = self.line.base
+
+    def note_reused(self, claim: Claim, reused: int) -> None:
+        for member in self.members:
+            member.ticket.reused = reused
 
     def start(self, desk: Desk) -> None:
         if self.line.depth >= desk.n_ctx:
@@ -536,7 +546,7 @@ class CommitJob(Job):
         (self.ticket,) = tickets
         self.item: Commit = self.ticket.item
         self._is_mixed = len(self.namespaces()) > 1
-        self.found: list[Committed] = []
+        self.committed: list[Committed] = []
         self.n_waiting = 0
         self.next = 0
 
@@ -589,7 +599,7 @@ class CommitJob(Job):
             if not desk.lines.is_leased(line):  # released while this was on its way
                 desk.lines.close(line)
         desk.commits.pop(self, None)
-        self.ticket.resolve(self.found)
+        self.ticket.resolve(self.committed)
         desk.end(self)
 
     def park(self, desk: Desk) -> None:
@@ -600,7 +610,7 @@ class CommitJob(Job):
 
     def stop(self, desk: Desk) -> None:
         desk.commits.pop(self, None)
-        self.next, self.found = 0, []
+        self.next, self.committed = 0, []
         for line in self.item.lines:
             line.trim(desk.tree, len(line.tokens))
             line.job = None
@@ -664,7 +674,7 @@ class CommitPart(LinesPart):
         desk.counters.decoded += len(self._rows)
         drawn = self._drawn()
         for row, sampler in zip(self.kept, self._samplers, strict=True):
-            job.found.append(Committed(row, next(drawn) if sampler is not None else None))
+            job.committed.append(Committed(row, next(drawn) if sampler is not None else None))
         job.next = self.last
         if job.error is not None:
             desk.fail(job, job.error)

@@ -135,7 +135,11 @@ class RunResult:
 
 
 class Ticket:
-    """The answer to one item, when it comes. Callbacks run under the scheduler's lock."""
+    """The answer to one item, when it comes. Callbacks run under the scheduler's lock.
+
+    reused: how many of the item's path tokens had their KV when its work began; None before that,
+    and on engines that keep their KV to themselves.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -147,12 +151,14 @@ class Ticket:
         "error",
         "item",
         "job",
+        "reused",
         "value",
     )
 
     def __init__(self, item: Item, inbox: deque[Any]) -> None:
         self.item: Any = item
         self.job: Job | None = None  # the scheduler's
+        self.reused: int | None = None
         self._inbox = inbox
         self.done = False
         self.cancelled = False

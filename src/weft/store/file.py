@@ -26,6 +26,7 @@ from ..loom.loom import Prompt
 from ..loom.node import Home, child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
+from . import sidecar
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -185,14 +186,19 @@ def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
     return cast("FinishReason | None", reason)
 
 
-def save(loom: Loom, path: str | os.PathLike[str]) -> None:
+def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
     """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
-    files.write(path, _chunks(loom))
+    files.write(path, chunks(loom))
+    if kv:
+        sidecar.save(loom, sidecar.beside(path))
 
 
-def _chunks(loom: Loom) -> Iterator[str]:
-    """Yield the file: one line a node, keys always in the same order."""
-    mark = _mark(loom)
+def chunks(loom: Loom) -> Iterator[str]:
+    """Yield the file: one line a node, keys always in the same order.
+
+    Raises: ConfigError for a `meta` that is not JSON.
+    """
+    mark = mark_of(loom)
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -215,7 +221,8 @@ def _chunks(loom: Loom) -> Iterator[str]:
     yield "\n ]\n}\n"
 
 
-def _mark(loom: Loom) -> ModelMark:
+def mark_of(loom: Loom) -> ModelMark:
+    """Return whose tokens a loom holds."""
     if loom.lm is None:
         return loom.saved_by
     info = loom.lm.info
@@ -263,18 +270,35 @@ def load(
     force: bool,
     loom_class: type[L],
     heddle_class: type[Heddle],
+    kv: bool = True,
 ) -> L:
     """Return the saved loom; see `Loom.open`."""
     data = files.read_json(path, FormatError, "no saved loom, or is broken", unread=StoreError)
     with files.named(path):
-        mark = read_header(data)
-        records, dropped = read_records(data, mark.n_vocab)
-        if lm is not None:
-            _check_model(lm, mark, force=force)
-        loom = _made(data, mark, records, lm, loom_class, heddle_class)
-    loom.saved_by, loom.dropped = mark, tuple(dropped)
-    for what in dropped:
+        loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
+    for what in loom.dropped:
         _log.warning("%s: %s", path, what)
+    if kv and lm is not None and (notice := sidecar.try_warm(loom, path)):
+        loom.dropped += (notice,)
+    return loom
+
+
+def loaded(
+    data: object,
+    lm: LM | None,
+    *,
+    force: bool,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    """Return the loom that a file's JSON holds. Raises: as `Loom.open`, without the file's name."""
+    mark = read_header(data)
+    assert isinstance(data, dict)
+    records, dropped = read_records(data, mark.n_vocab)
+    if lm is not None:
+        check_model(lm, mark, force=force)
+    loom = _made(data, mark, records, lm, loom_class, heddle_class)
+    loom.dropped = tuple(dropped)
     return loom
 
 
@@ -292,11 +316,26 @@ def _made(
         field(prompt, "user_prompt", str, "prompt"),
         field(prompt, "chat_template_used", bool, "prompt"),
     )
+    adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
+    created = field(data, "created", str, "the file")
+    loom = bare_loom(mark, made, created, adapter, lm, loom_class, heddle_class)
+    _grow_back(loom, records)
+    return loom
+
+
+def bare_loom(
+    mark: ModelMark,
+    made: Prompt,
+    created: str,
+    adapter: str | None,
+    lm: LM | None,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    """Return the root of a loom that was saved before; nothing is tokenised again."""
     home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
     loom = loom_class.restored(home, made, heddle_class)
-    loom.created = field(data, "created", str, "the file")
-    home.adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
-    _grow_back(loom, records)
+    loom.created, home.adapter, loom.saved_by = created, adapter, mark
     return loom
 
 
@@ -304,7 +343,8 @@ def _counted(n_vocab: int) -> str:
     return f"{n_vocab} token ids" if n_vocab else "pieces of text for tokens"
 
 
-def _check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
+def check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
+    """Raise ModelMismatch where a loom's tokens are none of this model's."""
     info = lm.info
     if mark == NO_MODEL:
         raise ModelMismatch("the loom is of texts that no model wrote: open it without one")

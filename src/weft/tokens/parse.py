@@ -56,6 +56,7 @@ def parse_chat_output(
     is_partial: bool = False,
     form: ChatForm | None = None,
     tools: Sequence[Any] = (),
+    reads_calls: bool = True,
 ) -> ChatOutput:
     """Take an assistant's text apart; text that follows no known form is content as it stands.
 
@@ -67,6 +68,7 @@ def parse_chat_output(
     is_partial: the text is still coming: a mark that has only begun, and a call without its end,
     are left out of the content.
     tools: their schemas say which values are texts, where a form does not.
+    reads_calls: False leaves what looks like calls in the content, for chats without tools.
     """
     form = form or _GENERIC
     reasoning, rest = _split_reasoning(
@@ -79,6 +81,8 @@ def parse_chat_output(
         readers.insert(0, lambda said: _by_form(said, form, tools))
     own = () if form.calls is None or not form.calls.marker else (form.calls.marker,)
     marks = (*own, "<tool_call>", _MISTRAL, _PYTHON_TAG) if is_partial else ()
+    if not reads_calls:
+        readers, marks = [], ()
     for reader in readers:
         found = reader(rest)
         if found is not None:

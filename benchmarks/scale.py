@@ -1,0 +1,297 @@
+"""Two replicas over one PostgreSQL behind Ray Serve; one is killed while clients grow looms.
+
+    python benchmarks/scale.py                       200 looms, 16 clients, 20 calls a loom
+    python benchmarks/scale.py --db postgresql://…   over a database of yours
+
+What must hold: each node that a client was told has ended is in the database with its tokens; each
+call ends well, after trying again where its replica died; nine calls of ten find the KV of their
+path. Needs the extra `ray`, and initdb of PostgreSQL where no --db is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+from common import ROOT, median, report
+
+NEW_TOKENS = 12
+PATIENCE_S = 60.0  # before a call counts as lost
+WORDS = "river lamp engine winter garden paper signal copper meadow anchor violet thunder".split()
+
+
+@dataclass
+class Figures:
+    """What the clients saw; `lock` is held to write."""
+
+    told: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # tokens by loom and node
+    seconds: list[float] = field(default_factory=list)
+    after_kill_s: list[float] = field(default_factory=list)  # calls that had to try again
+    found: list[tuple[int, int, bool]] = field(default_factory=list)  # cached, prompt, is first
+    again: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Client:
+    """One client, with looms of its own; every other one follows its calls by events."""
+
+    def __init__(self, url: str, index: int, figures: Figures) -> None:
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE_S)
+        self.streams = index % 2 == 1
+        self.figures = figures
+        self.random = random.Random(index)
+        self.tips: dict[str, int] = {}
+
+    def make(self, n: int) -> None:
+        """Make looms."""
+        for _ in range(n):
+            words = " ".join(self.random.choices(WORDS, k=24))
+            made = self.again(lambda words=words: self.post("/api/v1/looms", {"prompt": words}))
+            self.tips[made["id"]] = 0
+
+    def grow_all(self, n: int, done: threading.Semaphore) -> None:
+        """Grow each of them by a node, so many times."""
+        for turn in range(n):
+            for loom in self.tips:
+                self.grow(loom, is_first=turn == 0)
+                done.release()
+
+    def grow(self, loom: str, *, is_first: bool) -> None:
+        """Grow the tip of a loom by one node."""
+        path = f"/api/v1/looms/{loom}/nodes/{self.tips[loom]}/generate"
+        # force: whatever the model takes for an end is grown on.
+        asked = {"max_tokens": NEW_TOKENS, "seed": self.random.randrange(1 << 30), "force": True}
+        call = self.streamed if self.streams else self.waited
+        began, tries = time.monotonic(), Counter(self.figures.again)
+        try:
+            node, number, tokens, usage = self.again(lambda: call(path, asked))
+        except TimeoutError as error:
+            with self.figures.lock:
+                self.figures.lost.append(str(error))
+            return
+        took = time.monotonic() - began
+        self.tips[loom] = number
+        with self.figures.lock:
+            self.figures.told.setdefault(loom, {})[node] = tokens
+            self.figures.seconds.append(took)
+            if tries != self.figures.again and took > 1:
+                self.figures.after_kill_s.append(took)
+            cached, prompt = usage["cached_tokens"], usage["prompt_tokens"]
+            self.figures.found.append((cached or 0, prompt, is_first))
+
+    def waited(self, path: str, asked: dict[str, Any]) -> Any:
+        """Make a call that answers when it has ended."""
+        told = self.post(path, {**asked, "wait": True})
+        branch = told["branches"][0]
+        return branch["id"], branch["node"], told["nodes"][0]["token_ids"], told["usage"]
+
+    def streamed(self, path: str, asked: dict[str, Any]) -> Any:
+        """Make a call and follow its events."""
+        tokens: list[int] = []
+        branch: dict[str, Any] = {}
+        with self.http.stream("POST", path, json={**asked, "stream": True}) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+                answer.raise_for_status()
+            name = ""
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    data = json.loads(line[6:])
+                    if name == "job":
+                        branch = data["branches"][0]
+                    elif name == "tok":
+                        tokens += [entry[1] for entry in data["t"] if entry[1] is not None]
+                    elif name == "done":
+                        if data["status"] != "ok":
+                            raise ConnectionError(f"the job has {data['status']}")
+                        return branch["id"], branch["node"], tokens, data["usage"]
+        raise ConnectionError("the events broke off")
+
+    def post(self, path: str, asked: dict[str, Any]) -> Any:
+        """Make a call. Raises: HTTPStatusError."""
+        answer = self.http.post(path, json=asked)
+        answer.raise_for_status()
+        return answer.json()
+
+    def again(self, call: Any) -> Any:
+        """Make a call until it ends well. Raises: TimeoutError."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return call()
+            except (httpx.HTTPStatusError, httpx.TransportError, ConnectionError) as error:
+                if isinstance(error, httpx.HTTPStatusError):
+                    status = error.response.status_code
+                    told = error.response.json()["error"]
+                    why = f"{status} {told['code']}: {told['message']}"
+                    if status < 500 and status not in (409, 429):
+                        raise
+                    wait = float(error.response.headers.get("retry-after", 0.2))
+                else:
+                    why, wait = "the connection broke", 0.2
+                with self.figures.lock:
+                    self.figures.again[why] += 1
+                if time.monotonic() > until:
+                    raise TimeoutError(why) from error
+                time.sleep(wait)
+
+
+@contextmanager
+def replicas(n: int, port: int, *, haproxy: bool) -> Iterator[str]:
+    """Serve with Ray until the end; yields the address."""
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_SERVE_LOG_TO_STDERR="0")
+    if haproxy:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+    import ray
+    from ray import serve
+
+    from weft.scale import app
+
+    folder = tempfile.mkdtemp(prefix="weft-ray-")
+    ray.init(
+        num_cpus=n,
+        include_dashboard=False,
+        object_store_memory=128 << 20,
+        log_to_driver=False,
+        _temp_dir=folder,
+        logging_level="error",
+    )
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(app({"models": ["tiny"]}), name="weft")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pids() -> list[int]:
+    """Return the processes of the replicas that this program has started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            is_replica = entry.read_bytes().startswith(b"ray::ServeReplica:weft:Replica")
+            if is_replica and os.getpid() in ancestors(int(entry.parts[2])):
+                found.append(int(entry.parts[2]))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the processes above one."""
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+        yield pid
+
+
+def check(figures: Figures, db: str) -> list[str]:
+    """Return what is wrong with the nodes that clients were told of, by what the database has."""
+    from weft.store.library import Library
+
+    wrong = []
+    with Library(db) as library:
+        for loom, told in figures.told.items():
+            kept = library.open(loom)
+            there = {node.id: list(node.tokens) for node in kept.loom.walk()}
+            kept.close()
+            for node, tokens in told.items():
+                if there.get(node) != tokens:
+                    wrong.append(f"{loom} {node}: {'gone' if node not in there else 'differs'}")
+    return wrong
+
+
+def run(arguments: argparse.Namespace, db: str) -> int:
+    """Grow looms, kill a replica in the middle, and report; 0 if all holds."""
+    figures = Figures()
+    with replicas(2, arguments.port, haproxy=arguments.haproxy) as url:
+        clients = [Client(url, index, figures) for index in range(arguments.clients)]
+        share = arguments.looms // len(clients)
+        n_calls = share * len(clients) * arguments.calls
+        done = threading.Semaphore(0)
+        with ThreadPoolExecutor(len(clients)) as pool:
+            list(pool.map(lambda client: client.make(share), clients))
+            began = time.monotonic()
+            growing = [pool.submit(each.grow_all, arguments.calls, done) for each in clients]
+            for _ in range(n_calls // 2):
+                done.acquire(timeout=PATIENCE_S)
+            victim, *_ = pids()
+            os.kill(victim, signal.SIGKILL)
+            for each in growing:
+                each.result()
+        seconds = time.monotonic() - began
+        n_replicas = len(pids())
+    wrong = check(figures, db)
+    later = [each for each in figures.found if not each[2]]
+    rows = [
+        {"what": "looms", "figure": share * len(clients), "must": ""},
+        {"what": "calls", "figure": len(figures.seconds), "must": n_calls},
+        {"what": "calls a second", "figure": len(figures.seconds) / seconds, "must": ""},
+        {"what": "median ms a call", "figure": 1e3 * median(figures.seconds), "must": ""},
+        {"what": "slowest call, s", "figure": max(figures.seconds), "must": ""},
+        {"what": "tries beside the first", "figure": sum(figures.again.values()), "must": ""},
+        {"what": "calls that did not end well", "figure": len(figures.lost), "must": 0},
+        {"what": "nodes told", "figure": sum(map(len, figures.told.values())), "must": n_calls},
+        {"what": "of them gone or different", "figure": len(wrong), "must": 0},
+        {"what": "calls that found their KV", "figure": share_found(figures.found), "must": 0.9},
+        {"what": "the same, a loom's first left out", "figure": share_found(later), "must": 0.9},
+        {"what": "replicas at the end", "figure": n_replicas, "must": 2},
+    ]
+    report("scale", rows, again=dict(figures.again), wrong=wrong[:5], lost=figures.lost[:5])
+    is_well = not (wrong or figures.lost) and share_found(later) >= 0.9
+    return 0 if is_well and len(figures.seconds) == n_calls else 1
+
+
+def share_found(found: list[tuple[int, int, bool]]) -> float:
+    """Return the share of calls that had to compute no more than two tokens of their path."""
+    return sum(prompt - cached <= 2 for cached, prompt, _ in found) / max(len(found), 1)
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--looms", type=int, default=200)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--calls", type=int, default=20, help="of each loom")
+    parser.add_argument("--port", type=int, default=8117)
+    parser.add_argument("--haproxy", action="store_true", help="HAProxy before the entrance")
+    parser.add_argument("--db", help="a PostgreSQL; default: one of its own")
+    arguments = parser.parse_args()
+    with nullcontext(arguments.db) if arguments.db else own_database() as db:
+        os.environ["WEFT_DB"] = db
+        return run(arguments, db)
+
+
+@contextmanager
+def own_database() -> Iterator[str]:
+    """Start a PostgreSQL for the run; yields its URL."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from postgres import cluster
+
+    with cluster() as made:
+        yield made.url("scale")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

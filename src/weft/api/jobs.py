@@ -1,0 +1,116 @@
+"""Jobs, and the events that tell of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Asked, ErrorDetail, Json, Reply
+from .nodes import NodeObject
+from .sampling import SamplingFields
+
+Status = Literal["running", "ok", "cancelled", "interrupted", "failed"]
+
+
+class BranchObject(Reply):
+    """One branch of a job: the node that it becomes, which is there from its first token."""
+
+    branch: int = Field(description="Its index in the job.")
+    node: int
+    id: str
+    parent: int
+    n_tokens: int = 0
+    finish_reason: str | None = Field(default=None, description="Null while it grows.")
+
+
+class TokenUsage(Reply):
+    """What a job read and wrote, in tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int | None = Field(
+        default=None,
+        description="Of the prompts, those whose KV was there; null where nobody knows.",
+    )
+
+
+class JobObject(Reply):
+    """A piece of work that goes on without anybody waiting for it."""
+
+    id: str
+    kind: Literal["grow", "run", "load"]
+    status: Status
+    created: str = Field(description="ISO 8601.")
+    ended: str | None = None
+    loom: str | None = None
+    model: str | None = None
+    seed: int | None = Field(default=None, description="Grows the same branches again.")
+    branches: list[BranchObject] = Field(default_factory=list)
+    progress: Json = Field(default_factory=dict, description="Of a load or a run: how far it is.")
+    usage: TokenUsage | None = None
+    result: Json | None = Field(default=None, description="Of a run: its answer, path and cost.")
+    error: ErrorDetail | None = None
+    last_event: int = Field(default=0, description="The id of its last event.")
+
+
+class JobList(Reply):
+    """Jobs, the newest first."""
+
+    data: list[JobObject]
+
+
+class JobReply(Reply):
+    """A job that has begun; with `wait`, one that has ended, and its nodes."""
+
+    job: str
+    status: Status
+    loom: str | None = None
+    seed: int | None = None
+    branches: list[BranchObject] = Field(default_factory=list)
+    skipped: list[int] = Field(default_factory=list, description="Nodes that had ended.")
+    nodes: list[NodeObject] = Field(default_factory=list)
+    usage: TokenUsage | None = None
+    result: Json | None = None
+    error: ErrorDetail | None = None
+
+
+class CancelJob(Asked):
+    """What to end; it keeps what it has."""
+
+    branches: list[int] | None = Field(default=None, description="By index; null: all.")
+
+
+class StartRun(SamplingFields):
+    """A search for an answer below a node."""
+
+    strategy: str = Field(default="tot", description="By name; GET /api/v1/strategies lists them.")
+    node: int | str = Field(default=0, description="Where it begins.")
+    breadth: int | None = Field(
+        default=None, ge=1, description="What it counts depends on the strategy."
+    )
+    n: int | None = Field(default=None, ge=1, description="What it counts depends on the strategy.")
+    answer_tokens: int | None = Field(default=None, ge=0, description="Of a completion; 256.")
+    budget_tokens: int | None = Field(default=None, ge=1, description="Generate at most so many.")
+    budget_s: float | None = Field(default=None, gt=0, description="Search at most so long.")
+    budget_kv_bytes: int | None = Field(default=None, ge=1, description="Of the whole tree's KV.")
+    stream: bool = Field(default=False, description="Answer with the job's events.")
+    wait: bool = Field(default=False, description="Answer when it has ended, with the result.")
+    on_disconnect: Literal["keep", "cancel"] = "keep"
+    model: str | None = Field(default=None, description="Null: the loom's own.")
+
+
+class StrategyObject(Reply):
+    """A way to search."""
+
+    name: str
+    title: str
+    says: str
+    breadth: str | None = Field(description="What `breadth` counts; null: it takes none.")
+    n: str | None = Field(description="What `n` counts; null: it takes none.")
+
+
+class StrategyList(Reply):
+    """All strategies."""
+
+    data: list[StrategyObject]

@@ -1,0 +1,165 @@
+"""Models and the server itself: what is told of them, and what is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from .base import Asked, ErrorDetail, Json, Reply
+
+
+class ModelObject(Reply):
+    """A model on the server's shelf."""
+
+    id: str = Field(description="By this name requests mean it.")
+    source: str = Field(description="What was loaded.")
+    state: str = Field(description="loading, ready or failed.")
+    is_default: bool = Field(description="Requests that name none mean it.")
+    created: str
+    engine: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    n_ctx: int | None = None
+    n_vocab: int | None = None
+    has_chat_template: bool | None = None
+    adapters: list[str] = Field(default_factory=list)
+    bytes: int = Field(default=0, description="Of its weights, and of the KV that it may take.")
+    users: int = Field(default=0, description="Jobs that use it now.")
+    progress: Json | None = Field(
+        default=None, description="phase, done and total while it is loaded."
+    )
+    abilities: dict[str, Any] = Field(default_factory=dict, description="What its engine can do.")
+    defaults: Json = Field(default_factory=dict, description="Its own sampling parameters.")
+    error: ErrorDetail | None = None
+
+
+class ModelList(Reply):
+    """The models on the shelf."""
+
+    data: list[ModelObject]
+
+
+class LoadModel(Asked):
+    """A model to load."""
+
+    source: str = Field(min_length=1, max_length=4096, description="As weft run -m takes it.")
+    id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Its name here; null: as it is called.",
+    )
+    engine: str | None = Field(default=None, description="Null: the server's choice.")
+    n_ctx: int | None = Field(default=None, ge=1, description="Tokens a path may have.")
+    kv_budget: str | int | None = Field(default=None, description='Memory for KV, as "4GiB".')
+    device: str = "auto"
+    dtype: str = "auto"
+    wait: bool = Field(default=False, description="Answer when it is loaded.")
+
+
+class ServerObject(Reply):
+    """The server: what it is, what it can do, and what one may ask of it."""
+
+    version: str
+    models: list[ModelObject]
+    default_model: str | None
+    engines: dict[str, Json] = Field(description="By name: whether it is installed.")
+    limits: dict[str, int]
+    formats: dict[str, list[str]] = Field(description="import and export: by name.")
+    jobs: int = Field(description="That run now.")
+    is_public: bool
+
+
+class TokenizeText(Asked):
+    """A text to tokenise."""
+
+    text: str
+    model: str | None = None
+    special: bool = Field(default=False, description="Read special tokens in it as such.")
+    add_bos: bool | None = Field(default=None, description="Null: as the model does.")
+
+
+class TokenPiece(Reply):
+    """A token: its bytes, and its text where they are whole characters."""
+
+    id: int
+    text: str | None = None
+    bytes: list[int]
+
+
+class TokenizeReply(Reply):
+    """The tokens of a text."""
+
+    token_ids: list[int]
+    tokens: list[TokenPiece]
+
+
+class DetokenizeIds(Asked):
+    """Tokens whose text is asked for."""
+
+    token_ids: list[int]
+    model: str | None = None
+
+
+class DetokenizeReply(Reply):
+    """The text of tokens."""
+
+    text: str
+
+
+class ApplyTemplate(Asked):
+    """A chat to render by the model's template."""
+
+    messages: list[Json] = Field(min_length=1)
+    model: str | None = None
+    add_generation_prompt: bool = True
+    tools: list[Json] | None = None
+    template_kwargs: Json | None = Field(
+        default=None, description="Further variables of the template."
+    )
+
+
+class ApplyTemplateReply(Reply):
+    """The prompt of a chat."""
+
+    prompt: str
+    token_ids: list[int]
+
+
+class KvObject(Reply):
+    """What a model's KV takes, and what sharing it has saved; figures since it was loaded."""
+
+    model: str
+    prefilled: int
+    reused: int
+    decoded: int
+    recomputed: int
+    kv_tokens: int
+    kv_bytes: int
+    kv_bytes_unshared: int = Field(description="What a cache for each branch would take.")
+    kv_budget_bytes: int | None
+    offloaded_bytes: int
+    pinned_tokens: int
+    evicted: int
+    tokens_per_s: float
+    saved_s: float | None = Field(
+        description="reused tokens at the measured rate of prefill; null before there is one."
+    )
+
+
+class KvList(Reply):
+    """The KV of all models."""
+
+    data: list[KvObject]
+
+
+class LoomKv(Reply):
+    """The KV of one loom's nodes."""
+
+    loom: str
+    rev: int
+    hot: int = Field(description="Nodes whose whole path has KV.")
+    cold: int
+    hot_tokens: int
+    tokens: int

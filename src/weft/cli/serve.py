@@ -1,0 +1,195 @@
+"""`weft serve`: the models and the looms of this machine, over HTTP."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..api.address import address
+from ..errors import ConfigError, EngineUnavailable
+from ..viz.out import Out
+from . import options
+from .failures import guarded
+from .model import TINY
+
+_PANEL = "Access"
+
+
+@guarded
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            envvar="WEFT_MODEL",
+            help="As -m of weft run takes it; loaded when the server starts.",
+            autocompletion=options.complete_models,
+        ),
+    ] = TINY,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also", help="Another model to load; may be given again.", show_default=False
+        ),
+    ] = None,
+    engine: options.Engine = "auto",
+    kv_budget: options.KvBudget = "auto",
+    n_ctx: Annotated[
+        int | None,
+        typer.Option("--n-ctx", help="Tokens a path may have.", show_default="the model's own"),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="Where to listen. Beyond this machine an API key is needed. Or WEFT_HOST.",
+            show_default="127.0.0.1",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", "-p", help="0 takes any free one. Or WEFT_PORT.", show_default="8000"
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="WEFT_API_KEY",
+            help="What clients must send, as Authorization: Bearer KEY. Others see a command line:"
+            " better set WEFT_API_KEY.",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            help="A name that clients may call the server by; may be given again.",
+            show_default="this machine's own",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            help="An origin whose pages may use the server, as https://example.org.",
+            show_default="the server's own",
+        ),
+    ] = None,
+    model_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model-root",
+            help="A folder from which models may be loaded by request.",
+            show_default="none",
+        ),
+    ] = None,
+    allow_hub: Annotated[
+        bool, typer.Option("--allow-hub", help="Let models of the Hub be loaded by request.")
+    ] = False,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-budget",
+            help='For all models and their KV, as "24GiB"; idle ones make room.',
+            show_default="no limit",
+        ),
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option(
+            "--db",
+            envvar="WEFT_DB",
+            help="The looms' database, as postgresql://…",
+            show_default="a file in WEFT_HOME",
+        ),
+    ] = None,
+    max_n: Annotated[
+        int, typer.Option("--max-n", help="Branches that a call may grow of one node.")
+    ] = 128,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="New tokens that a branch may have.")
+    ] = 32_768,
+    max_jobs: Annotated[
+        int, typer.Option("--max-jobs", help="Jobs at once; beyond that clients are told to wait.")
+    ] = 256,
+    grace: Annotated[
+        float, typer.Option("--grace", help="Seconds that jobs may go on after SIGTERM.")
+    ] = 10.0,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Serve models and looms over HTTP, until Ctrl-C.
+
+    Options that are not listed here are the engine's, as in
+    weft serve ./folder --engine vllm --tensor-parallel-size 2
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'weft-lm[server]'"
+        raise EngineUnavailable(f"the server is not installed; run: {hint}", hint=hint) from error
+    from ..loading import parse_bytes
+    from ..server.config import ServerConfig, ServerLimits
+    from ..server.run import serve as serve_forever
+
+    said = address()
+    config = ServerConfig(
+        models=(model, *(also or ())),
+        engine=engine,
+        engine_options=engine_options(context.args),
+        n_ctx=n_ctx,
+        kv_budget=kv_budget,
+        host=said.host if host is None else host,
+        port=said.port if port is None else port,
+        api_key=api_key or None,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+        model_roots=tuple(model_root or ()),
+        hub=allow_hub,
+        memory_budget=None
+        if memory_budget is None
+        else parse_bytes(memory_budget, "--memory-budget", auto=False),
+        db=db,
+        grace_s=grace,
+        limits=ServerLimits(n=max_n, tokens=max_tokens, jobs=max_jobs),
+    )
+    out = Out.of(sys.stderr)
+    serve_forever(config, lambda url: out.line("serving ", (model, "cyan"), " at ", (url, "bold")))
+
+
+def engine_options(arguments: list[str]) -> dict[str, Any]:
+    """Return options that the command does not know as the engine's, by their Python names.
+
+    A value is a number, true, false, JSON or a text; none is true. Raises: ConfigError for what is
+    no option.
+    """
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        name, has_value, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or len(name) == 2:
+            raise ConfigError(f"{name!r:.80} is not understood: engines' options begin with --")
+        if not has_value:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        found[name[2:].replace("-", "_")] = read_value(value)
+    return found
+
+
+def read_value(text: str) -> Any:
+    """Return what an option's value means."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return value if isinstance(value, int | float | list | dict) else text

@@ -1,0 +1,224 @@
+"""The formats that a loom is exported in, and the two calls that do it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import files
+from ..errors import ConfigError
+from ..store import sidecar
+from ..store.file import chunks
+from ..viz import to_dot, to_html, to_mermaid
+from .pairs import pair_lines
+from .prose import markdown_lines, text_lines
+from .scope import Extract, Scope, extract_of
+from .table import node_rows, token_rows
+from .turns import message_lines
+
+if TYPE_CHECKING:
+    from ..loom import Heddle
+
+
+class Exporter(NamedTuple):
+    """A format. write: yields the file's text; options: the keywords that it takes.
+
+    default: the scope that such a file is mostly wanted for. refused: scopes that it cannot have,
+    and why.
+    """
+
+    name: str
+    suffix: str
+    media_type: str
+    about: str
+    default: Scope
+    write: Callable[..., Iterator[str]]
+    options: frozenset[str] = frozenset()
+    refused: Mapping[Scope, str] = {}
+
+
+def loom_lines(part: Extract) -> Iterator[str]:
+    """Yield a `.loom.json`; where a model's folder lies on this machine is left out."""
+    model = part.loom.meta.get("model")
+    if isinstance(model, str) and Path(model).is_absolute():
+        del part.loom.meta["model"]
+    return chunks(part.loom)
+
+
+def page(
+    part: Extract, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
+) -> Iterator[str]:
+    """Yield an HTML page; see `Heddle.to_html`. mark: a node of the loom that is exported."""
+    marked = None
+    if mark is not None:
+        marked = next((node for node in part.loom.walk() if node.id == mark.id), None)
+    yield to_html(part.top, tint=tint, top=top, mark=marked, numbers=part.numbers)
+
+
+def digraph(part: Extract, *, limit: int | None = None) -> Iterator[str]:
+    """Yield a graph in Graphviz's language; see `Heddle.to_dot`."""
+    yield to_dot(part.top, limit=limit)
+
+
+def flowchart(part: Extract, *, limit: int | None = 150) -> Iterator[str]:
+    """Yield a Mermaid flowchart; see `Heddle.to_mermaid`."""
+    yield to_mermaid(part.top, limit=limit)
+
+
+_PATH, _TREE = Scope.PATH, Scope.TREE
+_JSON, _LINES = "application/json", "application/jsonl"
+_NO_SIBLINGS = "a path has no siblings to compare; export a subtree or the tree"
+
+# By name; the first of a suffix is what the suffix means.
+EXPORTERS: Mapping[str, Exporter] = {
+    each.name: each
+    for each in (
+        Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines),
+        Exporter("text", ".txt", "text/plain", "the text", _PATH, text_lines),
+        Exporter(
+            "markdown",
+            ".md",
+            "text/markdown",
+            "the text, or a nested list",
+            _PATH,
+            markdown_lines,
+            frozenset({"name"}),
+        ),
+        Exporter(
+            "html",
+            ".html",
+            "text/html",
+            "a page that needs nothing else",
+            _TREE,
+            page,
+            frozenset({"tint", "top", "mark"}),
+        ),
+        Exporter(
+            "dot",
+            ".dot",
+            "text/vnd.graphviz",
+            "a graph for Graphviz",
+            _TREE,
+            digraph,
+            frozenset({"limit"}),
+        ),
+        Exporter(
+            "mermaid",
+            ".mmd",
+            "text/vnd.mermaid",
+            "a graph for Markdown pages",
+            _TREE,
+            flowchart,
+            frozenset({"limit"}),
+        ),
+        Exporter(
+            "csv",
+            ".csv",
+            "text/csv",
+            "a row a node",
+            _TREE,
+            node_rows,
+            frozenset({"bookmark"}),
+        ),
+        Exporter(
+            "tokens",
+            ".csv",
+            "text/csv",
+            "a row a token",
+            _TREE,
+            token_rows,
+            frozenset({"ranks"}),
+        ),
+        Exporter("messages", ".jsonl", _LINES, "chat messages a path", _TREE, message_lines),
+        Exporter(
+            "pairs",
+            ".jsonl",
+            _LINES,
+            "preference pairs of siblings",
+            _TREE,
+            pair_lines,
+            frozenset({"by", "bookmark"}),
+            {_PATH: _NO_SIBLINGS},
+        ),
+    )
+}
+
+
+def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) -> Exporter:
+    """Return the format of this name, or the one that a file's suffix means.
+
+    Raises: ConfigError for an unknown name, and for a suffix of another format.
+    """
+    suffix = "" if path is None else Path(path).suffix.lower()
+    if format is None:
+        for each in EXPORTERS.values():
+            if each.suffix == suffix:
+                return each
+        suffixes = " ".join(dict.fromkeys(each.suffix for each in EXPORTERS.values()))
+        name = "" if path is None else Path(path).name
+        raise ConfigError(f"{name} ends in none of {suffixes}")
+    if format not in EXPORTERS:
+        raise ConfigError(f"format is {format!r}; allowed are {', '.join(EXPORTERS)}")
+    return EXPORTERS[format]
+
+
+def export(
+    node: Heddle,
+    format: str,
+    *,
+    scope: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Iterator[str]:
+    """Return a part of a node's loom in a format, as pieces of text. Changes nothing.
+
+    What is written is copied before this returns: the loom may grow on while it is read.
+
+    Args:
+        scope: "path", the prompt to this node; "subtree", that and all below it (of pictures and
+            tables, only what is below); "tree", the whole loom. None: as the format mostly wants.
+        numbers: of nodes by id, where they have any; children stand in their order.
+        options: those of the format: `name` of markdown; `tint`, `top`, `mark` of html; `limit` of
+            dot and mermaid; `bookmark` of csv; `ranks` of tokens; `by`, `bookmark` of pairs.
+
+    Raises: ConfigError for an unknown format, a scope it cannot have, or an option it has not.
+    Cost: O(nodes of the loom).
+    """
+    exporter = exporter_of(format)
+    for name in options:
+        if name not in exporter.options:
+            allowed = ", ".join(sorted(exporter.options)) or "none"
+            raise ConfigError(f"{format} has no option {name!r}; allowed are {allowed}")
+    chosen = exporter.default if scope is None else Scope.of(scope)
+    if chosen in exporter.refused:
+        raise ConfigError(f"{format} of a {chosen}: {exporter.refused[chosen]}")
+    return exporter.write(extract_of(node, chosen, numbers), **options)
+
+
+def write(
+    node: Heddle,
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    scope: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+    kv: bool = False,
+    **options: Any,
+) -> None:
+    """Write what `export` gives to a file; afterwards it is the old one or the new one, whole.
+
+    format: None: what the file's suffix means. kv: of json, write the KV beside it, as `Loom.save`.
+    Raises: as `export`; StoreError when it cannot be written; Unsupported for `kv` on an engine
+    whose KV no file holds, the loom being written then.
+    """
+    exporter = exporter_of(format, path)
+    if kv and exporter.name != "json":
+        raise ConfigError(f"kv is for json, which is opened again to grow, not for {exporter.name}")
+    pieces = export(node, exporter.name, scope=scope, numbers=numbers, **options)
+    files.write(path, pieces)
+    if kv:
+        chosen = exporter.default if scope is None else Scope.of(scope)
+        top = node.path[0] if chosen is Scope.TREE else node
+        sidecar.save(top, sidecar.beside(path), below=chosen is not Scope.PATH)

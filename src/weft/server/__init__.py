@@ -1,0 +1,18 @@
+"""An HTTP server over the library: looms that last, one model for many. `weft serve` runs it.
+
+Needs the extra `server`: `pip install "weft-lm[server]"`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..doors import lazily
+
+if TYPE_CHECKING:
+    from .app import create_app as create_app
+    from .config import ServerConfig as ServerConfig
+
+__all__ = ["ServerConfig", "create_app"]
+
+__getattr__ = lazily(__name__, {"app": "create_app", "config": "ServerConfig"})

@@ -1,0 +1,63 @@
+"""`create_app`: the server as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from .. import __version__
+from . import n8loom
+from .config import ServerConfig
+from .errors import handle_errors
+from .limits import BodyLimit
+from .openai import ROUTERS as OPENAI
+from .routes import edits, growing, health, jobs, kv, looms, models, nodes, server, texts
+from .security import Door
+from .service import Service
+
+# A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
+NATIVE = (server, models, texts, looms, nodes, growing, edits, jobs, kv)
+ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
+
+
+def create_app(config: ServerConfig | None = None) -> FastAPI:
+    """Return the application; it loads the models when it starts, and closes them when it stops."""
+    config = ServerConfig() if config is None else config
+    service = Service(config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(
+        title="Weft",
+        version=__version__,
+        summary="Trees of continuations of language models.",
+        lifespan=lifespan,
+        docs_url="/docs" if config.has_docs else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if config.has_docs else None,
+    )
+    app.state.service = service
+    handle_errors(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, limits=config.limits)
+    app.add_middleware(Door, config=config, observe=service.metrics.observe)
+    if config.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["ETag", "X-Request-Id", "Retry-After"],
+        )
+    return app

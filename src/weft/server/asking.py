@@ -1,0 +1,181 @@
+"""Asking a model about a node without growing it: next tokens, figures of given ones.
+
+The caller holds the loom's lock, so that the tree stays as it is meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..api.nodes import MeasureText, NextTokens
+from ..errors import ConfigError
+from ..files import json_number
+from ..lm import LM
+from ..loom import Heddle
+from ..loom.heddle import at_end, measure_item, next_item, text_score
+from ..sampling.metrics import entropy as entropy_of
+from ..sampling.metrics import largest, log_softmax
+from ..sampling.params import SamplingParams
+from ..sampling.sampler import probabilities
+from ..sched.work import Extend, Logits
+from .errors import Refused
+from .looms import LiveLoom
+from .service import Service
+
+Json = dict[str, Any]
+_ROWS = 256  # logits rows that are asked for at once: each is 4 bytes a token of the vocabulary
+_FILTERS = ("temperature", "top_p", "top_k", "min_p", "typical_p")
+
+
+def chance(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) -> Json:
+    """Return what is told of a token that may stand at a place, in TokenChance's words."""
+    logprob = float(logprobs[token])
+    told: Json = {
+        "id": token,
+        "text": lm.text.token_text(token),
+        "bytes": list(lm.text.token_bytes(token)),
+        "logprob": json_number(logprob),
+        "p": float(np.exp(logprob)),
+        "rank": rank,
+    }
+    if sampled is not None:
+        told["p_sampled"] = float(sampled[token])
+    return told
+
+
+async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextTokens) -> Json:
+    """Return the likeliest next tokens and the candidates, in NextReply's words."""
+    assert live.lm is not None
+    live.refuse_growing_end(node)
+    with service.work("next", service.models.name_of(live.lm)) as lm:
+        ids = [candidate_id(lm, each) for each in asked.candidates]
+        tickets = await lm.asubmit([next_item(node, asked.top)])
+        await lm.adrive(tickets)
+        logits = tickets[0].result()[0]
+    logprobs = log_softmax(logits)
+    order = largest(logprobs[None], asked.top)[0].tolist()
+    given = {name: getattr(asked, name) for name in _FILTERS if getattr(asked, name) is not None}
+    sampled = sampled_p(lm, logits, given) if given else None
+    rest = max(0.0, 1.0 - float(np.exp(logprobs[order].astype(np.float64)).sum()))
+    return {
+        "node": live.number(node),
+        "next": [chance(lm, token, logprobs, at, sampled) for at, token in enumerate(order)],
+        "candidates": [
+            chance(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
+            for token in ids
+        ],
+        "rest": rest,
+        "entropy": json_number(entropy_of(logprobs)),
+    }
+
+
+def candidate_id(lm: LM, given: int | str) -> int:
+    """Return a candidate's token id. Raises: Refused for a text that is not one token."""
+    if isinstance(given, int):
+        if not 0 <= given < lm.info.n_vocab:
+            raise Refused(
+                422,
+                "tokens_out_of_vocabulary",
+                f"token id {given} is outside the vocabulary of {lm.info.n_vocab}",
+                param="candidates",
+            )
+        return given
+    ids = lm.text.continuation(given) if given else []
+    if len(ids) != 1:
+        raise Refused(
+            400,
+            "invalid_parameter",
+            f"{given!r:.60} is {len(ids)} tokens; a candidate is one",
+            param="candidates",
+        )
+    return ids[0]
+
+
+def sampled_p(lm: LM, logits: Any, given: Json) -> Any:
+    """Return each token's probability after temperature and filters: float64 [V]."""
+    params = SamplingParams.resolve({**given}, SamplingParams())
+    return probabilities(logits, params)
+
+
+async def measured(service: Service, live: LiveLoom, node: Heddle, asked: MeasureText) -> Json:
+    """Return how likely a text is after a node, in MeasureReply's words."""
+    assert live.lm is not None
+    live.refuse_growing_end(node)
+    at, text = node, asked.token_ids if asked.text is None else asked.text
+    if text is None:
+        if node.parent is None:
+            raise ConfigError("the root is the prompt: nothing stands before it; give a text")
+        at, text = node.parent, node.tokens
+    special = asked.special if isinstance(text, str) and asked.special else None
+    with service.work("measure", service.models.name_of(live.lm)) as lm:
+        item = measure_item(at, text, special)
+        tickets = await lm.asubmit([item])
+        await lm.adrive(tickets)
+        score = text_score(lm, item, tickets[0].result()[0])
+    return {
+        "node": live.number(node),
+        "token_ids": list(score.tokens),
+        "texts": list(score.texts),
+        "logprobs": [json_number(value) for value in score.logprobs],
+        "total": json_number(score.total),
+        "mean": json_number(score.mean),
+        "perplexity": json_number(score.perplexity),
+    }
+
+
+async def tokens_told(service: Service, live: LiveLoom, node: Heddle, top: int) -> Json:
+    """Return a node's tokens, in TokenList's words. top: asks the model for what it saw there."""
+    ids = node.tokens
+    if top and ids:
+        seen = await _seen(service, live, node, top)
+    else:
+        has = len(node.logprobs) == len(ids), len(node.entropies) == len(ids)
+        seen = [
+            {
+                "logprob": json_number(node.logprobs[at]) if has[0] else None,
+                "entropy": json_number(node.entropies[at]) if has[1] else None,
+            }
+            for at in range(len(ids))
+        ]
+    lm = live.lm
+    rows = [
+        {
+            "index": at,
+            "id": token,
+            "text": lm.text.token_text(token) if lm is not None else "",
+            "bytes": list(lm.text.token_bytes(token)) if lm is not None else [],
+            **seen[at],
+        }
+        for at, token in enumerate(ids)
+    ]
+    return {"node": live.number(node), "measured": bool(top and ids), "data": rows}
+
+
+async def _seen(service: Service, live: LiveLoom, node: Heddle, top: int) -> list[Json]:
+    assert live.lm is not None
+    if node.parent is None:
+        raise ConfigError("the root is the prompt: nothing stands before its first token")
+    live.refuse_growing_end(node)
+    ids, place = node.tokens, at_end(node.parent)
+    seen: list[Json] = []
+    with service.work("tokens", service.models.name_of(live.lm)) as lm:
+        for first in range(0, len(ids), _ROWS):
+            last = min(first + _ROWS, len(ids))
+            wants = tuple(Logits(place.depth + at) for at in range(first, last))
+            tickets = await lm.asubmit([Extend(place, ids[: last - 1], wants)])
+            await lm.adrive(tickets)
+            for at, logits in zip(range(first, last), tickets[0].result(), strict=True):
+                logprobs = log_softmax(logits)
+                order = largest(logprobs[None], top)[0].tolist()
+                rank = int((logprobs > logprobs[ids[at]]).sum())
+                seen.append(
+                    {
+                        "logprob": json_number(float(logprobs[ids[at]])),
+                        "entropy": json_number(entropy_of(logprobs)),
+                        "rank": rank,
+                        "top": [chance(lm, token, logprobs, i) for i, token in enumerate(order)],
+                    }
+                )
+    return seen

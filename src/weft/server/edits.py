@@ -1,0 +1,104 @@
+"""Edits of a tree that the nodes themselves do not have: forks, moves and copies."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from ..lm import LM
+from ..loom import Heddle, Loom
+from ..loom.node import add_text, add_tokens, child_list, lm_of, preorder
+
+
+def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
+    """Add a sibling with a node's first `at` tokens, and then what comes instead of the next one.
+
+    What was recorded of the shared tokens is known of the sibling, too, where it has no others.
+    Raises: ConfigError for a root, or for nothing to share and nothing instead.
+    """
+    parent = node.parent
+    if parent is None:
+        raise ConfigError("the root has no siblings: fork one of its children, or make a loom")
+    tokens = node.tokens
+    if at > len(tokens):
+        raise ConfigError(f"at_token is {at}; the node has {len(tokens)} tokens")
+    shared = tokens[:at]
+    if instead is None:
+        if not shared:
+            raise ConfigError("at_token is 0 and nothing comes instead: that is the parent")
+        made = add_tokens(parent, shared)
+        made.logprobs, made.entropies = node.logprobs[:at], node.entropies[:at]
+        made.params, made.lineage = node.params, node.lineage
+        return made
+    if isinstance(instead, int):
+        return add_tokens(parent, [*shared, instead])
+    made = add_tokens(parent, shared)
+    made.tokens = [*shared, *made.add(instead).tokens]
+    for child in list(made.children):
+        made.remove_child(child)
+    return made
+
+
+def token_before_char(node: Heddle, at_char: int) -> int:
+    """Return how many of a node's tokens end at, or the nearest before, a character of its text.
+
+    Raises: ConfigError where no cut lies there.
+    """
+    if not node.tokens:
+        raise ConfigError("the node has no tokens to cut between")
+    text_of = lm_of(node).text.decode
+    n = 0
+    for count in range(1, len(node.tokens)):
+        if len(text_of(node.tokens[:count])) > at_char:
+            break
+        n = count
+    if n == 0:
+        raise ConfigError(f"at_char is {at_char}; the node's first token is longer than that")
+    return n
+
+
+def move(node: Heddle, parent: Heddle, index: int | None) -> None:
+    """Put a node and all below it below another one, at a place among its children.
+
+    Raises: TreeError below itself, or for a root.
+    """
+    parent.add_child(node)
+    if index is not None:
+        children = child_list(parent)
+        children.remove(node)
+        children.insert(index, node)
+
+
+def copy_below(parent: Heddle, top: Heddle, *, whole: bool = True) -> Heddle:
+    """Copy a node and all below it to below another one; return the copy.
+
+    whole: with tokens and figures, as between looms of one model; else by their texts.
+    Cost: O(nodes).
+    """
+    copies: dict[int, Heddle] = {}
+    first: Heddle | None = None
+    for node in preorder(top):
+        above = parent if node is top else copies[id(node.parent)]
+        if whole and node.tokens:
+            made = add_tokens(above, node.tokens)
+            made.logprobs, made.entropies = list(node.logprobs), list(node.entropies)
+            made.params, made.lineage = node.params, node.lineage
+            made.finish_reason, made.stop_string = node.finish_reason, node.stop_string
+            made.terminal = node.terminal
+        else:
+            made = add_text(above, node.text)
+        made.score, made.meta = node.score, dict(node.meta)
+        copies[id(node)] = made
+        first = first or made
+    assert first is not None
+    return first
+
+
+def loom_below(lm: LM, node: Heddle) -> Loom:
+    """Return a new loom whose prompt is the path to a node, with all that stands below it."""
+    loom = Loom(lm, node.get_prefix_tokens())
+    root = node.path[0]
+    if isinstance(root, Loom):
+        loom.user_prompt = root.user_prompt
+        loom.chat_template_used = root.chat_template_used
+    for child in node.children:
+        copy_below(loom, child)
+    return loom

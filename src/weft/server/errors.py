@@ -1,0 +1,154 @@
+"""Errors as answers: OpenAI's object, everywhere but where another system's shape is served.
+
+Which status and code an error has is said in `weft.outcomes`; here is what only HTTP knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from .. import errors
+from ..errors import WeftError
+from ..outcomes import outcome_of
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+
+_log = logging.getLogger(__name__)
+Json = dict[str, Any]
+
+
+class Refused(WeftError):
+    """A request that is refused for what HTTP alone knows: its key, its body, its parameters."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        hint: str = "",
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})
+
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+_INTERNAL = "something failed inside the server; its log has it under the request's id"
+
+
+def error_response(error: BaseException, request_id: str) -> JSONResponse:
+    """Return an error as an answer. What nobody expected is logged whole and told in general."""
+    status, told, headers = told_of(error, request_id)
+    if status >= 500 and not isinstance(error, WeftError):
+        _log.error("request %s failed", request_id, exc_info=error)
+    return JSONResponse({"error": told}, status, headers)
+
+
+def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
+    """Return the status, the error object and the headers that tell of an error."""
+    if isinstance(error, RequestValidationError):
+        error = _of_validation(error)
+    if isinstance(error, HTTPException):
+        error = _of_http(error)
+    headers: dict[str, str] = {}
+    param: str | None = getattr(error, "param", None)
+    details: Json = {}
+    if isinstance(error, Refused):
+        status, code, headers, details = error.status, error.code, error.headers, error.details
+        kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    elif isinstance(error, WeftError | MemoryError):
+        outcome = outcome_of(error)
+        status, kind, code = outcome.status, outcome.kind, outcome.code
+        details = _details(error)
+    else:
+        status, kind, code = 500, "server_error", "internal_error"
+    if isinstance(error, errors.NotFound) and error.what:
+        code = f"{error.what}_not_found"
+    if isinstance(error, errors.QueueFull):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    elif status == 503:
+        headers = {"Retry-After": "2", **headers}
+    message = str(error) if isinstance(error, WeftError) else _INTERNAL
+    if isinstance(error, MemoryError):
+        message = "out of memory"
+    told: Json = {"message": message, "type": kind, "param": param, "code": code}
+    if details:
+        told["details"] = details
+    if hint := getattr(error, "hint", ""):
+        told["hint"] = hint
+    if request_id:
+        told["request_id"] = request_id
+    return status, told, headers
+
+
+def _details(error: BaseException) -> Json:
+    if isinstance(error, errors.ContextOverflow) and error.n_ctx:
+        return {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
+    if isinstance(error, errors.KVFull) and error.capacity:
+        return {"needed_tokens": error.needed, "capacity_tokens": error.capacity}
+    if isinstance(error, errors.Conflict) and error.rev is not None:
+        return {"rev": error.rev}
+    return {}
+
+
+def _of_validation(error: RequestValidationError) -> Refused:
+    """Tell of the first field that is wrong, by its name."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    param = ".".join(place)
+    code = "invalid_parameter"
+    if first["type"] == "extra_forbidden":
+        code, message = "unsupported_parameter", f"{param} is not a parameter of this call"
+    elif first["type"] == "json_invalid":
+        param, message = "", f"the body is not JSON: {first['msg']}"
+    elif first["type"] == "missing":
+        message = f"{param or 'the body'} is missing"
+    else:
+        given = first.get("input")
+        shown = "" if isinstance(given, dict | list) else f" is {given!r:.80}"
+        message = f"{param or 'the body'}{shown}: {first['msg'].removeprefix('Value error, ')}"
+    return Refused(400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None)
+
+
+def _of_http(error: HTTPException) -> Refused:
+    codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
+    code = codes.get(error.status_code, "invalid_request")
+    message = {
+        404: "there is nothing at this address",
+        405: "this address does not take this method",
+    }.get(error.status_code, str(error.detail))
+    return Refused(error.status_code, code, message, headers=error.headers)
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Let an app answer all errors in this form."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error, request.scope.get("weft.request_id", ""))
+
+    for kind in (WeftError, MemoryError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,203 @@
+"""Events for one reader or many: a bounded log that is read from any point, and SSE from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NamedTuple, TypeVar
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+
+from ..errors import Cancelled
+
+Json = dict[str, Any]
+Value = TypeVar("Value")
+PING_S = 15.0
+
+
+class SentEvent(NamedTuple):
+    """One event: `id` rises by one in its log; None where it cannot be resumed from."""
+
+    name: str
+    data: Json
+    id: int | None = None
+
+
+class EventLog:
+    """The last events of a job or a loom, for any number of readers; used from the loop only.
+
+    Who comes too late for what it asks gets a "snapshot" first: the state as it is now, after which
+    the events go on. most, most_bytes: of events that are kept.
+    """
+
+    def __init__(
+        self, snapshot: Callable[[], Json], *, most: int = 2048, most_bytes: int = 1 << 20
+    ) -> None:
+        self._snapshot = snapshot
+        self._most, self._most_bytes = most, most_bytes
+        self._kept: deque[tuple[SentEvent, int]] = deque()
+        self._n_bytes = 0
+        self._last = 0
+        self._news = asyncio.Event()
+        self.n_readers = 0
+        self.is_over = False
+
+    @property
+    def last(self) -> int:
+        """The id of the last event; 0 before the first."""
+        return self._last
+
+    def put(self, name: str, data: Json) -> None:
+        """Add an event and wake the readers."""
+        self._last += 1
+        size = 64 + 8 * len(data) + (24 * len(data["t"]) if name == "tok" else 0)
+        self._kept.append((SentEvent(name, data, self._last), size))
+        self._n_bytes += size
+        while len(self._kept) > self._most or self._n_bytes > self._most_bytes:
+            self._n_bytes -= self._kept.popleft()[1]
+        self._wake()
+
+    def end(self) -> None:
+        """No event comes any more: readers end after the last one."""
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def frames(self, after: int = 0, ping_s: float = PING_S) -> AsyncGenerator[bytes]:
+        """Yield the events after one as they are sent, all that there are at once as one piece.
+
+        Ends when the log does. Where nothing comes for `ping_s`, a comment does.
+        """
+        self.n_readers += 1
+        try:
+            at = after
+            while True:
+                news = self._news
+                if events := self._since(at):
+                    yield b"".join(map(frame, events))
+                    at = events[-1].id or at
+                elif self.is_over:
+                    return
+                else:
+                    try:
+                        async with asyncio.timeout(ping_s):
+                            await news.wait()
+                    except TimeoutError:
+                        yield b": ping\n\n"
+        finally:
+            self.n_readers -= 1
+
+    def _since(self, at: int) -> list[SentEvent]:
+        first = self._last - len(self._kept) + 1
+        if at > self._last or at < first - 1:  # of another log, or forgotten
+            return [SentEvent("snapshot", self._snapshot(), self._last)]
+        # Only the new ones are looked at: of many readers each would walk all of the log.
+        n_new = self._last - at
+        return [self._kept[i][0] for i in range(len(self._kept) - n_new, len(self._kept))]
+
+
+class EventStream(StreamingResponse):
+    """Sends pieces as they come, as server-sent events; a comment where none comes for so long.
+
+    pieces: bytes as they are sent, or events. ping_s: None where the pieces have pings of their
+    own. on_end: called once, however it ends: when the client vanishes, too, even before anything
+    was sent. The iterator is closed then.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[SentEvent | bytes],
+        *,
+        ping_s: float | None = PING_S,
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        framed: Any = pieces if ping_s is None else self._framed(pieces, ping_s)
+        super().__init__(framed, media_type="text/event-stream", headers=headers)
+        self._pieces = pieces
+        self._on_end = on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send everything, or as much as the client waits for."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if (close := getattr(self._pieces, "aclose", None)) is not None:
+                await close()
+            if self._on_end is not None:
+                self._on_end()
+
+    @staticmethod
+    async def _framed(
+        pieces: AsyncIterator[SentEvent | bytes], ping_s: float
+    ) -> AsyncIterator[bytes]:
+        async with aclosing(with_pings(pieces, ping_s)) as beats:
+            async for piece in beats:
+                if piece is None:
+                    yield b": ping\n\n"
+                else:
+                    yield piece if isinstance(piece, bytes) else frame(piece)
+
+
+def frame(event: SentEvent) -> bytes:
+    """Return an event as it is sent."""
+    head = (
+        f"event: {event.name}\n" if event.id is None else f"id: {event.id}\nevent: {event.name}\n"
+    )
+    data = json.dumps(event.data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
+
+
+async def with_pings(items: AsyncIterator[Value], ping_s: float) -> AsyncGenerator[Value | None]:
+    """Yield what an iterator yields, and None whenever nothing has come for so long."""
+    waiting: asyncio.Task[Value] | None = None
+    try:
+        while True:
+            if waiting is None:
+                waiting = asyncio.ensure_future(anext(items))
+            await asyncio.wait([waiting], timeout=ping_s)
+            if not waiting.done():
+                yield None
+                continue
+            try:
+                item = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield item
+    finally:
+        if waiting is not None and not waiting.done():
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        if (close := getattr(items, "aclose", None)) is not None:
+            await close()
+
+
+async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
+    """Await work for a client; when that vanishes, cancel it and raise Cancelled.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Cancelled("the client is gone")
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

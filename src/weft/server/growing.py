@@ -1,0 +1,252 @@
+"""Growing as a job: one call over some nodes of a loom, or a search below one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from ..api.jobs import StartRun, TokenUsage
+from ..api.nodes import GrowFields
+from ..api.sampling import SamplingFields
+from ..constraints import from_dict
+from ..errors import ConfigError, Terminal
+from ..lm import LM
+from ..loom import Heddle
+from ..loom.grow import plan, refuse_terminal
+from ..sampling.params import SamplingParams
+from ..search.core import Grow, Level, SearchResult
+from ..search.strategies import STRATEGIES
+from ..store.wire import search_object
+from .branches import JobBranches
+from .config import ServerLimits
+from .jobs import ServerJob
+from .limits import check_most
+from .looms import LiveLoom
+from .service import Service
+
+Pick = Callable[[LiveLoom], Sequence[Heddle]]
+
+
+def params_of(fields: SamplingFields, n: int, lm: LM, limits: ServerLimits) -> SamplingParams:
+    """Return sampling parameters as a request asks for them, within the server's limits.
+
+    Raises: Refused, ConfigError, GrammarError.
+    """
+    given = fields.sampling()
+    check_most("max_tokens", given.get("max_tokens", 1), limits.tokens, "max_tokens_too_large")
+    check_most("n", n, limits.n, "n_too_large")
+    if (asked := fields.constraint()) is not None:
+        given["constraint"] = from_dict(asked)
+    if "max_tokens" not in given:
+        given["max_tokens"] = min(lm.defaults.max_tokens, limits.tokens)
+    return SamplingParams.resolve({**given, "n": n}, lm.defaults)
+
+
+async def start_growth(
+    service: Service, loom: str, asked: GrowFields, pick: Pick, actor: str
+) -> tuple[ServerJob, list[int]]:
+    """Begin to grow nodes of a loom; return the job and the numbers of nodes left alone.
+
+    pick: which nodes. Raises: what the call would, and nothing has begun.
+    """
+    service.refuse_new()
+    with ExitStack() as stack:
+        async with service.looms.held(loom, model=asked.model, grows=True) as live:
+            assert live.lm is not None
+            job = ServerJob("grow", live.kept.id, service.models.name_of(live.lm))
+            lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
+            params = params_of(asked, asked.n, lm, service.config.limits)
+            nodes = list(pick(live))
+            check_most("branches", asked.n * len(nodes), service.config.limits.branches)
+            for node in nodes:
+                if live.is_growing(node):
+                    live.refuse_growing(node)
+            if len(nodes) == 1 and not asked.force:
+                refuse_terminal(nodes[0])
+            branches = await planned(live, job, nodes, params, force=asked.force)
+        stack.callback(live.end, branches)
+        await live.number_new(branches)
+        job.tell_begun(branches)
+        skipped = [live.number(node) for node in branches.growth.skipped]
+        job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
+        service.jobs.add(job)
+        job.start(_grow_to_end(service, live, job, branches, actor), stack.pop_all().close)
+    return job, skipped
+
+
+def interrupt(job: ServerJob) -> None:
+    """End a job because the server stops."""
+    job.cancel(reason="interrupted")
+
+
+async def planned(
+    live: LiveLoom,
+    job: ServerJob,
+    nodes: Sequence[Heddle],
+    params: SamplingParams,
+    *,
+    force: bool = False,
+) -> JobBranches:
+    """Plan branches, which are noted as growing from now on. The caller holds the lock.
+
+    Raises: Terminal where there is nothing to grow.
+    """
+    growth = await live.call(lambda: plan(list(nodes), params, force=force, streamed=True))
+    if not growth.shoots:
+        raise Terminal("all of these nodes have ended; grow them anyway with force")
+    branches = JobBranches(live, growth, job.events, job.first_branch)
+    live.begin(branches)
+    return branches
+
+
+async def _grow_to_end(
+    service: Service, live: LiveLoom, job: ServerJob, branches: JobBranches, actor: str
+) -> None:
+    try:
+        await branches.run()
+    finally:
+        async with live.lock:
+            job.usage = usage_of(job)
+            live.publish(await live.call(lambda: live.kept.commit("grow", actor=actor)))
+        if branches.first_token_s is not None and job.model is not None:
+            service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
+
+
+def usage_of(job: ServerJob) -> TokenUsage:
+    """Return what a job has read and written. A prompt that branches share is read once."""
+    prompts: dict[str, int] = {}
+    cached: dict[str, int] = {}
+    for branches in job.branches:
+        for shoot in branches.growth.shoots:
+            prompts[shoot.parent.id] = shoot.origin.depth
+            reused = None if shoot.ticket is None else shoot.ticket.reused
+            if reused is not None:  # the first of a prompt's branches computes it for all
+                cached[shoot.parent.id] = min(reused, cached.get(shoot.parent.id, reused))
+    written = sum(each.n_tokens for each in job.branches)
+    return TokenUsage(
+        prompt_tokens=sum(prompts.values()),
+        completion_tokens=written,
+        cached_tokens=sum(cached.values()) if cached else None,
+    )
+
+
+# Searches -------------------------------------------------------------------------------------
+
+
+async def start_run(service: Service, loom: str, asked: StartRun, actor: str) -> ServerJob:
+    """Begin to search below a node. Raises: ConfigError for a wrong strategy or number."""
+    service.refuse_new()
+    if asked.strategy not in STRATEGIES:
+        raise ConfigError(
+            f"strategy is {asked.strategy!r:.80}; allowed are {', '.join(STRATEGIES)}"
+        )
+    with ExitStack() as stack:
+        async with service.looms.held(loom, model=asked.model, grows=True) as live:
+            assert live.lm is not None
+            job = ServerJob("run", live.kept.id, service.models.name_of(live.lm))
+            lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
+            limits = service.config.limits
+            for name in ("breadth", "n"):
+                check_most(name, getattr(asked, name) or 1, limits.n)
+            node = live.node(asked.node)
+            live.refuse_growing(node)
+            run = Searched(service, live, job, asked)
+            run.begin(lm, node)
+            service.jobs.add(job)
+            told = {"job": job.id, "loom": live.kept.id, "model": job.model}
+            job.events.put("job", {**told, "strategy": asked.strategy, "branches": []})
+            job.start(run.to_end(lm, actor), stack.pop_all().close)
+    return job
+
+
+class Searched:
+    """A search in a live loom: its branches are told as those of any growth, its rounds, too."""
+
+    def __init__(self, service: Service, live: LiveLoom, job: ServerJob, asked: StartRun) -> None:
+        self.service = service
+        self.live = live
+        self.job = job
+        self.asked = asked
+        self._steps: Any = None
+
+    def begin(self, lm: LM, node: Heddle) -> None:
+        """Check what was asked. Raises: ConfigError, Refused."""
+        asked = self.asked
+        given = asked.sampling()
+        check_most("max_tokens", given.get("max_tokens", 1), self.service.config.limits.tokens)
+        for name in ("answer_tokens", "budget_tokens", "budget_s", "budget_kv_bytes"):
+            if (value := getattr(asked, name)) is not None:
+                given[name] = value
+        if (constraint := asked.constraint()) is not None:
+            given["constraint"] = from_dict(constraint)
+        strategy = STRATEGIES[asked.strategy]
+        call = getattr(import_module("weft.search"), strategy.call)
+        options = strategy.options(asked.breadth, asked.n, **given)
+        # A generator checks nothing before its first step, which asks for work or ends.
+        self._steps = call.__wrapped__(lm, node, progress=self._tell, **options)
+        self._work = self._next(None)
+
+    def _next(self, given: Any) -> Any:
+        try:
+            return self._steps.send(given)
+        except StopIteration as end:
+            return end.value
+
+    async def to_end(self, lm: LM, actor: str) -> None:
+        """Search; what was made is kept, however it ends."""
+        work = self._work
+        try:
+            with closing(self._steps):
+                while not isinstance(work, SearchResult):
+                    found = await (self._grow(lm, work) if isinstance(work, Grow) else work.arun())
+                    async with self.live.lock:
+                        work = self._next(found)
+            name = self.live.kept.name
+            answer = work.text.strip().rpartition("\n")[2]
+            told = search_object(lm, self.job.model or "", self.asked.strategy, work, answer, name)
+            self.job.result = {**told, "best": self.live.number(work.best)}
+        finally:
+            self.job.usage = usage_of(self.job)
+            async with self.live.lock:
+                change = await self.live.call(lambda: self.live.kept.commit("run", actor=actor))
+                self.live.publish(change)
+                if self.job.result is not None:
+                    self.job.result["best"] = self.live.number(work.best)
+
+    async def _grow(self, lm: LM, work: Grow) -> list[Heddle]:
+        """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
+        live, rows = self.live, list(work.rows)
+        if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in looms of theirs
+            return await work.arun()
+        params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
+        async with live.lock:
+            if all(node.terminal for node in rows):
+                return []
+            branches = await planned(live, self.job, rows, params)
+        try:
+            await live.number_new(branches)
+            self.job.tell_begun(branches)
+            await branches.run(work.is_over)
+        finally:
+            live.end(branches)
+        return [shoot.child for shoot in branches.growth.shoots if shoot.attached]
+
+    def _tell(self, level: Level) -> None:
+        """Tell of a round. Called by the search, with the lock held."""
+        number = self.live.number
+        self.job.progress = {"round": level.depth, **asdict(level.cost)}
+        self.job.events.put(
+            "score",
+            {
+                "round": level.depth,
+                "candidates": [
+                    {"node": number(node), "score": node.score, "by": node.meta.get("by")}
+                    for node in level.candidates
+                ],
+                "kept": [number(node) for node in level.kept],
+                "cost": asdict(level.cost),
+            },
+        )

@@ -1,0 +1,463 @@
+"""The looms that are open in this process: one live tree each, for all requests and jobs.
+
+Whoever touches a tree holds its lock. What blocks (the database, a long walk) runs in a thread
+meanwhile; what a job adds to a tree is added in the event loop, between two such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import (
+    ConfigError,
+    Conflict,
+    ModelMismatch,
+    NotFound,
+    StaleHandle,
+    StoreError,
+    TreeError,
+)
+from ..lm import LM
+from ..loom import Heddle
+from ..store.kept import Change, KeptLoom
+from ..store.library import Library, LoomRow
+from .events import EventLog
+from .models import ModelShelf, ServedModel
+from .objects import nodes_told
+
+if TYPE_CHECKING:
+    from .branches import JobBranches
+
+_log = logging.getLogger(__name__)
+Value = TypeVar("Value")
+IDLE_S = 300.0  # before a loom that nobody uses is closed
+MOST_OPEN = 256
+_FRESH_S = 0.05  # for so long what was read of the database is taken as it was
+_FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
+_WATCH_S = 1.0  # between two looks at what other processes wrote, while somebody listens
+_TOLD = 200  # nodes of a change that are told whole
+
+
+class LiveLoom:
+    """An open loom. `lock` is held by whoever touches its tree.
+
+    growing: what grows in it now. events: its changes, and where to read on.
+    """
+
+    def __init__(self, kept: KeptLoom, lm: LM | None) -> None:
+        self.kept = kept
+        self.lm = lm
+        self.lock = asyncio.Lock()
+        self.events = EventLog(self._snapshot, most=1024)
+        self.growing: list[JobBranches] = []
+        self.used = time.monotonic()
+        self.n_users = 0
+        self.first_rev = kept.rev
+        self.is_stale = False  # what is in it was not kept: it is to be opened anew
+        self._unnumbered: list[JobBranches] = []
+        self._synced = 0.0
+        self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
+        self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
+        self._flusher: asyncio.Task[None] | None = None
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {"loom": self.kept.id, "rev": self.kept.rev}
+
+    # Reading and changing
+
+    async def call(self, work: Callable[[], Value]) -> Value:
+        """Run something that blocks in a thread, with the lock held by the caller, to its end."""
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        while True:
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                # The thread goes on: the lock must not be let go of before it is done.
+                if future.done():
+                    raise
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+                if future.done():
+                    raise
+
+    async def sync(self, *, now: bool = False) -> None:
+        """Take in what other processes wrote. The caller holds the lock.
+
+        now: even if that was done a moment ago.
+        """
+        if now or time.monotonic() - self._synced > _FRESH_S:
+            self.publish(await self.call(self.kept.sync))
+            self._synced = time.monotonic()
+
+    async def change(self, kind: str, edit: Callable[[], Any], actor: str) -> Change:
+        """Edit the tree and keep it, as one operation. The caller holds the lock.
+
+        Raises: what `edit` does, and nothing has changed; StoreError where it was not kept.
+        """
+
+        def work() -> Change:
+            edit()
+            return self.kept.commit(kind, actor=actor)
+
+        try:
+            change = await self.call(work)
+        except StoreError:
+            self.is_stale = True
+            raise
+        self.publish(change)
+        return change
+
+    async def settle(self) -> None:
+        """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
+        if self.growing:
+            self.publish(await self.call(lambda: self.kept.commit("grow")))
+
+    def publish(self, change: Change) -> None:
+        """Note what has changed, and tell who listens."""
+        others = change.others
+        if others is not None:
+            self._note(change.rev, "sync", *others)
+        self._note(change.rev, change.kind, change.added, change.changed, change.removed)
+
+    def _note(
+        self,
+        rev: int,
+        kind: str,
+        added: Iterable[Heddle],
+        changed: Iterable[Heddle],
+        removed: Iterable[str],
+    ) -> None:
+        added, changed, removed = list(added), list(changed), list(removed)
+        if not (added or changed or removed):
+            return
+        numbers = self.kept.numbers()
+        for node in (*added, *changed):
+            self._marks[node.id] = rev
+        for node_id in removed:
+            self._marks[node_id] = rev
+            self._gone.append((rev, numbers.get(node_id, -1)))
+        told = len(added) + len(changed) <= _TOLD and self.events.n_readers
+        self.events.put(
+            "change",
+            {
+                "rev": rev,
+                "kind": kind,
+                "added": nodes_told(self, added) if told else [],
+                "changed": nodes_told(self, changed) if told else [],
+                "removed": [numbers.get(node_id, -1) for node_id in removed],
+                "whole": bool(told),
+            },
+        )
+
+    def since(self, rev: int) -> tuple[set[str], list[int]] | None:
+        """Return the ids of what changed after a revision, and the numbers that went.
+
+        None where nobody knows any more.
+        """
+        if rev < self.first_rev:
+            return None
+        came = {node_id for node_id, at in self._marks.items() if at > rev}
+        return came, [number for at, number in self._gone if at > rev]
+
+    def check_rev(self, node: Heddle, rev: int | None) -> None:
+        """Refuse a change to a node that was changed after the revision its author saw."""
+        if rev is not None and (now := self._marks.get(node.id, self.first_rev)) > rev:
+            raise Conflict(
+                f"node {self.kept.number(node)} was changed in revision {now}, after the one that"
+                f" you saw ({rev})",
+                rev=self.kept.rev,
+                hint="read it anew, and change that",
+            )
+
+    # Nodes
+
+    def node(self, given: str | int) -> Heddle:
+        """Return a node by its number or id, one that grows, too. Raises: NotFound."""
+        for branches in self.growing:
+            for child in branches.uncommitted:
+                if str(given) in (child.id, str(self.number(child))):
+                    return child
+        try:
+            return self.kept.node(given)
+        except ConfigError as error:
+            message = f"there is no node {str(given)!r:.80} in the loom {self.kept.name}"
+            raise NotFound(message, what="node", hint=error.hint) from error
+
+    def number(self, node: Heddle) -> int:
+        """Return a node's number; -1 for one that is not kept yet."""
+        try:
+            return self.kept.number(node)
+        except TreeError:
+            return -1
+
+    def is_growing(self, node: Heddle) -> bool:
+        """Whether tokens are being added to this very node."""
+        return any(node in branches.nodes for branches in self.growing)
+
+    def refuse_growing_end(self, node: Heddle) -> None:
+        """Raise Conflict for a node that grows itself: its end is not there yet."""
+        if self.is_growing(node):
+            self.refuse_growing(node)
+
+    def refuse_growing(self, node: Heddle) -> None:
+        """Raise Conflict for a node that grows, or below which something grows from it."""
+        for branches in self.growing:
+            if node in branches.nodes or any(node is each for each in branches.parents):
+                raise Conflict(
+                    f"node {self.number(node)} is being grown",
+                    rev=self.kept.rev,
+                    hint="wait until its job has ended, or cancel that",
+                )
+
+    def drop_growing(self, top: Heddle) -> None:
+        """End what grows below a node that is about to go; nothing of it is kept."""
+        for branches in self.growing:
+            branches.drop_below(top)
+
+    def drop_one(self, node: Heddle) -> None:
+        """End one node that grows; nothing of it is kept."""
+        for branches in self.growing:
+            branches.drop([node])
+
+    def children_of(self, node: Heddle) -> list[Heddle]:
+        """Return a node's children, those that grow among them."""
+        children = list(node.children)
+        for branches in self.growing:
+            branches.put_among(node, children)
+        return children
+
+    # Growing
+
+    def begin(self, branches: JobBranches) -> None:
+        """Note branches that begin to grow, and make their tokens durable as they come."""
+        self.growing.append(branches)
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+
+    async def number_new(self, branches: JobBranches) -> None:
+        """Give the nodes of branches their numbers; those of many calls in one write.
+
+        The caller does not hold the lock. Raises: StoreError.
+        """
+        self._unnumbered.append(branches)
+        async with self.lock:
+            if branches not in self._unnumbered:  # somebody else did it for all who waited
+                if branches.error is not None:
+                    raise branches.error
+                return
+            waiting, self._unnumbered = self._unnumbered, []
+            nodes = [node for each in waiting for node in each.nodes]
+            try:
+                await self.call(partial(self.kept.append, nodes))
+            except StoreError as error:
+                for each in waiting:
+                    each.error = error
+                raise
+
+    def end(self, branches: JobBranches) -> None:
+        """Branches have ended."""
+        self.growing.remove(branches)
+        self.used = time.monotonic()
+
+    async def _flush(self) -> None:
+        try:
+            while self.growing:
+                await asyncio.sleep(_FLUSH_S)
+                async with self.lock:
+                    nodes = [node for each in self.growing for node in each.nodes]
+                    if nodes:
+                        try:
+                            await self.call(partial(self.kept.append, nodes))
+                        except StoreError as error:
+                            _log.warning("tokens are not durable yet: %s", error)
+        finally:
+            self._flusher = None
+
+    async def close(self) -> None:
+        """End its readers and its own work, and let go of the tree."""
+        self.events.end()
+        if self._flusher is not None:
+            self._flusher.cancel()
+            await asyncio.gather(self._flusher, return_exceptions=True)
+        with suppress(StaleHandle):
+            self.kept.loom.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody uses it now."""
+        return not (self.growing or self.n_users or self.events.n_readers or self.lock.locked())
+
+
+class LiveLooms:
+    """All looms: those that are open here, and the library that has them all."""
+
+    def __init__(self, library: Library, models: ModelShelf) -> None:
+        self.library = library
+        self.models = models
+        self._live: dict[str, LiveLoom] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+        self._rows: dict[str, tuple[float, LoomRow]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def n_open(self) -> int:
+        """How many are open."""
+        return len(self._live)
+
+    async def row(self, given: str) -> LoomRow:
+        """Return what a list says of a loom, by its name or id. Raises: NotFound."""
+        at, known = self._rows.get(given, (0.0, None))
+        if known is not None and time.monotonic() - at < _FRESH_S:
+            return known
+        try:
+            row = await asyncio.to_thread(self.library.row, given)
+        except ConfigError as error:
+            raise _no_loom(given, error.hint) from error
+        except StoreError as error:
+            gone = await asyncio.to_thread(self.library.removed)
+            if not any(given in (each.id, each.name) for each in gone):
+                raise
+            again = "POST /api/v1/looms/restore brings back what was removed last"
+            raise _no_loom(given, again) from error
+        if len(self._rows) >= MOST_OPEN:
+            self._rows.clear()
+        self._rows[given] = time.monotonic(), row
+        return row
+
+    def forget_rows(self) -> None:
+        """Looms were renamed, removed or brought back: what is known of their names is old."""
+        self._rows.clear()
+
+    @asynccontextmanager
+    async def held(
+        self, given: str, *, model: str | None = None, grows: bool = False
+    ) -> AsyncIterator[LiveLoom]:
+        """Open a loom where it is not, take in what others wrote, and hold its lock.
+
+        grows: its model must be there. model: another one than its own that grows it.
+        Raises: NotFound; ModelMismatch; Refused while its model is being loaded.
+        """
+        row = await self.row(given)
+        live = await self._opened(row, model, grows)
+        live.n_users += 1
+        try:
+            async with live.lock:
+                live.used = time.monotonic()
+                await live.sync()
+                yield live
+        finally:
+            live.n_users -= 1
+            if live.is_stale and not live.growing and self._live.get(row.id) is live:
+                del self._live[row.id]
+                live.kept.loom.close()
+
+    async def _opened(self, row: LoomRow, model: str | None, grows: bool) -> LiveLoom:
+        opening = self._opening.setdefault(row.id, asyncio.Lock())
+        async with opening:
+            live = self._live.get(row.id)
+            lm = self._lm_for(row, model, needed=grows)
+            if live is not None and not live.is_stale and not _needs_other(live, lm, grows):
+                return live
+            if live is not None and live.growing and not live.is_stale:
+                raise Conflict(
+                    f"the loom {row.name} is being grown by another model", rev=live.kept.rev
+                )
+            try:
+                kept = await asyncio.to_thread(self.library.open, row.id, lm)
+            except ModelMismatch:
+                if grows:
+                    raise
+                kept, lm = await asyncio.to_thread(self.library.open, row.id), None
+            before, self._live[row.id] = live, LiveLoom(kept, lm)
+            if before is not None and not before.growing:
+                before.events.end()
+                before.kept.loom.close()
+            return self._live[row.id]
+
+    def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
+        found = self.models.get(model) if model is not None else self.model_of(row)
+        if found is not None and (needed or found.lm is not None):
+            return found.ready()
+        if needed:
+            raise NotFound(
+                f"the model {row.model!r} of this loom is not loaded here",
+                what="model",
+                hint="load it: POST /api/v1/models, or name another one of the same weights",
+            )
+        return None
+
+    def model_of(self, row: LoomRow) -> ServedModel | None:
+        """Return the model on the shelf that a loom was made with; None where it is not there."""
+        for model in self.models:
+            if row.model in (model.source, model.name):
+                return model
+        return None
+
+    def put(self, kept: KeptLoom, lm: LM | None) -> LiveLoom:
+        """Note a loom that was just made."""
+        live = self._live[kept.id] = LiveLoom(kept, lm)
+        return live
+
+    def open_one(self, loom_id: str) -> LiveLoom | None:
+        """Return a loom that is open here; None for another."""
+        return self._live.get(loom_id)
+
+    async def removed(self, row: LoomRow) -> None:
+        """A loom was removed: end what grows in it, and let go of it."""
+        self.forget_rows()
+        live = self._live.pop(row.id, None)
+        if live is None:
+            return
+        for branches in list(live.growing):
+            branches.cancel()
+        live.events.put("removed", {"loom": row.id})
+        live.events.end()
+
+    def start(self) -> None:
+        """Begin to close idle looms, and to look for others' changes where somebody listens."""
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now = time.monotonic()
+            by_use = sorted(self._live.items(), key=lambda each: each[1].used)
+            for loom_id, live in by_use:
+                if live.events.n_readers and not live.lock.locked():
+                    try:
+                        async with live.lock:
+                            await live.sync(now=True)
+                    except StoreError as error:
+                        _log.warning("loom %s: %s", live.kept.name, error)
+                is_old = now - live.used > IDLE_S or len(self._live) > MOST_OPEN
+                if is_old and live.is_idle:
+                    del self._live[loom_id]
+                    self._opening.pop(loom_id, None)
+                    live.kept.loom.close()
+
+    async def close(self) -> None:
+        """Let go of all looms, and of the library."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        for live in self._live.values():
+            await live.close()
+        self._live.clear()
+        await asyncio.to_thread(self.library.close)
+
+
+def _needs_other(live: LiveLoom, lm: LM | None, grows: bool) -> bool:
+    """Whether a loom must be opened anew: its model came, went, or is another one."""
+    if live.lm is lm or (lm is None and not grows):
+        return live.lm is not None and live.lm.closed and lm is not None
+    return True
+
+
+def _no_loom(given: str, hint: str = "") -> NotFound:
+    return NotFound(f"there is no loom {given!r:.120}", what="loom", hint=hint)

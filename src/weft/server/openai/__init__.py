@@ -1,0 +1,11 @@
+"""OpenAI's protocol: `/v1`."""
+
+from . import chat, completions, embeddings, models, responses
+
+ROUTERS = (
+    models.router,
+    completions.router,
+    chat.router,
+    responses.router,
+    embeddings.router,
+)

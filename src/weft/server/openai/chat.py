@@ -1,0 +1,325 @@
+"""POST /v1/chat/completions: an assistant's next turn."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from ...chat import ChatPrompt
+from ...lm import LM
+from ...loom import Loom
+from ...sampling.params import SamplingParams
+from ..limits import check_most
+from ..service import Here, Service
+from . import logprobs
+from .fields import GeneratingRequest
+from .formats import ResponseFormat, compiled
+from .kept import KeptAnswer, check_one, keeping
+from .logprobs import TokenFigures, Wanted
+from .messages import ChatMessage, chat_prompt
+from .refusals import invalid, named, unsupported
+from .runs import ChoiceRun, Runs
+from .stream import answered
+from .tools import OfferedTool, ToolChoice, call_object, chosen, constraint_of
+from .turns import ChatTurn, Delivered
+from .usage import CallUsage
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+Json = dict[str, Any]
+
+_TOP = 20  # alternatives that OpenAI's own allow, where the server's limit is higher
+
+
+class ChatRequest(GeneratingRequest):
+    """What a chat completion is asked for; a parameter is honoured or refused by name."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="New tokens at most; left out: what the context has room for."
+    )
+    logprobs: bool | None = Field(None, description="Tell the logprob of every token.")
+    top_logprobs: int | None = Field(None, ge=0, le=_TOP, description="And so many alternatives.")
+    response_format: ResponseFormat | None = None
+    tools: list[OfferedTool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: one call a turn.")
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the last message, an assistant's, instead of a new turn."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the prompt ends after the last message."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables of the chat template, such as enable_thinking."
+    )
+    reasoning_effort: str | None = Field(
+        None, description="Where the chat template reads it; else refused."
+    )
+    modalities: list[Literal["text"]] | None = None
+
+    def check(self, service: Service) -> None:
+        """Raise Refused for what cannot be honoured."""
+        self.check_options()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs: only with logprobs: true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            if self.max_tokens != self.max_completion_tokens:
+                raise invalid(
+                    "max_tokens", "max_tokens and max_completion_tokens differ; give one of them"
+                )
+        if self.max_tokens == 0:
+            raise invalid("max_tokens", "max_tokens is 0; a chat's answer has 1 or more")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid(
+                "add_generation_prompt",
+                "add_generation_prompt: a turn that goes on has none; leave it out, or false",
+            )
+        limits = service.config.limits
+        check_most("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
+        check_most("top_logprobs", self.top_logprobs or 0, limits.top)
+        check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
+        check_most("max_tokens", self.n_asked or 0, limits.tokens)
+
+    @property
+    def n_asked(self) -> int | None:
+        """New tokens at most; None for what fits."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def prompt(self, lm: LM) -> ChatPrompt:
+        """Return the prompt. Raises: Refused."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        tools = [each.plain() for each in self.tools or ()]
+        # With "none" the model is not told of them: it may not call any.
+        told = tools if self.tool_choice != "none" else []
+        return chat_prompt(
+            lm,
+            [each.plain(number) for number, each in enumerate(self.messages)],
+            tools=told or None,
+            template_kwargs=variables or None,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continues=bool(self.continue_final_message),
+        )
+
+
+@router.post("/chat/completions", response_model=None)
+async def chat(body: ChatRequest, request: Request, service: Here) -> Response | Json:
+    """Answer a chat."""
+    body.check(service)
+
+    async def plan(lm: LM, name: str) -> ChatCall:
+        return await ChatCall.begin(body, lm, name, service)
+
+    return await answered(
+        request, service, "chat", body.model, is_streamed=bool(body.stream), plan=plan
+    )
+
+
+class ChatCall:
+    """One call on its way."""
+
+    body: ChatRequest
+    lm: LM
+    prompt: ChatPrompt
+    root: Loom
+    params: SamplingParams
+    runs: Runs
+    turns: list[ChatTurn]
+    wanted: Wanted | None
+    head: Json
+    reads_calls: bool
+
+    @classmethod
+    async def begin(cls, body: ChatRequest, lm: LM, name: str, service: Service) -> ChatCall:
+        """Check what is asked for and plan it; nothing has run yet."""
+        prompt = body.prompt(lm)
+        choice = chosen(body.tool_choice, prompt.tools)
+        form = None if body.response_format is None else body.response_format.constraint()
+        if form is not None and choice is not None:
+            raise unsupported(
+                "response_format", "an answer that may be calls has no other form; leave tools out"
+            )
+        parallel = body.parallel_tool_calls is not False
+        calls = constraint_of(lm, prompt, choice, parallel=parallel)
+        await compiled(lm, calls, "tools")
+        await compiled(lm, form, "response_format", prompt)
+        call = cls()
+        call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
+        call.root = named("messages", lambda: Loom(lm, prompt))
+        room = max(lm.n_ctx - len(prompt.ids), 1)
+        most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
+        call.params = body.sampling(lm, lm.defaults, max_tokens=most, constraint=calls or form)
+        if body.skip_special_tokens and choice is not None:
+            raise unsupported(
+                "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
+            )
+        if check_one(body.loom, 1):
+            assert body.loom is not None
+            root = call.root
+            said = prompt.user_prompt
+            async with keeping(service, body.loom, name, prompt.ids, lambda: root, said) as kept:
+                call.plan(kept)
+                await call.runs.keep()
+        else:
+            call.plan(None)
+        call.wanted = None
+        if body.logprobs:
+            asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
+            call.wanted = Wanted(body.top_logprobs or 0, asked)
+        given = body.prompt_logprobs is not None
+        logprobs.refuse_untold(lm, body.top_logprobs or 0, given=given)
+        call.head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+        return call
+
+    def plan(self, kept: KeptAnswer | None) -> None:
+        """Plan the choices."""
+        self.runs = Runs(
+            self.lm,
+            [self.root if kept is None else kept.node],
+            self.params,
+            self.body.n_choices,
+            is_streamed=bool(self.body.stream),
+            skips_special=bool(self.body.skip_special_tokens),
+            kept=kept,
+        )
+        self.turns = [
+            ChatTurn(self.prompt, reply, reads_calls=self.reads_calls)
+            for reply in self.runs.replies
+        ]
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.runs.let_go()
+
+    # All at once
+
+    async def answer(self) -> Json:
+        """Run it and return the answer."""
+        await self.runs.finish()
+        parts = [(reply, 0, told_tokens(reply)) for reply in self.runs.replies]
+        figures = await self.figures(parts)
+        pairs = zip(self.turns, figures, strict=True)
+        made = {
+            **self.head,
+            "choices": [self._choice(turn, found) for turn, found in pairs],
+            "usage": CallUsage(self.runs.replies).chat(),
+        }
+        return {**made, **await self._of_prompt()}
+
+    def _choice(self, turn: ChatTurn, figures: Sequence[TokenFigures]) -> Json:
+        said, reply = turn.all(), turn.reply
+        message: Json = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message["content"] = said.content or None
+            message["tool_calls"] = [call_object(call) for call in said.calls]
+        choice: Json = {
+            "index": reply.index,
+            "message": message,
+            "logprobs": self._told_figures(figures),
+            "finish_reason": "tool_calls" if said.calls else reply.finish_reason,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = reply.tokens
+        return choice
+
+    async def figures(
+        self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
+    ) -> list[list[TokenFigures]]:
+        """Return the figures of some tokens of choices, as far as any are asked for."""
+        if self.wanted is None:
+            return [[] for _ in parts]
+        return await logprobs.of_replies(self.lm, parts, self.wanted)
+
+    def _told_figures(self, figures: Sequence[TokenFigures]) -> Json | None:
+        if self.wanted is None:
+            return None
+        return {"content": logprobs.as_content(self.lm, figures), "refusal": None}
+
+    async def _of_prompt(self) -> Json:
+        made: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
+        if self.body.return_token_ids:
+            made["prompt_token_ids"] = list(self.prompt.ids)
+        if self.body.prompt_logprobs is not None:
+            wanted = Wanted(self.body.prompt_logprobs)
+            (found,) = await logprobs.of_prompts(self.lm, [self.root.place], wanted)
+            made["prompt_logprobs"] = logprobs.as_mappings(self.lm, found)
+        return made
+
+    # As it comes
+
+    async def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield chunks of single choices."""
+        usage = {"usage": None} if self.body.tells_usage else {}
+        first = await self._of_prompt()
+        for reply in self.runs.replies:
+            choice = _piece(reply, {"role": "assistant", "content": ""})
+            yield {**self.head, "choices": [choice], **first, **usage}
+            first = {}
+        async with aclosing(self.runs.news()) as news:
+            async for moved in news:
+                for choice in await self._new(moved):
+                    yield {**self.head, "choices": [choice], **usage}
+        if usage:
+            yield {**self.head, "choices": [], "usage": CallUsage(self.runs.replies).chat()}
+
+    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
+        """Return what is new in choices, with its figures."""
+        cuts = []
+        for reply in moved:
+            first, last = reply.n_covered(reply.told), reply.n_covered(reply.certain)
+            tokens = told_tokens(reply) if reply.is_over else reply.tokens[:last]
+            cuts.append((reply, first, tokens[first:]))
+        figures = await self.figures(cuts)
+        made = []
+        for (reply, _, tokens), found in zip(cuts, figures, strict=True):
+            turn = self.turns[reply.index]
+            n_before = turn.n_calls
+            said = turn.new()
+            delta = _delta(said, n_before)
+            if delta or found or (self.body.return_token_ids and tokens):
+                choice = _piece(reply, delta, self._told_figures(found))
+                if self.body.return_token_ids:
+                    choice["token_ids"] = list(tokens)
+                made.append(choice)
+            if reply.is_over:
+                reason = "tool_calls" if turn.n_calls else reply.finish_reason
+                made.append({**_piece(reply, {}), "finish_reason": reason})
+        return made
+
+
+def _piece(reply: ChoiceRun, delta: Json, figures: Json | None = None) -> Json:
+    return {"index": reply.index, "delta": delta, "logprobs": figures, "finish_reason": None}
+
+
+def _delta(said: Delivered, n_before: int) -> Json:
+    """Return what is new in a turn as a delta. n_before: calls that were told already."""
+    made: Json = {}
+    if said.content:
+        made["content"] = said.content
+    if said.reasoning:
+        made["reasoning_content"] = said.reasoning
+    if said.calls:
+        made["tool_calls"] = [
+            {"index": n_before + number, **call_object(call)}
+            for number, call in enumerate(said.calls)
+        ]
+    return made
+
+
+def told_tokens(reply: ChoiceRun) -> list[int]:
+    """Return the tokens that the text stands for: not those of a stop string."""
+    return reply.tokens[: reply.n_covered(len(reply.text))]

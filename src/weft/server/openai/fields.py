@@ -1,0 +1,204 @@
+"""The fields that completions and chat completions share, and how they become SamplingParams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ...sampling.params import PARAMETERS, SamplingParams
+from .refusals import invalid, named, unsupported, without_switched_off
+
+if TYPE_CHECKING:
+    from ...constraints.base import Constraint
+    from ...lm import LM
+
+_BIAS = 100.0
+_SEEDS = 1 << 64
+# As they are called here; those of other names stand in `_sampling` below.
+_SAME = (
+    *("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class OpenAIModel(BaseModel):
+    """What all of this surface's requests are: strict, and nothing unknown in them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(OpenAIModel):
+    """How a stream is told; nothing of it changes the text."""
+
+    include_usage: bool | None = Field(
+        None, description="A last chunk without choices tells the usage."
+    )
+    include_obfuscation: bool | None = Field(
+        None, description="Taken; nothing is added to chunks here."
+    )
+
+
+class LoomOptions(OpenAIModel):
+    """Weft's own wishes, under one key."""
+
+    save: bool | None = Field(
+        None, description="Keep the prompt and the answers as nodes of a loom."
+    )
+    loom: str | None = Field(
+        None,
+        min_length=1,
+        description="The kept loom to add to, by id or name; the prompt begins with its root.",
+    )
+    parent: str | None = Field(
+        None, min_length=1, description="The node to go on from; the prompt begins with its path."
+    )
+    logprob_tokens: list[TokenId] | None = Field(
+        None,
+        max_length=64,
+        description="Token ids whose logprobs are told at every place, however unlikely.",
+    )
+    logprobs_mode: str | None = Field(
+        None, description='"raw": of the model\'s logits at temperature 1, before any filter.'
+    )
+
+
+class GeneratingRequest(OpenAIModel):
+    """What completions and chat completions share. null is the same as left out."""
+
+    model: str | None = Field(
+        None, description="A loaded model's id; left out: the one that is loaded."
+    )
+    n: int | None = Field(None, ge=1, description="Choices of each prompt; one prefill for all.")
+    max_tokens: int | None = Field(None, ge=0, description="New tokens at most.")
+    temperature: Finite | None = Field(None, ge=0, description="0 is greedy.")
+    top_p: Finite | None = Field(None, description="Keep this much probability.")
+    top_k: int | None = Field(None, ge=-1, description="Keep the k likeliest; 0 or -1: all.")
+    min_p: Finite | None = None
+    typical_p: Finite | None = None
+    repetition_penalty: Finite | None = None
+    presence_penalty: Finite | None = None
+    frequency_penalty: Finite | None = None
+    logit_bias: dict[str, Finite] | None = Field(
+        None, description="By token id, -100 to 100; -100 bans the token."
+    )
+    stop: str | list[str] | None = Field(None, description="Strings that end a choice.")
+    seed: int | None = Field(
+        None, description="Choice i is drawn with seed + i; below 0 is left out."
+    )
+    ignore_eos: bool | None = Field(None, description="Go on to max_tokens: end tokens are banned.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = Field(
+        None, ge=0, description="Also tell the prompt's logprobs, with so many alternatives."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Also tell the token ids of prompt and answer."
+    )
+    penalty_last_n: int | None = Field(
+        None, ge=-1, description="Penalties look back so far; 0 or -1: at all tokens."
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description="true: special tokens that are drawn are left out of the text."
+    )
+    temperature_last: bool | None = Field(
+        None, description="false: temperature before the filters, instead of after them."
+    )
+    loom: LoomOptions | None = None
+    user: Any = Field(None, description="Taken; changes nothing.")
+    store: Any = Field(None, description="Taken; changes nothing. Looms keep: see `loom`.")
+    metadata: Any = Field(None, description="Taken; changes nothing.")
+    service_tier: Any = Field(None, description="Taken; changes nothing.")
+    safety_identifier: Any = Field(None, description="Taken; changes nothing.")
+    prompt_cache_key: Any = Field(None, description="Taken; prefixes are found without a key.")
+    prompt_cache_retention: Any = Field(None, description="Taken; changes nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_says_nothing(cls, body: Any) -> Any:
+        return without_switched_off(body) if isinstance(body, Mapping) else body
+
+    @property
+    def n_choices(self) -> int:
+        """How many choices a prompt has."""
+        return 1 if self.n is None else self.n
+
+    def sampling(
+        self,
+        lm: LM,
+        defaults: SamplingParams,
+        *,
+        max_tokens: int,
+        constraint: Constraint | None = None,
+    ) -> SamplingParams:
+        """Return how one choice is drawn. Raises: Refused, by the field's name."""
+        given: dict[str, Any] = {"max_tokens": max(max_tokens, 1), "constraint": constraint}
+        for name in _SAME:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = _checked(name, value)
+        if self.top_k is not None:
+            given["top_k"] = _checked("top_k", max(self.top_k, 0))
+        if self.stop is not None:
+            stop = [each for each in _as_list(self.stop) if each]  # clients send empty ones
+            given["stop"] = stop
+        if self.seed is not None and self.seed >= 0:
+            given["seed"] = self.seed % _SEEDS
+        if self.penalty_last_n is not None and self.penalty_last_n > 0:
+            given["penalty_last_n"] = self.penalty_last_n
+        if self.temperature_last is not None:
+            given["temperature_first"] = not self.temperature_last
+        biases = self._biases(lm)
+        if biases:
+            given["logit_bias"] = biases
+        return SamplingParams.resolve({**given, "n": 1}, defaults)
+
+    def _biases(self, lm: LM) -> dict[int, float]:
+        made: dict[int, float] = {}
+        for key, value in (self.logit_bias or {}).items():
+            param = f"logit_bias[{key!r:.20}]"
+            if not (key.isascii() and key.isdigit()) or len(key) > 10:
+                raise invalid("logit_bias", f"{param}: a key is a token id")
+            if not -_BIAS <= value <= _BIAS:
+                raise invalid("logit_bias", f"{param} is {value}; allowed is -100 to 100")
+            made[int(key)] = -math.inf if value == -_BIAS else value
+        n_vocab = lm.info.n_vocab or lm.text.n_vocab
+        wrong = next((token for token in made if token >= n_vocab), None)
+        if wrong is not None:
+            raise invalid(
+                "logit_bias",
+                f"logit_bias has token {wrong}; allowed are 0 to {n_vocab - 1}",
+                code="tokens_out_of_vocabulary",
+            )
+        if self.ignore_eos:
+            made.update(dict.fromkeys(lm.text.stop_ids, -math.inf))
+        return made
+
+    def check_options(self) -> None:
+        """Raise Refused for options that say nothing together, or are not here."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options: only with stream: true")
+        if self.loom is not None and self.loom.logprobs_mode not in (None, "raw"):
+            raise unsupported(
+                "loom.logprobs_mode",
+                f"is {self.loom.logprobs_mode!r:.40}; allowed is 'raw': logprobs are of the model's"
+                " own logits, before temperature and filters",
+            )
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+
+def _checked(name: str, value: Any) -> Any:
+    return named(name, lambda: PARAMETERS[name].check(name, value))
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

@@ -1,0 +1,118 @@
+"""What a response is given: items of text, calls and their results, as chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from .fields import OpenAIModel
+from .refusals import invalid, unsupported
+
+Json = dict[str, Any]
+
+
+class ItemPart(OpenAIModel):
+    """A part of an item's content; only text can be read here."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    # Of parts that are refused, so that the refusal can say what they are.
+    image_url: Any = None
+    file_id: Any = None
+    file_data: Any = None
+    file_url: Any = None
+    filename: Any = None
+    detail: Any = None
+
+
+class InputItem(OpenAIModel):
+    """One item: a message, a call, a call's result, or what was thought."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: str | None = None
+    role: str | None = Field(None, min_length=1)
+    phase: str | None = None
+    content: str | list[ItemPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ItemPart] | None = None
+    summary: list[ItemPart] | None = None
+    encrypted_content: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_call_alone(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("type") == "item_reference":
+            raise unsupported("input", "item_reference: nothing is kept here; send the item itself")
+        return {name: value for name, value in given.items() if value is not None}
+
+    def text(self, number: int, content: str | Sequence[ItemPart] | None) -> str:
+        """Return the text of a content. Raises: Refused for what is none."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        return "\n".join(_part_text(number, part) for part in content)
+
+
+def _part_text(number: int, part: ItemPart) -> str:
+    if part.type in ("input_text", "output_text", "text", "reasoning_text", "summary_text"):
+        return part.text or ""
+    if part.type == "refusal":
+        return part.refusal or ""
+    raise unsupported(f"input[{number}].content", f"is {part.type!r:.40}; only text is read here")
+
+
+def as_messages(instructions: str | None, given: str | Sequence[InputItem]) -> list[Json]:
+    """Return the chat that items are. Calls in a row, and the text before them, are one turn."""
+    made: list[Json] = []
+    if instructions:
+        made.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        return [*made, {"role": "user", "content": given}]
+    thought = ""
+    for number, item in enumerate(given):
+        if item.type == "reasoning":
+            thought += item.text(number, item.content)
+        elif item.type == "function_call":
+            _add_call(made, number, item, thought)
+            thought = ""
+        elif item.type == "function_call_output":
+            if item.call_id is None:
+                raise invalid(f"input[{number}].call_id", f"input[{number}].call_id is missing")
+            said = item.text(number, item.output)
+            made.append({"role": "tool", "tool_call_id": item.call_id, "content": said})
+        else:
+            made.append(_message(number, item, thought))
+            thought = ""
+    return made
+
+
+def _message(number: int, item: InputItem, thought: str) -> Json:
+    if item.role is None:
+        raise invalid(f"input[{number}].role", f"input[{number}].role is missing")
+    made: Json = {"role": item.role, "content": item.text(number, item.content)}
+    if thought and item.role == "assistant":
+        made["reasoning_content"] = thought
+    return made
+
+
+def _add_call(made: list[Json], number: int, item: InputItem, thought: str) -> None:
+    if not item.name:
+        raise invalid(f"input[{number}].name", f"input[{number}].name is missing")
+    if not made or made[-1]["role"] != "assistant":
+        made.append({"role": "assistant", "content": ""})
+        if thought:
+            made[-1]["reasoning_content"] = thought
+    function = {"name": item.name, "arguments": item.arguments or "{}"}
+    call = {"type": "function", "function": function}
+    made[-1].setdefault("tool_calls", []).append(
+        {**call, "id": item.call_id} if item.call_id else call
+    )

@@ -1,0 +1,172 @@
+"""Chat messages as OpenAI writes them, and the prompt that they make."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ...chat import ChatPrompt
+from ...errors import ConfigError
+from ...tokens.chat import check_variables
+from .fields import OpenAIModel
+from .refusals import invalid, named, unsupported
+
+if TYPE_CHECKING:
+    from ...lm import LM
+
+Json = dict[str, Any]
+
+
+class TextPart(OpenAIModel):
+    """A part of a message; only text can be read here."""
+
+    type: str
+    text: str | None = None
+    # Of parts that are refused, so that the refusal can say what they are.
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: str | None = None
+
+
+class CalledFunction(OpenAIModel):
+    """A function's name, and its arguments as JSON text."""
+
+    name: str = Field(min_length=1)
+    arguments: str = "{}"
+
+
+class MessageCall(OpenAIModel):
+    """A call that an assistant's turn held."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # of streamed ones that are sent back
+
+
+class ChatMessage(OpenAIModel):
+    """One turn."""
+
+    role: str = Field(min_length=1, description="system, developer, user, assistant or tool.")
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="What the assistant thought.")
+    refusal: str | None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+    def plain(self, number: int) -> Json:
+        """Return the message as templates take it. Raises: Refused for parts that are no text."""
+        made: Json = {"role": "system" if self.role == "developer" else self.role}
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(_text_of(number, place, each) for place, each in enumerate(content))
+        if content is None and not self.tool_calls:
+            content = self.refusal or ""
+        made["content"] = content
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, name):
+                made[name] = getattr(self, name)
+        if self.tool_calls:
+            made["content"] = content or ""
+            made["tool_calls"] = [
+                each.model_dump(exclude_none=True, exclude={"index"}) for each in self.tool_calls
+            ]
+        return made
+
+
+def _text_of(number: int, place: int, part: TextPart) -> str:
+    if part.type in ("text", "input_text", "output_text") and part.text is not None:
+        return part.text
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    raise unsupported(
+        f"messages[{number}].content[{place}]", f"is {part.type!r:.40}; only text is read here"
+    )
+
+
+def chat_prompt(
+    lm: LM,
+    messages: Sequence[Json],
+    *,
+    tools: Sequence[Json] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    continues: bool = False,
+) -> ChatPrompt:
+    """Return the prompt of a chat. continues: the last message is open, and is gone on with.
+
+    Raises: Refused for messages that the template does not take, and for a model without one.
+    """
+    if lm.text.chat_template is None:
+        raise unsupported(
+            "messages", "this model has no chat template; use /v1/completions with a plain text"
+        )
+    if tools:
+        named("tools", lambda: check_variables(lm.text.chat_template or "", ["tools"]))
+    if template_kwargs:
+        given = dict(template_kwargs)
+        named("chat_template_kwargs", lambda: check_variables(lm.text.chat_template or "", given))
+    if not continues:
+        return named(
+            "messages",
+            lambda: lm.format_chat(
+                messages,
+                tools=tools,
+                template_kwargs=template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+            ),
+        )
+    return named("messages", lambda: _open_ended(lm, messages, tools, template_kwargs))
+
+
+def _open_ended(
+    lm: LM,
+    messages: Sequence[Json],
+    tools: Sequence[Json] | None,
+    template_kwargs: Mapping[str, Any] | None,
+) -> ChatPrompt:
+    """Render the chat and cut it where the last message's content ends."""
+    last = messages[-1]
+    if last["role"] != "assistant" or not last.get("content"):
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message: the last message must be an assistant's, with some content",
+        )
+    # Letters and figures alone: no template trims or escapes them.
+    mark = f"weft{secrets.token_hex(8)}"
+    marked = [*messages[:-1], {**last, "content": last["content"] + mark}]
+    options: dict[str, Any] = dict(template_kwargs or {})
+    if tools:
+        options["tools"] = list(tools)
+    pieces = []
+    for piece, is_text in lm.text.render_pieces(marked, add_generation_prompt=False, **options):
+        before, found, _ = piece.partition(mark)
+        pieces.append((before, is_text))
+        if found:
+            break
+    else:
+        raise ConfigError("the chat template leaves the last message out: it cannot go on")
+    asked = [each["content"] for each in messages if each["role"] == "user"]
+    return ChatPrompt.of(
+        lm.text,
+        [each for each in pieces if each[0]],
+        user_prompt=asked[-1] if asked else "",
+        template=None,
+        tools=tools,
+        tool_choice=None,
+    )

@@ -1,0 +1,232 @@
+"""The runs of a call: all choices of all prompts in one batch, and what each has said so far."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...loom.grow import Growth, delta
+from ...sampling.params import SamplingParams
+from ...sampling.rng import fresh_seed
+
+if TYPE_CHECKING:
+    from ...lm import LM
+    from ...loom import Heddle
+    from ...loom.grow import Event, Shoot
+    from .kept import KeptAnswer
+
+# A client hears of new tokens at most this often: 20 times a second.
+INTERVAL_S = 0.05
+_SEEDS = 1 << 64
+
+Json = dict[str, Any]
+EndReason = Literal["stop", "length"]
+
+
+class ChoiceRun:
+    """One choice: its tokens, and its text as far as it is certain.
+
+    A character that is not whole, and what may become a stop string, is held back; the stop string
+    and what follows it are never text. Tokens are all that were drawn.
+
+    prompt, index: of which prompt, and its number in the call. told: how much of `text` has been
+    said by `piece`.
+    """
+
+    def __init__(
+        self, lm: LM, shoot: Shoot, *, prompt: int, index: int, mute: frozenset[int]
+    ) -> None:
+        """mute: tokens that are no text."""
+        self.prompt = prompt
+        self.index = index
+        self.node: Heddle = shoot.child
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.text = ""
+        self.ends: list[int] = []  # where each token's text ends, in letters
+        self.is_over = False
+        self.told = 0
+        self._shoot = shoot
+        self._stream = lm.text.stream()
+        self._mute = mute
+        assert self.node.params is not None
+        self._stops = self.node.params.stop
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens before it."""
+        return self._shoot.origin.depth
+
+    @property
+    def reused(self) -> int:
+        """How many of these had their KV when it began, as far as the engine tells."""
+        ticket = self._shoot.ticket
+        return (ticket.reused or 0) if ticket is not None else 0
+
+    @property
+    def ended_by(self) -> int | None:
+        """The end token that ended it; it is none of `tokens`."""
+        ticket = self._shoot.ticket
+        if ticket is None or ticket.value is None:
+            return None
+        ended_by: int | None = ticket.value.ended_by
+        return ended_by
+
+    @property
+    def finish_reason(self) -> EndReason | None:
+        """Why it ended, in OpenAI's words; None while it goes on."""
+        if not self.is_over:
+            return None
+        return "stop" if self.node.finish_reason == "stop" else "length"
+
+    def grow(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Go on by new tokens."""
+        for token in tokens:
+            if token not in self._mute:
+                self.text += self._stream.push(token)
+            self.ends.append(len(self.text))
+        self.tokens += tokens
+        self.logprobs += logprobs
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.text += self._stream.flush()
+        if self.ends:
+            self.ends[-1] = len(self.text)
+        if self.node.stop_string is not None:
+            at = self.text.find(self.node.stop_string)
+            self.text = self.text[:at] if at >= 0 else self.text
+        self.is_over = True
+
+    @property
+    def certain(self) -> int:
+        """How much of the text will stay."""
+        if self.is_over:
+            return len(self.text)
+        return len(self.text) - max((_begun(self.text, stop) for stop in self._stops), default=0)
+
+    def piece(self) -> str:
+        """Return the text that has become certain since the last call."""
+        certain = self.certain
+        text, self.told = self.text[self.told : certain], certain
+        return text
+
+    def n_covered(self, length: int) -> int:
+        """Return how many tokens stand for the first `length` letters."""
+        if self.is_over and length >= len(self.text):
+            if self.node.stop_string is None:
+                return len(self.tokens)
+            begins = [0, *self.ends[:-1]]
+            return sum(1 for begin in begins if begin < length)
+        return sum(1 for end in self.ends if end <= length)
+
+
+def _begun(text: str, stop: str) -> int:
+    """Return how many letters at the end of a text may be the beginning of a stop string."""
+    sizes = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((n for n in sizes if text.endswith(stop[:n])), 0)
+
+
+class Runs:
+    """`n` choices after each of some nodes, run once, in one batch.
+
+    Choice i of a prompt is drawn with the seed `seed + i`: it is what `node.grow(seed=seed + i)`
+    gives, whatever runs beside it. seed: the one given, else a fresh one.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        nodes: Sequence[Heddle],
+        params: SamplingParams,
+        n: int,
+        *,
+        is_streamed: bool = False,
+        skips_special: bool = False,
+        kept: KeptAnswer | None = None,
+    ) -> None:
+        """skips_special: special tokens are left out of the texts. kept: where the choices go."""
+        mute = lm.text.special_ids if skips_special else frozenset()
+        self.lm = lm
+        self.kept = kept
+        self.seed = fresh_seed() if params.seed is None else params.seed
+        self.params = replace(params, n=n, seed=self.seed) if n else params
+        self._growth = Growth(lm, streamed=is_streamed or kept is not None)
+        self.replies: list[ChoiceRun] = []
+        for prompt, node in enumerate(nodes):
+            for i in range(n):
+                own = replace(params, n=1, seed=(self.seed + i) % _SEEDS)
+                (shoot,) = self._growth.add(node, own)
+                reply = ChoiceRun(lm, shoot, prompt=prompt, index=len(self.replies), mute=mute)
+                self.replies.append(reply)
+
+    async def finish(self) -> None:
+        """Run to the end. A cancelled task ends the runs. Raises: the first error of any choice."""
+        if self.kept is not None:
+            async with aclosing(self.news()) as news:
+                async for _ in news:
+                    pass
+            return
+        made = await self._growth.arun()
+        if made.failed:
+            raise made.failed[0]
+        for reply in self.replies:
+            reply.grow(reply.node.tokens, reply.node.logprobs)
+            reply.end()
+
+    async def news(self) -> AsyncGenerator[list[ChoiceRun], None]:
+        """Yield the choices that went on, at most 20 times a second; leaving early ends the runs.
+
+        Raises: the first error of any choice, when the others have ended.
+        """
+        lock = nullcontext() if self.kept is None else self.kept.live.lock
+        try:
+            async with aclosing(self._growth.anews()) as steps:
+                async for news in steps:
+                    began = time.monotonic()
+                    async with lock:
+                        moved = [self._moved(shoot, events) for shoot, events in news]
+                    if moved:
+                        yield moved
+                    # What comes meanwhile waits in the channel, and is taken at once.
+                    if not all(reply.is_over for reply in self.replies):
+                        await asyncio.sleep(max(0.0, INTERVAL_S - (time.monotonic() - began)))
+        finally:
+            if self.kept is not None:
+                await self.kept.end()
+        failed = self._growth.children.failed
+        if failed:
+            raise failed[0]
+        rest = [reply for reply in self.replies if not reply.is_over]
+        for reply in rest:  # somebody has removed what they went on from
+            reply.end()
+        if rest:
+            yield rest
+
+    def _moved(self, shoot: Shoot, events: list[Event]) -> ChoiceRun:
+        reply, new = self.replies[shoot.index], delta(shoot, events)
+        reply.grow(new.token_ids, new.logprobs)
+        if new.finish_reason is not None and new.finish_reason != "error":
+            reply.end()
+        return reply
+
+    def told(self) -> Json:
+        """Return what is told where a request has `loom`: how it was drawn, and what is kept."""
+        made: Json = {"sampling": self.params.to_dict()}
+        if self.kept is not None:
+            made.update(self.kept.told([reply.node for reply in self.replies]))
+        return made
+
+    def let_go(self) -> None:
+        """End what has not ended; what is kept is kept."""
+        if self.kept is not None:
+            self.kept.let_go()
+
+    async def keep(self) -> None:
+        """Give the choices their nodes, before they run. The loom's lock is held."""
+        if self.kept is not None:
+            await self.kept.begin(self._growth)

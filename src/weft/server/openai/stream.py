@@ -1,0 +1,93 @@
+"""How a call is answered: all at once, or streamed as OpenAI does.
+
+A stream is `data:` lines, and `[DONE]` at the end; responses name their events instead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.responses import Response
+
+from ...errors import WeftError
+from ..errors import told_of
+from ..events import PING_S, EventStream, until_gone, with_pings
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from ...lm import LM
+    from ..service import Service
+
+_log = logging.getLogger(__name__)
+Json = dict[str, Any]
+
+
+class Answering(Protocol):
+    """A call that is planned: exactly one of the two is used, once."""
+
+    def answer(self) -> Awaitable[Json]:
+        """Run it and return the answer."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield the answer in pieces; closing the generator ends the runs."""
+        ...
+
+    def let_go(self) -> None:
+        """End what has not ended: the call is over, however it went."""
+        ...
+
+
+async def answered(
+    request: Request,
+    service: Service,
+    kind: str,
+    model: str | None,
+    *,
+    is_streamed: bool,
+    plan: Callable[[LM, str], Awaitable[Answering]],
+) -> Response | Json:
+    """Plan a call on a model and answer it; a client that vanishes ends its runs.
+
+    kind: for the metrics. plan: takes the LM and the model's name. Raises: QueueFull; what `plan`
+    refuses; and the call's own errors, if it is not streamed.
+    """
+    with ExitStack() as stack:
+        lm = stack.enter_context(service.work(kind, model))
+        call = await plan(lm, service.models.get(model).name)
+        stack.callback(call.let_go)
+        if not is_streamed:
+            return await until_gone(request, call.answer())
+        request_id: str = request.scope.get("weft.request_id", "")
+        lines = _lines(call.chunks(), request_id)
+        return EventStream(lines, ping_s=None, on_end=stack.pop_all().close)
+
+
+async def _lines(chunks: AsyncGenerator[Json, None], request_id: str) -> AsyncIterator[bytes]:
+    """Yield what is sent. An error ends the chunks with one that tells it, as the SDKs read it."""
+    beats = with_pings(chunks, PING_S)
+    is_named = False
+    try:
+        async for chunk in beats:
+            is_named = chunk is not None and "type" in chunk
+            yield b": ping\n\n" if chunk is None else _line(chunk)
+    except Exception as error:
+        if not isinstance(error, WeftError):
+            _log.error("request %s failed in its stream", request_id, exc_info=error)
+        yield _line({"error": told_of(error, request_id)[1]})
+    finally:
+        await beats.aclose()
+    if not is_named:
+        yield b"data: [DONE]\n\n"
+
+
+def _line(chunk: Json) -> bytes:
+    name = chunk.get("type")
+    head = f"event: {name}\n" if isinstance(name, str) else ""
+    data = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"{head}data: {data}\n\n".encode("utf-8", "replace")

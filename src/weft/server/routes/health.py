@@ -1,0 +1,43 @@
+"""Whether the process is up, whether a model can be used, and the figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from ..errors import Refused
+from ..service import Here
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    """The server is up, or ready."""
+
+    status: str = Field(description='"ok".')
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Say that the process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz")
+async def readyz(service: Here) -> Health:
+    """Say whether a model can be used: 503 while the first is being loaded, or the server stops."""
+    service.refuse_new()
+    if not service.models.is_ready:
+        for model in service.models:
+            model.ready()
+        raise Refused(503, "no_model", "no model is loaded")
+    return Health(status="ok")
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(service: Here) -> Response:
+    """Return the figures of requests, jobs and models in Prometheus' text form."""
+    page = await asyncio.to_thread(service.metrics.page)
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,282 @@
+"""Looms: lists, making, renaming, removing, the log, and search."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from ...api.looms import (
+    CreateLoom,
+    EditLoom,
+    HitList,
+    HitObject,
+    LoomObject,
+    LoomPage,
+    OperationList,
+    OperationObject,
+    RestoredLooms,
+)
+from ...api.nodes import Changed
+from ...errors import ConfigError, StoreError
+from ...loom import Heddle, Loom
+from ...loom.node import preorder
+from ...store.kept import Change
+from ..asked import ERRORS, EVENTS, Actor, LastEvent, LoomName
+from ..errors import Refused
+from ..events import EventStream
+from ..looms import LiveLoom
+from ..objects import answer, loom_of_row, loom_reply, moment, nodes_told
+from ..service import Here, Service
+
+router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS)
+Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
+
+
+@router.get("/looms", response_model=LoomPage)
+async def list_looms(
+    service: Here,
+    search: Annotated[
+        str | None, Query(max_length=500, description="Only those whose name or prompt has it.")
+    ] = None,
+    limit: Limit = 50,
+    after: Annotated[str | None, Query(max_length=300, description="`next` of a page.")] = None,
+) -> Response:
+    """List the looms, the one changed last first."""
+    looms = service.looms
+    rows = await asyncio.to_thread(
+        lambda: looms.library.looms(search=search, limit=limit + 1, after=after)
+    )
+    data = [loom_of_row(row, looms.open_one(row.id)) for row in rows[:limit]]
+    return answer(LoomPage(data=data, next=rows[limit - 1].name if len(rows) > limit else None))
+
+
+@router.post("/looms", status_code=201, response_model=LoomObject)
+async def create_loom(asked: CreateLoom, service: Here) -> Response:
+    """Make a loom of a prompt. Nothing is computed yet."""
+    model = service.models.get(asked.model)
+    with model.in_use() as lm:
+        given: Any = asked.prompt if asked.prompt is not None else asked.messages
+        given = asked.token_ids if given is None else given
+        special = asked.special or None
+
+        def make() -> Loom:
+            loom = Loom(lm, given, template=asked.template, special=special, system=asked.system)
+            loom.meta.update(asked.meta)
+            loom.meta["model"] = model.source
+            return loom
+
+        loom = await asyncio.to_thread(make)
+        library = service.looms.library
+        try:
+            kept = await asyncio.to_thread(library.create, loom, name=asked.name)
+        except ConfigError as error:
+            if asked.name is not None and "already" in str(error):
+                raise Refused(409, "name_taken", str(error), param="name") from error
+            raise
+        live = service.looms.put(kept, lm)
+    row = await service.looms.row(live.kept.id)
+    return answer(loom_reply(row, live), rev=live.kept.rev, status=201)
+
+
+@router.post("/looms/restore", response_model=RestoredLooms)
+async def restore_looms(service: Here) -> Response:
+    """Bring back what was removed last: the same looms, under their own names."""
+    try:
+        rows = await asyncio.to_thread(service.looms.library.restore)
+        service.looms.forget_rows()
+    except StoreError as error:
+        raise Refused(409, "nothing_to_restore", str(error)) from error
+    return answer(RestoredLooms(data=[loom_of_row(row, None) for row in rows]))
+
+
+@router.get("/looms/{loom}", response_model=LoomObject)
+async def read_loom(loom: LoomName, service: Here) -> Response:
+    """Say what a loom is."""
+    async with service.looms.held(loom) as live:
+        row = await service.looms.row(live.kept.id)
+        return answer(loom_reply(row, live), rev=live.kept.rev)
+
+
+@router.patch("/looms/{loom}", response_model=LoomObject)
+async def edit_loom(loom: LoomName, asked: EditLoom, service: Here, actor: Actor) -> Response:
+    """Rename a loom, or change its notes."""
+    async with service.looms.held(loom) as live:
+        if "meta" in asked.model_fields_set:
+            meta = asked.meta or {}
+            own = {name: value for name, value in live.kept.loom.meta.items() if name in _OURS}
+
+            def edit() -> None:
+                live.kept.loom.meta = {**meta, **own}
+
+            await live.change("edit", edit, actor)
+        if asked.name is not None and asked.name != live.kept.name:
+            try:
+                await asyncio.to_thread(service.looms.library.rename, live.kept.name, asked.name)
+            except ConfigError as error:
+                status = 409 if "already" in str(error) else 400
+                code = "name_taken" if status == 409 else "invalid_parameter"
+                raise Refused(status, code, str(error), param="name") from error
+            service.looms.forget_rows()
+            await live.sync(now=True)
+        row = await service.looms.row(live.kept.id)
+        return answer(loom_reply(row, live), rev=live.kept.rev)
+
+
+_OURS = ("model", "engine")
+
+
+@router.delete("/looms/{loom}", response_model=LoomObject)
+async def remove_loom(
+    loom: LoomName,
+    service: Here,
+    purge: Annotated[bool, Query(description="For good: it cannot be brought back.")] = False,
+) -> Response:
+    """Remove a loom. What grows in it is cancelled. POST /looms/restore brings it back."""
+    looms = service.looms
+    row = await looms.row(loom)
+    await asyncio.to_thread(looms.library.remove, [row.id])
+    await looms.removed(row)
+    if purge:
+        await asyncio.to_thread(looms.library.purge, [row.id])
+    return answer(loom_of_row(row, None))
+
+
+# The log --------------------------------------------------------------------------------------
+
+
+@router.post("/looms/{loom}/undo", response_model=Changed)
+async def undo(loom: LoomName, service: Here) -> Response:
+    """Take back the loom's last operation, whoever did it."""
+    return await _turn(service, loom, "undo")
+
+
+@router.post("/looms/{loom}/redo", response_model=Changed)
+async def redo(loom: LoomName, service: Here) -> Response:
+    """Do again what was undone last."""
+    return await _turn(service, loom, "redo")
+
+
+async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> Response:
+    async with service.looms.held(loom) as live:
+        try:
+            change = await live.call(getattr(live.kept, kind))
+        except StoreError as error:
+            raise Refused(409, f"cannot_{kind}", str(error), hint=error.hint) from error
+        live.publish(change)
+        return answer(changed_reply(live, change), rev=live.kept.rev)
+
+
+def changed_reply(live: LiveLoom, change: Change) -> Changed:
+    """Return what a change did."""
+    numbers = live.kept.numbers()
+    return Changed.model_validate(
+        {
+            "rev": change.rev,
+            "kind": change.kind,
+            "added": nodes_told(live, change.added),
+            "changed": nodes_told(live, change.changed),
+            "removed": [numbers.get(each, -1) for each in change.removed],
+        }
+    )
+
+
+@router.get("/looms/{loom}/history", response_model=OperationList)
+async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Response:
+    """List the loom's operations, the last one first."""
+    async with service.looms.held(loom) as live:
+        operations = await live.call(lambda: live.kept.history(limit))
+    rows = [
+        OperationObject(
+            kind=each.kind,
+            actor=each.actor,
+            at=moment(each.at),
+            rev=each.rev,
+            state=each.state,
+            n_added=each.n_added,
+            n_removed=each.n_removed,
+            n_changed=each.n_changed,
+        )
+        for each in operations
+    ]
+    return answer(OperationList(data=rows))
+
+
+@router.get("/looms/{loom}/events", response_class=Response, responses=EVENTS)
+async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> EventStream:
+    """Follow a loom: every change of it, from now on, or after the last event that came."""
+    async with service.looms.held(loom) as live:
+        at = live.events.last if after is None else after
+        return EventStream(live.events.frames(at), ping_s=None)
+
+
+# Search ---------------------------------------------------------------------------------------
+
+
+@router.get("/looms/{loom}/search", response_model=HitList)
+async def search_loom(
+    loom: LoomName,
+    service: Here,
+    q: Annotated[str, Query(max_length=500, description="A text, or with regex a pattern.")] = "",
+    regex: Annotated[bool, Query(description="q is a regular expression.")] = False,
+    case: Annotated[bool, Query(description="Large and small letters differ.")] = False,
+    filter: Annotated[
+        list[Literal["bookmarked", "human", "model", "ended", "leaf"]] | None,
+        Query(description="Only such nodes; may be given again."),
+    ] = None,
+    limit: Limit = 200,
+) -> Response:
+    """Search in the texts of one loom's nodes, each by itself; also by pattern and by kind."""
+    pattern = pattern_of(q, regex=regex, case=case)
+    async with service.looms.held(loom) as live:
+        hits = await live.call(lambda: found_in(live, pattern, filter or [], limit + 1))
+    return answer(HitList(data=hits[:limit], more=len(hits) > limit))
+
+
+def pattern_of(text: str, *, regex: bool, case: bool) -> re.Pattern[str]:
+    """Return what a search looks for. Raises: Refused for a pattern that is none."""
+    try:
+        return re.compile(text if regex else re.escape(text), 0 if case else re.IGNORECASE)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Refused(
+            400, "invalid_parameter", f"q is no regular expression: {error}", param="q"
+        ) from error
+
+
+def found_in(
+    live: LiveLoom, pattern: re.Pattern[str], kinds: Sequence[str], most: int
+) -> list[HitObject]:
+    """Return the nodes whose text matches, in the order of the tree. Cost: O(text)."""
+    marks = live.kept.bookmarks()
+    hits: list[HitObject] = []
+    for node in preorder(live.kept.loom):
+        if not all(_is(live, node, kind, marks) for kind in kinds):
+            continue
+        spans = [match.span() for match in pattern.finditer(node.text)]
+        if spans or not pattern.pattern:
+            kept = live.kept
+            hits.append(
+                HitObject(
+                    loom=kept.id,
+                    name=kept.name,
+                    node=live.number(node),
+                    text=node.text,
+                    spans=spans[:100] if pattern.pattern else [],
+                )
+            )
+            if len(hits) >= most:
+                break
+    return hits
+
+
+def _is(live: LiveLoom, node: Heddle, kind: str, marks: dict[int, str]) -> bool:
+    if kind == "bookmarked":
+        return live.number(node) in marks
+    if kind == "ended":
+        return node.terminal
+    if kind == "leaf":
+        return not node.children
+    return (node.params is not None) == (kind == "model")

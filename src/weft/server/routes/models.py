@@ -1,0 +1,78 @@
+"""Models: those on the shelf, loading and unloading."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from ...api.jobs import JobReply
+from ...api.models import LoadModel, ModelList, ModelObject
+from ..asked import ERRORS
+from ..events import until_gone
+from ..jobs import ServerJob
+from ..models import ModelWish, ServedModel
+from ..objects import answer, model_reply
+from ..service import Here, Service
+
+router = APIRouter(prefix="/api/v1", tags=["models"], responses=ERRORS)
+ModelName = Annotated[str, Path(max_length=4096, description="A model's id; it may have slashes.")]
+
+
+@router.get("/models", response_model=ModelList)
+async def list_models(service: Here) -> Response:
+    """List the models that are loaded or being loaded."""
+    shelf = service.models
+    return answer(ModelList(data=[model_reply(shelf, model) for model in shelf]))
+
+
+@router.post("/models", status_code=202, response_model=JobReply)
+async def load_model(asked: LoadModel, service: Here, request: Request) -> Response:
+    """Begin to load a model; the job's events tell how far it is."""
+    service.refuse_new()
+    wish = ModelWish(
+        asked.source,
+        asked.id,
+        asked.engine,
+        asked.n_ctx,
+        asked.kv_budget,
+        asked.device,
+        asked.dtype,
+    )
+    model = service.models.begin(wish)
+    job = service.jobs.add(ServerJob("load", model=model.name))
+    job.events.put("job", {"job": job.id, "model": model.name, "branches": []})
+    job.start(_load(service, job, model, wish), lambda: None)
+    if asked.wait:
+        await until_gone(request, job.wait())
+    reply = JobReply(job=job.id, status=job.status, error=job.told().error)
+    return answer(reply, status=200 if asked.wait else 202)
+
+
+async def _load(service: Service, job: ServerJob, model: ServedModel, wish: ModelWish) -> None:
+    loop = asyncio.get_running_loop()
+
+    def tell(phase: str, done: int, total: int, note: str) -> None:
+        job.progress = {"phase": phase, "done": done, "total": total, "note": note}
+        loop.call_soon_threadsafe(job.events.put, "progress", job.progress)
+
+    await service.models.finish(model, wish, tell)
+
+
+@router.get("/models/{model:path}", response_model=ModelObject)
+async def read_model(model: ModelName, service: Here) -> Response:
+    """Say what a model is, and how far it is loaded."""
+    return answer(model_reply(service.models, service.models.get(model)))
+
+
+@router.delete("/models/{model:path}", response_model=ModelList)
+async def unload_model(
+    model: ModelName,
+    service: Here,
+    force: Annotated[bool, Query(description="Also while jobs use it: they fail.")] = False,
+) -> Response:
+    """Close a model and forget its KV; looms stay, and grow again when it is loaded."""
+    await service.models.unload(model, force=force)
+    shelf = service.models
+    return answer(ModelList(data=[model_reply(shelf, each) for each in shelf]))

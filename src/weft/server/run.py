@@ -1,0 +1,115 @@
+"""Running a server until it is told to stop: its socket, and what SIGTERM and Ctrl-C do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from ..errors import ConfigError
+from .app import create_app
+from .config import ServerConfig
+from .service import Service
+
+_log = logging.getLogger(__name__)
+BACKLOG = 2048
+_LAST_S = 5.0  # for answers that are on their way when everything has ended
+
+
+def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; the first lets jobs end, the second ends at once.
+
+    announce: called with the address once it is bound. Raises: ConfigError for an address that
+    cannot be bound.
+    """
+    listener = bound(config.host, config.port)
+    with listener:
+        port: int = listener.getsockname()[1]
+        config = config.on(port)
+        app = create_app(config)
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,  # ours leaves queries out
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=_LAST_S,  # type: ignore[arg-type]
+        )
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        announce(f"http://{host}:{port}")
+        Stoppable(settings, app.state.service).run(sockets=[listener])
+
+
+class Stoppable(uvicorn.Server):
+    """Drains its service before it exits, and then exits with 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+        self.was_told = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Note the loop that signals talk to."""
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; the second time stop at once, as if the signal had no handler."""
+        if self.was_told or self.loop is None:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+            return
+        self.was_told = True
+        self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._stopping = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self.service.drain()
+        finally:
+            self.should_exit = True
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; port 0 takes any free one.
+
+    Raises: ConfigError where it is taken or not this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if os.name == "posix":  # elsewhere it would let two servers share a port
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(BACKLOG)
+        except BaseException:
+            made.close()
+            raise
+        return made
+    except (OSError, UnicodeError) as error:
+        raise _cannot_bind(host, port, error) from error
+
+
+def _cannot_bind(host: str, port: int, error: Exception) -> ConfigError:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} of {host} is taken: another server runs there",
+            hint="weft serve --port 0 takes any free port",
+        )
+    if number == errno.EACCES:
+        return ConfigError(f"port {port} may not be used by this user; take one above 1023")
+    return ConfigError(f"{host}:{port} is no address that can be served on: {error}")

@@ -1,0 +1,202 @@
+"""Who may ask: the Host that was meant, the page that asks, the key. Before anything is read.
+
+Every route stands behind this, the page, the metrics and the schema included.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from .errors import Refused, error_response
+
+if TYPE_CHECKING:
+    from .config import ServerConfig
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+# Called with (method, route template, status, seconds).
+Observe = Callable[[str, str, int, float], None]
+
+_log = logging.getLogger(__name__)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
+_HOST = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^:\[\]/@?#\s]+))(?::\d{1,5})?")
+
+
+class Door:
+    """The outermost layer: a request id, the checks, a line in the log, and no exception beyond.
+
+    A refused request's body is never read.
+    """
+
+    def __init__(self, app: App, config: ServerConfig, observe: Observe) -> None:
+        self.app = app
+        self.keys = Keys(config.api_key)
+        self.hosts = allowed_hosts(config)
+        self.origins = frozenset(origin.lower() for origin in config.origins)
+        self.observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        request_id = scope["weft.request_id"] = request_id_of(headers)
+        began, status = time.perf_counter(), 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        try:
+            self.check(scope, headers)
+            await self.app(scope, receive, tell)
+        except Exception as error:
+            if status:  # the head is sent: the connection is cut, which is all that can be told
+                _log.error("request %s broke off", request_id, exc_info=error)
+                raise
+            await error_response(error, request_id)(scope, receive, tell)
+        finally:
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "") or "(none)"
+            self.observe(scope["method"], route, status or 499, seconds)
+            # NOTE: without the query: people put secrets there.
+            _log.info(
+                "%s %s %s %.0f ms %s", scope["method"], route, status, 1e3 * seconds, request_id
+            )
+
+    def check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse a request by its headers. Raises: Refused."""
+        host = the_one(headers, b"host")
+        self._check_host(host)
+        self._check_origin(headers, host)
+        self.keys.check(headers)
+
+    def _check_host(self, host: str | None) -> None:
+        if self.hosts is None:
+            return
+        match = _HOST.fullmatch(host or "")
+        name = "" if match is None else (match["six"] or match["name"])
+        if name.lower().rstrip(".") not in self.hosts:
+            raise Refused(
+                403,
+                "host_not_allowed",
+                "this server is not meant by that Host header",
+                hint="start it with --allow-host NAME",
+            )
+
+    def _check_origin(self, headers: list[tuple[bytes, bytes]], host: str | None) -> None:
+        origin = the_one(headers, b"origin")
+        if origin is None:
+            site, mode = the_one(headers, b"sec-fetch-site"), the_one(headers, b"sec-fetch-mode")
+            is_foreign = site == "cross-site" and mode != "navigate"
+        else:
+            is_own = host is not None and origin in (f"http://{host}", f"https://{host}")
+            is_foreign = not is_own and origin.lower() not in self.origins
+        if is_foreign:
+            raise Refused(
+                403,
+                "origin_not_allowed",
+                "pages of that origin may not use this server",
+                hint="start it with --allow-origin ORIGIN",
+            )
+
+
+class Keys:
+    """The API key, compared in constant time; it is kept as a hash."""
+
+    def __init__(self, key: str | None) -> None:
+        self._hash = None if key is None else _hash(key.encode())
+
+    def check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse a request without the key. Raises: Refused."""
+        if self._hash is None:
+            return
+        given = key_of(headers)
+        if given is None:
+            raise self._refusal("missing_api_key", "an API key is needed")
+        if not hmac.compare_digest(_hash(given), self._hash):
+            raise self._refusal("invalid_api_key", "the API key is wrong")
+
+    @staticmethod
+    def _refusal(code: str, message: str) -> Refused:
+        return Refused(
+            401,
+            code,
+            message,
+            hint="send the header Authorization: Bearer KEY",
+            headers={"WWW-Authenticate": 'Bearer realm="weft", Basic realm="weft"'},
+        )
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the key that a request brings: as a bearer, or as the password of Basic.
+
+    Browsers ask for the latter by themselves, so that a page and its event streams work.
+    """
+    given = [value for name, value in headers if name == b"authorization"]
+    if len(given) != 1:
+        return None
+    scheme, _, value = given[0].strip().partition(b" ")
+    if scheme.lower() == b"bearer":
+        return value.strip()
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
+            return None
+    return None
+
+
+def the_one(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Return a header's value; of several that differ an impossible one, so that none is taken."""
+    found = {value for key, value in headers if key == name}
+    if len(found) > 1:
+        return "\x00"
+    return next(iter(found)).decode("latin-1").strip() if found else None
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the id that the client gave its request, or a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode()
+    return f"rq_{secrets.token_hex(8)}"
+
+
+def allowed_hosts(config: ServerConfig) -> frozenset[str] | None:
+    """Return the names that a Host header may have; None for any.
+
+    A page whose name was turned to this machine (DNS rebinding) has no key, so a server with a key
+    that is reached by names that it does not know may take any.
+    """
+    if config.is_public and not config.hosts:
+        return None
+    names = [*_LOOPBACK, *config.hosts]
+    if config.host not in ("0.0.0.0", "::"):
+        names.append(config.host.strip("[]"))
+    return frozenset(map(str.lower, names))

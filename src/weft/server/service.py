@@ -1,0 +1,153 @@
+"""What a server holds while it runs: its models and its metrics; the routes ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from ..errors import QueueFull, WeftError
+from ..lm import LM
+from ..store.library import Library
+from .config import ServerConfig
+from .errors import Refused
+from .jobs import JobBook
+from .looms import LiveLooms
+from .metrics import ServerMetrics
+from .models import ModelShelf, ModelWish
+
+_log = logging.getLogger(__name__)
+_LAST_S = 3.0  # for jobs that were told to end
+
+
+class Service:
+    """One server's state; made with the app, started and stopped by its lifespan."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.models = ModelShelf(config)
+        self.metrics = ServerMetrics(self.models)
+        self.is_draining = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._works: dict[object, Callable[[], object]] = {}
+        self.jobs = JobBook(config.limits.kept_jobs)
+        self._looms: LiveLooms | None = None
+
+    async def start(self) -> None:
+        """Open the looms and begin to load the models; requests are answered meanwhile."""
+        library = await asyncio.to_thread(Library, self.config.db)
+        self._looms = LiveLooms(library, self.models)
+        self._looms.start()
+        wishes = [ModelWish(source) for source in self.config.models]
+        begun = [(self.models.begin(wish, by_request=False), wish) for wish in wishes]
+        for model, wish in begun:
+            self.spawn(self.models.finish(model, wish))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something beside the requests; its errors are logged, it ends with the server."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s", error, exc_info=None if isinstance(error, WeftError) else error)
+
+    @property
+    def n_tasks(self) -> int:
+        """How many things run beside the requests."""
+        return len(self._tasks)
+
+    @property
+    def looms(self) -> LiveLooms:
+        """The looms; there once the server has started."""
+        assert self._looms is not None
+        return self._looms
+
+    @contextmanager
+    def work(
+        self, kind: str, model: str | None = None, end: Callable[[], object] | None = None
+    ) -> Iterator[LM]:
+        """Be one of the jobs that run, on a model; gives its LM.
+
+        Every call that runs a model for longer than a moment stands in it, to its end: what is
+        counted here is limited, waited for when the server stops, and keeps its model loaded.
+        kind: for the metrics. end: ends it early, where the server stops; None cancels the task.
+        Raises: QueueFull; NotFound or Refused for the model.
+        """
+        self.refuse_new()
+        most = self.config.limits.jobs
+        if len(self._works) >= most:
+            raise QueueFull(f"{most} jobs are running here; try again in a moment")
+        with self.models.get(model).in_use() as lm:
+            token = object()
+            task = asyncio.current_task()
+            self._works[token] = end or (task.cancel if task is not None else _nothing)
+            self.metrics.running.set(len(self._works))
+            status = "ok"
+            try:
+                yield lm
+            except (asyncio.CancelledError, GeneratorExit):
+                status = "cancelled"
+                raise
+            except BaseException:
+                status = "failed"
+                raise
+            finally:
+                del self._works[token]
+                self.metrics.running.set(len(self._works))
+                self.metrics.jobs.labels(kind, status).inc()
+
+    @property
+    def n_works(self) -> int:
+        """How many jobs run."""
+        return len(self._works)
+
+    def refuse_new(self) -> None:
+        """Raise Refused where no new work is taken: the server is about to stop."""
+        if self.is_draining:
+            raise Refused(503, "shutting_down", "this server is about to stop")
+
+    async def drain(self) -> None:
+        """Take no new work; give what runs its time, then end it. Idempotent."""
+        self.is_draining = True
+        until = time.monotonic() + self.config.grace_s
+        while self._works and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        for end in list(self._works.values()):
+            end()
+        until = time.monotonic() + _LAST_S
+        while self._works and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End everything and close the models."""
+        await self.drain()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._looms is not None:
+            await self._looms.close()
+        await self.models.close()
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the app that a request came to."""
+    service: Service = request.app.state.service
+    return service
+
+
+# As an argument of a route: `service: Here`.
+Here = Annotated[Service, Depends(service_of)]

@@ -1,0 +1,241 @@
+"""Nodes that grow: their tokens come as pieces, each durable, until their commit or their end.
+
+A piece costs what is new in it. Where the process that grows dies, the pieces are put together by
+the next one that opens the loom: the node ends as "interrupted".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..loom import Heddle
+from .database import Database
+from .log import Steps
+from .rows import (
+    Content,
+    Values,
+    content_values,
+    exact,
+    packed_figures,
+    packed_ids,
+    plain,
+    unpacked_ids,
+)
+from .snapshot import Snapshot
+from .tables import nodes, pieces, sampling
+from .words import searchable
+from .writers import dead
+from .writing import Draft, mark
+
+if TYPE_CHECKING:
+    from ..tokens.text import TextStream
+
+_FIGURES = ("logprobs", "entropies")
+
+
+@dataclass(slots=True)
+class Growing:
+    """A node that grows, and how much of it is kept."""
+
+    node: Heddle
+    number: int
+    text: TextStream | None  # None: of a loom of texts
+    n_tokens: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended: it is in the tree then, or it failed."""
+        return self.node.finish_reason is not None
+
+    def piece(self) -> Values | None:
+        """Return what is new in it, as a row; None for nothing."""
+        first, node = self.n_tokens, self.node
+        # Another thread may be adding: figures come after their tokens.
+        told = [len(each) for each in (node.logprobs, node.entropies) if each]
+        last = min([len(tokens := node.tokens), *told])
+        new = tokens[first:last]
+        if not new:
+            return None
+        stream = None if self.text is None else self.text.clone()
+        text = "" if stream is None else "".join(map(stream.push, new))
+        return {
+            "number": self.number,
+            "first": first,
+            "n_tokens": len(new),
+            "text": json.dumps(text),
+            "tokens": packed_ids(new),
+            # Where the engine tells none there are none.
+            "logprobs": packed_figures(node.logprobs[first:last]),
+            "entropies": packed_figures(node.entropies[first:last]),
+        }
+
+    def take(self, piece: Values) -> None:
+        """Note that a piece is kept."""
+        for token in unpacked_ids(piece["tokens"], piece["n_tokens"]):
+            if self.text is not None:
+                self.text.push(token)
+        self.n_tokens = piece["first"] + piece["n_tokens"]
+
+
+def begin_growing(
+    connection: Connection,
+    database: Database,
+    snapshot: Snapshot,
+    loom: Any,
+    wanted: Iterable[Heddle],
+    writer: str,
+) -> tuple[dict[str, Growing], int]:
+    """Make rows for nodes that begin to grow; return them by id, and the next free number.
+
+    loom: its row, locked. Their parents have rows.
+    """
+    made: dict[str, Growing] = {}
+    next_number = loom.next_number
+    for node in wanted:
+        parent = snapshot.numbers[node.parent.id] if node.parent is not None else None
+        there = connection.execute(
+            sa.select(nodes.c.number).where(nodes.c.loom == loom.key, nodes.c.id == node.id)
+        ).scalar()
+        number = next_number if there is None else there
+        if there is None:
+            next_number += 1
+            siblings = nodes.alias()
+            last = sa.select(sa.func.coalesce(sa.func.max(siblings.c.place), -1.0) + 1.0).where(
+                siblings.c.loom == loom.key, siblings.c.parent == parent
+            )
+            values = content_values(_empty(node), "", snapshot.params)
+            if node.params is not None:
+                key, data = snapshot.params.key(node.params)
+                row = database.insert(sampling).values(key=key, data=data)
+                connection.execute(row.on_conflict_do_nothing())
+            connection.execute(
+                sa.insert(nodes).values(
+                    loom=loom.key,
+                    number=number,
+                    id=node.id,
+                    parent=parent,
+                    place=last.scalar_subquery(),
+                    **values,
+                    score=None,
+                    meta="{}",
+                    bookmark=None,
+                    removed=False,
+                    writer=writer,
+                    rev=loom.rev + 1,
+                )
+            )
+        text = None if node.lm is None else node.lm.text.stream()
+        made[node.id] = Growing(node, number, text)
+    return made, next_number
+
+
+def _empty(node: Heddle) -> Content:
+    return Content.of(node)._replace(tokens=[], logprobs=[], entropies=[])
+
+
+def add_pieces(
+    connection: Connection, database: Database, loom: Any, growing: Iterable[Growing]
+) -> list[tuple[Growing, Values]]:
+    """Write what is new in nodes that grow; return it."""
+    new = [(each, piece) for each in growing if (piece := each.piece()) is not None]
+    if new:
+        statement = database.insert(pieces).on_conflict_do_nothing()
+        connection.execute(statement, [{"loom": loom.key, **piece} for _, piece in new])
+        mark(connection, loom.key, [each.number for each, _ in new], loom.rev + 1, removed=False)
+    return new
+
+
+def end_growing(
+    connection: Connection,
+    loom: int,
+    draft: Draft,
+    failed: Collection[Growing],
+    growing: Mapping[str, Growing],
+) -> None:
+    """End the nodes that are whole in their rows now, and those that came to nothing."""
+    draft.ended = [each for each in draft.known if each in growing]
+    draft.ended += [each.node.id for each in failed]
+    _delete_pieces(connection, loom, [growing[each].number for each in draft.ended])
+    for each in failed:
+        connection.execute(
+            sa.update(nodes)
+            .where(nodes.c.loom == loom, nodes.c.number == each.number)
+            .values(removed=True, writer=None, rev=draft.rev)
+        )
+
+
+def orphans(connection: Connection, database: Database, loom: int, own: str) -> set[str]:
+    """Return the processes that have died while they grew nodes of a loom."""
+    growing = sa.select(nodes.c.writer).where(nodes.c.loom == loom, nodes.c.writer.is_not(None))
+    marks = set(connection.execute(growing.distinct()).scalars()) - {own}
+    return dead(connection, marks, database) if marks else set()
+
+
+def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:
+    """End nodes whose process grows them no more; return what that adds to the loom.
+
+    loom: its row, locked; the rows get its next revision. A node without a token is none.
+    """
+    steps = Steps([], [], {})
+    rows = connection.execute(sa.select(nodes).where(nodes.c.loom == loom.key, where)).all()
+    for row in rows:
+        values = _whole(connection, row)
+        connection.execute(
+            sa.update(nodes)
+            .where(nodes.c.key == row.key)
+            .values(**values, writer=None, removed=values["n_tokens"] == 0, rev=loom.rev + 1)
+        )
+        if values["n_tokens"]:
+            steps.added.append(row.number)
+            _bring_back(connection, loom, row.parent, steps)
+    _delete_pieces(connection, loom.key, [row.number for row in rows])
+    return steps
+
+
+def _whole(connection: Connection, row: Any) -> Values:
+    parts = connection.execute(
+        sa.select(pieces)
+        .where(pieces.c.loom == row.loom, pieces.c.number == row.number)
+        .order_by(pieces.c.first)
+    ).all()
+    ids = [token for part in parts for token in unpacked_ids(part.tokens, part.n_tokens)]
+    text = "".join(json.loads(part.text) for part in parts)
+    figures = {name: b"".join(getattr(part, name) for part in parts) for name in _FIGURES}
+    return {
+        "text": plain(text),
+        "exact": exact(text),
+        "words": searchable(text),
+        "n_tokens": len(ids),
+        "tokens": packed_ids(ids),
+        # Of all tokens, or of none.
+        **{name: data if len(data) == 8 * len(ids) else b"" for name, data in figures.items()},
+        "finish_reason": "interrupted",
+    }
+
+
+def _bring_back(connection: Connection, loom: Any, number: int | None, steps: Steps) -> None:
+    """Let the way to a node be in the loom again, where it was removed meanwhile."""
+    while number is not None:
+        row = connection.execute(
+            sa.select(nodes).where(nodes.c.loom == loom.key, nodes.c.number == number)
+        ).one()
+        if not row.removed:
+            return
+        mark(connection, loom.key, [number], loom.rev + 1, removed=False)
+        steps.added.append(number)
+        number = row.parent
+
+
+def _delete_pieces(connection: Connection, loom: int, numbers: Iterable[int]) -> None:
+    rows = [{"at": number} for number in numbers]
+    if rows:
+        statement = sa.delete(pieces).where(
+            pieces.c.loom == loom, pieces.c.number == sa.bindparam("at")
+        )
+        connection.execute(statement, rows)

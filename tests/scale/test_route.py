@@ -1,0 +1,101 @@
+"""By what requests find their replica."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from weft.scale.route import HEAD, RoutingKey, routing_key
+
+LOOM = "00ff00ff00ff00ff"
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/api/v1/looms/{LOOM}",
+        f"/api/v1/looms/{LOOM}/generate",
+        f"/api/v1/looms/{LOOM}/nodes/3/generate",
+        f"/api/v1/looms/{LOOM}/events",
+        f"/api/v1/looms/{LOOM}/",
+        f"/looms/{LOOM}/rename",
+        f"/loom/{LOOM}",
+        f"/loom/%30{LOOM[1:]}/export",
+        f"/api/v1/jobs/jb_{LOOM}_1234/events",
+        f"/api/v1/jobs/jb_{LOOM}_1234",
+    ],
+)
+def test_requests_for_one_loom_have_its_key(path: str) -> None:
+    assert routing_key(path) == RoutingKey(LOOM)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/looms/my%20loom/generate", "/loom/my loom"])
+def test_a_loom_s_name_is_told_from_its_id(path: str) -> None:
+    assert routing_key(path) == RoutingKey("my loom", is_name=True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/healthz",
+        "/api/v1/looms",
+        "/api/v1/looms/",
+        "/api/v1/looms/restore",
+        "/looms",
+        "/looms/import",
+        "/api/v1/jobs",
+        "/api/v1/jobs/jb_1234",
+        "/api/v1/server",
+        "/v1/models",
+    ],
+)
+def test_requests_for_no_loom_go_anywhere(path: str) -> None:
+    assert routing_key(path) == RoutingKey()
+
+
+def test_prompts_with_one_head_have_one_key() -> None:
+    head = "word " * HEAD
+    one = routing_key("/v1/completions", body(model="a", prompt=head + "one"))
+    assert one == routing_key("/v1/completions", body(model="a", prompt=head + "two", n=3))
+    assert one != routing_key("/v1/completions", body(model="b", prompt=head + "one"))
+    assert one != routing_key("/v1/completions", body(model="a", prompt="one" + head))
+    assert one.key
+    assert not one.is_name
+
+
+def test_all_turns_of_a_chat_have_one_key() -> None:
+    first = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    later = [*first, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "so?"}]
+    other = [first[0], {"role": "user", "content": "what?"}]
+    keys = [
+        routing_key("/v1/chat/completions", body(model="a", messages=messages))
+        for messages in (first, later, other)
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b'{"prompt": null}',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"messages": 3}',
+        b'{"messages": ["x", null]}',
+        b'{"prompt": [1, 2]}',
+        b'{"prompt": "\\ud800"}',
+    ],
+)
+def test_any_body_has_a_key(given: bytes) -> None:
+    assert isinstance(routing_key("/v1/completions", given).key, str)

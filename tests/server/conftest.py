@@ -1,0 +1,24 @@
+"""A server for the tests of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from serving import Served
+
+# Without the extra there is no server to test.
+collect_ignore_glob = [] if find_spec("fastapi") and find_spec("uvicorn") else ["test_*.py"]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A server with the embedded model, on this machine only."""
+    from serving import serving
+
+    with serving() as server:
+        yield server

@@ -1,0 +1,75 @@
+"""A real server on a free port, in a thread of the test's process, and what asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx2 as httpx
+import uvicorn
+
+from weft.server import ServerConfig, create_app
+from weft.server.run import bound
+from weft.server.service import Service
+
+KEY = "a-key-of-enough-characters"
+
+
+@dataclass
+class Served:
+    """A server that runs: `client` asks it, `service` is its inside."""
+
+    url: str
+    client: httpx.Client
+    service: Service
+    loop: asyncio.AbstractEventLoop
+
+    def on_loop(self, coroutine: Any) -> Any:
+        """Run something in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+
+@contextmanager
+def serving(config: ServerConfig | None = None, *, wait: bool = True) -> Iterator[Served]:
+    """Serve until the end of the block. wait: until a model is loaded."""
+    config = ServerConfig(port=0) if config is None else config
+    with TemporaryDirectory() as folder:
+        if config.db is None:  # never the looms of who runs the tests
+            config = replace(config, db=f"sqlite:///{folder}/looms.db")
+        with _serving(config, wait=wait) as server:
+            yield server
+
+
+@contextmanager
+def _serving(config: ServerConfig, *, wait: bool) -> Iterator[Served]:
+    listener = bound(config.host, 0)
+    app = create_app(config)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(
+        target=loop.run_until_complete, args=(server.serve(sockets=[listener]),)
+    )
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    headers = {} if config.api_key is None else {"Authorization": f"Bearer {config.api_key}"}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+            until = time.monotonic() + 60
+            while not server.started and time.monotonic() < until:
+                time.sleep(0.01)
+            while wait and client.get("/readyz").status_code != 200 and time.monotonic() < until:
+                time.sleep(0.02)
+            yield Served(url, client, app.state.service, loop)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        loop.close()
+        listener.close()

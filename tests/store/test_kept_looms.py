@@ -1,0 +1,281 @@
+"""A live loom and its rows: what any face changes is kept, shared, undone and done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import weft
+from shallow import shallow
+from weft.errors import ConfigError, Conflict, StoreError, TreeError
+from weft.loom import Heddle, Loom
+from weft.store.kept import KeptLoom
+from weft.store.library import Library
+
+
+@pytest.fixture(scope="module")
+def lm() -> weft.LM:
+    return weft.load(str(shallow()), engine="numpy")
+
+
+def texts(loom: Loom) -> list[tuple[str, str, str | None]]:
+    """Return ids, texts and parents, in order."""
+    return [
+        (node.id, node.text, None if node.parent is None else node.parent.id)
+        for node in loom.walk()
+    ]
+
+
+def filed(loom: Loom, folder: Path) -> list[dict[str, object]]:
+    """Return the nodes as a file would have them: complete, to the bit."""
+    loom.save(folder / "x.loom.json")
+    data: list[dict[str, object]] = json.loads((folder / "x.loom.json").read_text())["nodes"]
+    return data
+
+
+def story(library: Library) -> KeptLoom:
+    """Return a kept loom of texts: root, a (with c, d below), b."""
+    loom = Loom(None, "Once upon a time")
+    first = loom.add("a")
+    loom.add("b")
+    first.add("c").add("d")
+    return library.create(loom)
+
+
+def node(kept: KeptLoom, text: str) -> Heddle:
+    return next(each for each in kept.loom.walk() if each.text == text)
+
+
+def test_what_is_opened_is_what_was_kept_to_the_bit(
+    library: Library, lm: weft.LM, tmp_path: Path
+) -> None:
+    loom = Loom(lm, "Once upon a time")
+    made = loom.grow(3, max_tokens=5, seed=1, stop="\n")
+    made[1].grow(2, max_tokens=3, temperature=0.5, seed=2)
+    made[0].add("\0 und Grüße 東京 🙂")
+    made[0].score, made[1].score, made[2].score = 0.1, float("nan"), -1e300
+    made[2].meta["said"] = {"ä\ud800": [1, 2.5, None, True]}
+    loom.meta["model"] = "tiny"
+    made[2].split(2)
+    kept = library.create(loom)
+    want = filed(loom, tmp_path)
+    assert filed(library.open(kept.name, lm).loom, tmp_path) == want
+    alone = library.open(kept.name).loom
+    assert filed(alone, tmp_path) == want
+    assert alone.user_prompt == "Once upon a time"
+    assert library.row(kept.name).model == "tiny"
+
+
+def test_every_change_of_a_face_is_kept_and_undone(
+    library: Library, lm: weft.LM, tmp_path: Path
+) -> None:
+    loom = Loom(lm, "Once upon a time")
+    first, second, third = loom.grow(3, max_tokens=6, seed=1)
+    kept = library.create(loom)
+    changes = {
+        "grow": lambda: node_at(0).grow(2, max_tokens=3, seed=3),
+        "add": lambda: node_at(1).add(" and then"),
+        "split": lambda: node_at(0).split(2),
+        "clip": lambda: node_at(1).clip(2),
+        "trim": lambda: node_at(2).trim(1),
+        "tokens": lambda: setattr(node_at(2), "tokens", [5, 6, 7]),
+        "text": lambda: setattr(node_at(2), "text", "other"),
+        "score": lambda: setattr(node_at(2), "score", 0.25),
+        "meta": lambda: node_at(2).meta.update(a=[1]),
+        "move": lambda: node_at(0).add_child(node_at(2)),
+        "remove": lambda: node_at(1).remove(),
+        "prompt": lambda: setattr(kept.loom, "text", "Twice"),
+    }
+
+    def node_at(at: int) -> Heddle:
+        return kept.loom.children[at]
+
+    states = [filed(kept.loom, tmp_path)]
+    for name, change in changes.items():
+        change()
+        assert kept.commit(name), name
+        states.append(filed(kept.loom, tmp_path))
+        assert filed(library.open(kept.name, lm).loom, tmp_path) == states[-1], name
+    assert [each.kind for each in kept.history()][::-1] == ["create", *changes]
+    other = library.open(kept.name, lm)
+    for want in states[-2::-1]:
+        kept.undo()
+        assert filed(kept.loom, tmp_path) == want
+        other.sync()
+        assert filed(other.loom, tmp_path) == want
+    with pytest.raises(StoreError, match="nothing to undo"):
+        kept.undo()
+    for want in states[1:]:
+        other.redo()
+        assert filed(other.loom, tmp_path) == want
+    kept.sync()
+    assert filed(kept.loom, tmp_path) == states[-1]
+    with pytest.raises(StoreError, match="nothing to redo"):
+        kept.redo()
+
+
+def test_a_new_change_clears_what_could_be_redone(library: Library) -> None:
+    kept = story(library)
+    node(kept, "b").remove()
+    kept.commit("remove")
+    kept.undo()
+    node(kept, "b").add("e")
+    kept.commit("add")
+    with pytest.raises(StoreError, match="nothing to redo"):
+        kept.redo()
+    assert [each.state for each in kept.history()] == ["done", "dropped", "first"]
+
+
+def test_numbers_are_given_once_in_the_order_as_drawn(library: Library) -> None:
+    kept = story(library)
+    assert [kept.number(each) for each in kept.loom.walk()] == [0, 1, 2, 3, 4]
+    node(kept, "a").remove()
+    kept.commit("remove")
+    new = kept.loom.add("e")
+    with pytest.raises(TreeError, match="not kept yet"):
+        kept.number(new)
+    kept.commit("add")
+    assert kept.number(new) == 5
+    assert kept.node("5") is new
+    assert kept.node(new.id) is new
+    again = library.open(kept.id)
+    for given, said in (
+        ("3", "not in the loom any more"),
+        ("6", "0 .the prompt. to 5"),
+        ("x", "x"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            again.node(given)
+    kept.undo()
+    kept.undo()
+    assert kept.number(node(kept, "c")) == 2
+
+
+def test_nothing_is_written_where_nothing_differs(library: Library) -> None:
+    kept = story(library)
+    rev = kept.rev
+    assert not kept.commit("edit")
+    assert kept.rev == rev == library.row(kept.name).rev
+
+
+def test_two_holders_see_each_others_work(library: Library) -> None:
+    one = story(library)
+    two = library.open(one.name)
+    node(one, "b").add("from one")
+    node(two, "b").add("from two")
+    one.commit("add")
+    change = two.commit("add")
+    assert change.others is not None
+    assert [each.text for each in change.others.added] == ["from one"]
+    one.sync()
+    assert texts(one.loom) == texts(two.loom)
+    assert [each.text for each in node(one, "b").children] == ["from one", "from two"]
+
+
+@pytest.mark.parametrize("who_first", ["remover", "grower"])
+def test_growth_outlives_a_removal_that_did_not_see_it(library: Library, who_first: str) -> None:
+    remover = story(library)
+    grower = library.open(remover.name)
+    node(remover, "a").remove()
+    node(grower, "c").add("grown")
+    number = grower.number(node(grower, "a"))
+    for each in (remover, grower) if who_first == "remover" else (grower, remover):
+        each.commit("work")
+    remover.sync()
+    grower.sync()
+    # The way to what was grown, and nothing else that was removed.
+    want = ["Once upon a time", "a", "c", "grown", "b"]
+    assert [each.text for each in remover.loom.walk()] == want
+    assert texts(grower.loom) == texts(remover.loom) == texts(library.open(remover.id).loom)
+    assert grower.number(node(grower, "a")) == number
+
+
+def test_changes_of_different_things_of_a_node_both_stay(library: Library) -> None:
+    one = story(library)
+    two = library.open(one.name)
+    node(one, "b").score = 1.0
+    node(two, "b").meta["x"] = 1
+    one.loom.children[0].add_child(node(one, "b"))
+    one.commit("edit")
+    two.commit("edit")
+    one.sync()
+    for kept in (one, two, library.open(one.name)):
+        found = node(kept, "b")
+        assert (found.score, found.meta, found.parent.text) == (1.0, {"x": 1}, "a")
+
+
+def test_moves_that_would_make_a_circle_leave_a_tree(library: Library) -> None:
+    one = story(library)
+    two = library.open(one.name)
+    node(one, "a").add_child(node(one, "b"))
+    node(two, "b").add_child(node(two, "a"))
+    one.commit("move")
+    two.commit("move")
+    one.sync()
+    assert texts(one.loom) == texts(two.loom) == texts(library.open(one.name).loom)
+    assert len(texts(one.loom)) == 5
+
+
+def test_bookmarks_are_kept_and_undone(library: Library) -> None:
+    kept = story(library)
+    kept.bookmark(node(kept, "c"), "the best")
+    assert library.open(kept.name).bookmarks() == {2: "the best"}
+    kept.undo()
+    assert kept.bookmarks() == {}
+    with pytest.raises(ConfigError, match="bookmark"):
+        kept.bookmark(node(kept, "c"), "\0")
+
+
+def test_a_loom_that_grows_is_followed_token_by_token(
+    library: Library, lm: weft.LM, tmp_path: Path
+) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    reader = library.open(kept.name, lm)
+    for delta in kept.loom.stream(3, max_tokens=6, seed=1):
+        kept.append([delta.node])
+    assert reader.sync().added == []  # what grows is in nobody else's tree
+    assert kept.commit("grow").added == kept.loom.children
+    reader.sync()
+    assert filed(reader.loom, tmp_path) == filed(kept.loom, tmp_path)
+    assert [kept.number(each) for each in kept.loom.children] == [1, 2, 3]
+    kept.undo()
+    assert kept.loom.children == []
+
+
+def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    came: dict[str, list[int]] = {}
+    for delta in kept.loom.stream(2, max_tokens=40, seed=1):
+        kept.append([delta.node])
+        came[delta.node.id] = delta.node.tokens
+        if sum(map(len, came.values())) >= 9:
+            break
+    kept.close()
+    again = library.open(kept.name, lm).loom.children
+    assert {each.id: each.tokens for each in again} == came
+    assert all(len(each.logprobs) == len(each.tokens) for each in again)
+    assert {each.finish_reason for each in again} == {"interrupted"}
+    assert [each.text for each in library.open(kept.name).loom.children] == [
+        each.text for each in again
+    ]
+
+
+def test_a_removal_while_it_grows_does_not_lose_what_grew(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    top = kept.loom.grow(1, max_tokens=2, seed=1)[0]
+    top.grow(2, max_tokens=2, seed=1)
+    kept.commit("grow")
+    other = library.open(kept.name, lm)
+    for delta in top.stream(1, max_tokens=5, seed=2):
+        if not kept.append([delta.node]) and len(delta.node.tokens) == 2:
+            other.loom.children[0].remove()
+            other.commit("remove")
+            kept.sync()
+            with pytest.raises(Conflict, match="being grown"):
+                kept.undo()
+    kept.commit("grow")
+    other.sync()
+    assert texts(other.loom) == texts(kept.loom)
+    assert [each.text for each in kept.loom.walk()][1:] == [top.text, delta.node.text]

@@ -1,0 +1,34 @@
+"""One table says what becomes of every error."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from weft import errors
+from weft.outcomes import OUTCOMES, outcome_of
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if inspect.isclass(kind) and issubclass(kind, errors.WeftError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_has_its_own_row(kind: type[errors.WeftError]) -> None:
+    outcome = OUTCOMES[kind]
+    assert outcome is outcome_of(kind("x"))
+    assert outcome.exit_code in (1, 2, 3, 4, 130)
+    assert outcome.status in (400, 404, 409, 422, 429, 499, 500, 501, 503)
+    assert outcome.kind.endswith("_error")
+    assert outcome.code == outcome.code.lower()
+
+
+def test_what_a_client_did_wrong_is_not_told_as_the_servers_fault() -> None:
+    for kind, outcome in OUTCOMES.items():
+        assert (outcome.status < 500) == (outcome.kind not in _OURS), kind
+
+
+_OURS = ("server_error", "unavailable_error", "not_supported_error")
