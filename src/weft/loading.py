@@ -127,15 +127,15 @@ def load(
     refuse_unfit(engine, source)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
     given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
-    wish = Wish(source, tokenizer, engine, model, token, of_files, given, budget, limits)
+    asked = NamedSource(source, tokenizer, engine, model, token, of_files, given, budget, limits)
     if is_url(source):
-        return wish.of_server()
+        return asked.of_server()
     refuse_given("files", model=model)
-    return wish.of_gguf() if is_gguf(source) else wish.of_folder()
+    return asked.of_gguf() if is_gguf(source) else asked.of_folder()
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class NamedSource:
     """What is to be loaded by name, and how.
 
     of_files: what has a meaning for folders alone. given: what the engine is asked for. budget,
