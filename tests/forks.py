@@ -31,6 +31,11 @@ WEFT = "from weft.cli import main; main()"
 PRELOADED = """
 import huggingface_hub, rich.live, tokenizers, numpy, jinja2, llguidance
 import weft, weft.cli.app, weft.loading, weft.loom, weft.branch, weft.aio, weft.engines.numpy.engine
+import weft.store.library, sqlalchemy.dialects.sqlite, alembic.command, alembic.script
+try:
+    import sqlalchemy.dialects.postgresql.psycopg, psycopg
+except ImportError:
+    pass
 import weft.tokens.sandbox, weft.store.file, weft.store.wire, weft.viz.html, weft.viz.notebook
 from weft.search import *
 # The parser, from the signatures of the verbs, is the same for all.

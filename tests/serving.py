@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2 as httpx
@@ -38,6 +39,15 @@ class Served:
 def serving(config: ServerConfig | None = None, *, wait: bool = True) -> Iterator[Served]:
     """Serve until the end of the block. wait: until a model is loaded."""
     config = ServerConfig(port=0) if config is None else config
+    with TemporaryDirectory() as folder:
+        if config.db is None:  # never the looms of who runs the tests
+            config = replace(config, db=f"sqlite:///{folder}/looms.db")
+        with _serving(config, wait=wait) as server:
+            yield server
+
+
+@contextmanager
+def _serving(config: ServerConfig, *, wait: bool) -> Iterator[Served]:
     listener = bound(config.host, 0)
     app = create_app(config)
     server = uvicorn.Server(

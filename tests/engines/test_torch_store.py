@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import build, plain_logits  # noqa: E402
+from weft.engines import banks  # noqa: E402
+from weft.engines.banks import Bank, SharedBlock  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.padded import kv  # noqa: E402
 from weft.engines.torch.padded import step as spans  # noqa: E402
 from weft.engines.torch.padded.step import PaddedStep, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
@@ -57,7 +58,7 @@ def _allocated(engine: TorchEngine) -> int:
     """Bytes of the distinct buffers behind all tensors of the store, found without its counters."""
     memory = engine.fragments
     slots = [b.slots for b in memory._banks.values()]
-    slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, kv.DeviceBlock)}.values()
+    slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, SharedBlock)}.values()
     own = [t.untyped_storage() for s in slots for t in (*s.keys, *s.values)]
     if memory.alone is not None:
         own += [t.untyped_storage() for t in (*memory.alone._keys, *memory.alone._values)]
@@ -191,9 +192,9 @@ def test_random_operations_agree_with_token_lists(
     monkeypatch: pytest.MonkeyPatch, seed: int, name: str
 ) -> None:
     """Small widths, so that tails change banks, rows and homes all the time."""
-    monkeypatch.setattr(kv, "SMALLEST", 4)
-    monkeypatch.setattr(kv, "GROW_BY", 2)
-    monkeypatch.setattr(kv, "LONG", 7)
+    monkeypatch.setattr(banks, "SMALLEST", 4)
+    monkeypatch.setattr(banks, "GROW_BY", 2)
+    monkeypatch.setattr(banks, "LONG", 7)
     _ALL.clear()
     model = build(name)
     engine = TorchEngine.adopt(model)
@@ -297,18 +298,18 @@ def test_a_tail_stays_in_its_bank_beside_rows_of_several_tokens(
     for at in range(10, 16):
         rows = [Row(path, IDS[at : at + 1], at, tail, (0,)), Row((), IDS[:7], 0)]
         output = engine.forward(rows)
-        assert isinstance(tail.home, kv.Bank)
+        assert isinstance(tail.home, Bank)
     assert _error(output, 0, model, IDS[:16]) < 1e-4
 
 
 def test_a_long_fragment_grows_in_its_block(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
-    monkeypatch.setattr(kv, "LONG", 20)
+    monkeypatch.setattr(banks, "LONG", 20)
     fragment = _grow(engine, IDS[:30])
     for at in range(30, 50):
         output = engine.forward([Row((), IDS[at : at + 1], at, fragment, (0,))])
-        assert isinstance(fragment.home, kv.DeviceBlock)
+        assert isinstance(fragment.home, SharedBlock)
     assert _error(output, 0, model, IDS[:50]) < 1e-4
 
 
@@ -422,7 +423,7 @@ def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str,
 def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
     plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv, "LONG", 100)
+    monkeypatch.setattr(banks, "LONG", 100)
     engine, model = plain, llama
     ids = [i % 40 for i in range(180)]
     tail = _grow(engine, ids)

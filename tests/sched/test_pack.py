@@ -75,8 +75,8 @@ def test_a_hidden_task_that_waits_for_its_answers_gets_no_second_row(make: MakeR
     rig.scheduler.take_in()
     rig.scheduler.admission.admit(may_evict=True)
     desk.promote()
-    (part,) = desk.reader.pack(desk.oldest_waiting(), 64, desk)
-    assert desk.reader.pack(desk.oldest_waiting(), 64, desk) == []
+    (part,) = desk.reader.pack(desk.waiting_in_turn(64), 64, desk)
+    assert desk.reader.pack(desk.waiting_in_turn(64), 64, desk) == []
     part.discard(desk)
     rig.driver.drive([ticket])
     assert ticket.result()[0].tolist() == logits_after(PATH[:4]).tolist()

@@ -2,27 +2,440 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
 from serving import Served
 
-
-def make(served: Served, **more) -> dict:
-    given = {"prompt": "Once upon a time", **more}
-    answer = served.client.post("/api/v1/looms", json=given)
-    assert answer.status_code == 201, answer.text
-    return answer.json()
+Json = dict[str, Any]
 
 
-def test_a_loom_is_made_grown_and_read(served: Served) -> None:
-    loom = make(served)
-    base = f"/api/v1/looms/{loom['id']}"
-    grown = served.client.post(
-        f"{base}/nodes/0/generate", json={"n": 3, "max_tokens": 8, "wait": True, "seed": 1}
-    )
-    assert grown.status_code == 200, grown.text
-    told = grown.json()
+class Desk:
+    """A loom of a server, and what is asked about it."""
+
+    def __init__(self, served: Served, prompt: str = "Once upon a time", **more: Any) -> None:
+        self.client = served.client
+        answer = self.client.post("/api/v1/looms", json={"prompt": prompt, **more})
+        assert answer.status_code == 201, answer.text
+        self.loom: Json = answer.json()
+        self.base = f"/api/v1/looms/{self.loom['id']}"
+
+    def endless(self, served: Served) -> Json:
+        """Sampling that no end token ends."""
+        ends = served.service.models.lm().text.stop_ids
+        return {"max_tokens": 1500, "logit_bias": {str(token): -1e6 for token in ends}}
+
+    def post(self, path: str, status: int = 200, headers: Json | None = None, **body: Any) -> Json:
+        answer = self.client.post(f"{self.base}{path}", json=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def get(self, path: str = "", status: int = 200, **query: Any) -> Json:
+        answer = self.client.get(f"{self.base}{path}", params=query)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def grow(self, node: int | str = 0, **body: Any) -> list[Json]:
+        told = self.post(f"/nodes/{node}/generate", wait=True, **{"max_tokens": 6, **body})
+        assert told["status"] == "ok"
+        return told["nodes"]
+
+    def nodes(self, **query: Any) -> list[Json]:
+        return self.get("/nodes", **query)["data"]
+
+
+@pytest.fixture
+def desk(served: Served) -> Desk:
+    return Desk(served)
+
+
+def events(lines: Iterator[str]) -> Iterator[tuple[int | None, str, Json]]:
+    """Read server-sent events as a browser does."""
+    number, name = None, ""
+    for line in lines:
+        key, _, value = line.partition(": ")
+        if key == "id":
+            number = int(value)
+        elif key == "event":
+            name = value
+        elif key == "data":
+            yield number, name, json.loads(value)
+
+
+def test_a_loom_is_made_grown_and_read(desk: Desk) -> None:
+    told = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=1)
     assert told["status"] == "ok"
-    assert len(told["nodes"]) == 3
-    page = served.client.get(f"{base}/nodes").json()
-    assert [node["node"] for node in page["data"]] == [0, 1, 2, 3]
-    assert page["data"][0]["children"] == [1, 2, 3]
-    print(page["data"][1], told["usage"])
+    assert told["usage"] == {"prompt_tokens": 8, "completion_tokens": 24, "cached_tokens": 0}
+    page = desk.nodes()
+    assert [node["node"] for node in page] == [0, 1, 2, 3]
+    assert page[0]["children"] == [1, 2, 3]
+    assert page[0]["n_below"] == 3
+    again = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=told["seed"])
+    assert [node["text"] for node in again["nodes"]] == [node["text"] for node in told["nodes"]]
+
+
+def test_a_second_level_prefills_nothing_again(served: Served) -> None:
+    """Growing 4 x 4 x 4 reads the prompt once."""
+    desk = Desk(served, "Use 4 9 10 13 to make 24. " * 8)
+    before = served.client.get("/api/v1/kv").json()["data"][0]["prefilled"]
+    prompt = desk.nodes()[0]["n_tokens"]
+    for _ in range(3):
+        desk.post("/generate", n=4, max_tokens=4, wait=True, force=True)
+    after = served.client.get("/api/v1/kv").json()["data"][0]["prefilled"]
+    # Of a leaf the last token, which was drawn, was not run yet.
+    assert prompt - 1 <= after - before <= prompt + 4 + 16
+    assert len(desk.nodes(limit=1000)) == 1 + 4 + 16 + 64
+
+
+def test_a_stream_tells_every_token_once(desk: Desk) -> None:
+    body = {"n": 3, "max_tokens": 30, "stream": True, "temperature": 1.5}
+    texts: dict[int, str] = {}
+    tokens: dict[int, list[int]] = {}
+    ends: dict[int, Json] = {}
+    with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        came = list(events(answer.iter_lines()))
+    assert [number for number, _, _ in came] == list(range(1, len(came) + 1))
+    assert (came[0][1], came[-1][1]) == ("job", "done")
+    for _, name, data in came:
+        if name == "tok":
+            for branch, token, text, logprob, entropy in data["t"]:
+                texts[branch] = texts.get(branch, "") + text
+                if token is not None:
+                    tokens.setdefault(branch, []).append(token)
+                    assert logprob <= 0
+                    assert entropy >= 0
+        elif name == "branch":
+            ends[data["branch"]] = data
+    for branch in came[0][2]["branches"]:
+        node = desk.get(f"/nodes/{branch['node']}", fields="tokens")
+        assert node["id"] == branch["id"]
+        assert texts[branch["branch"]] == node["text"]
+        assert tokens[branch["branch"]] == node["token_ids"]
+        assert ends[branch["branch"]]["finish_reason"] == node["finish_reason"]
+
+
+def test_a_stream_goes_on_where_it_broke_off(desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=200)["job"]
+    seen: list[tuple[int | None, str, Json]] = []
+    path = f"/api/v1/jobs/{job}/events"
+    while not seen or seen[-1][1] != "done":
+        headers = {"Last-Event-ID": str(seen[-1][0])} if seen else {}
+        with desk.client.stream("GET", path, headers=headers) as answer:
+            for at, event in enumerate(events(answer.iter_lines())):
+                seen.append(event)
+                if at == 1:
+                    break
+    assert [number for number, _, _ in seen] == list(range(1, len(seen) + 1))
+    n_tokens = sum(len(data["t"]) for _, name, data in seen if name == "tok")
+    assert n_tokens >= sum(len(node["text"] and "x") for node in desk.nodes()[1:])
+    assert sum(data["n_tokens"] for _, name, data in seen if name == "branch") == sum(
+        1 for _, name, data in seen if name == "tok" for entry in data["t"] if entry[1] is not None
+    )
+
+
+def test_who_comes_too_late_gets_the_state(desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=5, wait=False)["job"]
+    path = f"/api/v1/jobs/{job}/events"
+    with desk.client.stream("GET", path, params={"after": 10**9}) as answer:
+        first = next(events(answer.iter_lines()))
+    assert first[1] == "snapshot"
+    assert len(first[2]["branches"]) == 2
+
+
+def test_branches_are_cancelled_one_by_one(served: Served, desk: Desk) -> None:
+    told = desk.post("/nodes/0/generate", 202, n=3, **desk.endless(served))
+    client = desk.client
+    path = f"/api/v1/jobs/{told['job']}"
+    time.sleep(0.3)
+    assert client.post(f"{path}/cancel", json={"branches": [1]}).status_code == 200
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        branches = client.get(path).json()["branches"]
+        if branches[1]["finish_reason"]:
+            break
+    assert branches[1]["finish_reason"] == "cancelled"
+    client.post(f"{path}/cancel")
+    while client.get(path).json()["status"] == "running" and time.monotonic() < until:
+        time.sleep(0.02)
+    job = client.get(path).json()
+    assert job["status"] == "cancelled"
+    assert all(branch["finish_reason"] for branch in job["branches"])
+    assert all(node["n_tokens"] for node in desk.nodes()[1:])
+
+
+def test_growing_nodes_are_read_while_they_grow(served: Served, desk: Desk) -> None:
+    told = desk.post("/nodes/0/generate", 202, n=2, **desk.endless(served))
+    number = told["branches"][0]["node"]
+    time.sleep(0.3)
+    node = desk.get(f"/nodes/{number}")
+    assert node["growing"]
+    assert desk.nodes()[0]["children"] == [branch["node"] for branch in told["branches"]]
+    assert desk.post(f"/nodes/{number}/generate", 409)["error"]["code"] == "revision_mismatch"
+    assert desk.post(f"/nodes/{number}/next", 409)["error"]
+    # Reading, and writing elsewhere, is free.
+    desk.post("/nodes", 201, parent=0, text=" there was")
+    desk.client.post(f"/api/v1/jobs/{told['job']}/cancel")
+
+
+def test_removing_what_grows_keeps_nothing_of_it(served: Served, desk: Desk) -> None:
+    (top,) = desk.grow(n=1)
+    path = f"/nodes/{top['node']}/generate"
+    told = desk.post(path, 202, n=2, force=True, **desk.endless(served))
+    time.sleep(0.2)
+    answer = desk.client.delete(f"{desk.base}/nodes/{top['node']}")
+    assert answer.status_code == 200
+    until = time.monotonic() + 10
+    path = f"/api/v1/jobs/{told['job']}"
+    while desk.client.get(path).json()["status"] == "running" and time.monotonic() < until:
+        time.sleep(0.02)
+    assert [node["node"] for node in desk.nodes()] == [0]
+    desk.post("/undo")
+    assert [node["node"] for node in desk.nodes()] == [0, top["node"]]
+
+
+def test_a_job_outlives_its_client(desk: Desk) -> None:
+    body = {"n": 1, "max_tokens": 60, "stream": True, "temperature": 2.0}
+    with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
+        _, _, job = next(events(answer.iter_lines()))
+    path = f"/api/v1/jobs/{job['job']}"
+    until = time.monotonic() + 20
+    while desk.client.get(path).json()["status"] == "running" and time.monotonic() < until:
+        time.sleep(0.02)
+    (node,) = desk.nodes()[1:]
+    assert node["finish_reason"] in ("length", "stop")
+
+
+def test_a_job_ends_with_its_client_where_that_was_asked_for(served: Served, desk: Desk) -> None:
+    body = {"stream": True, "on_disconnect": "cancel", **desk.endless(served)}
+    with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
+        _, _, job = next(events(answer.iter_lines()))
+    path = f"/api/v1/jobs/{job['job']}"
+    until = time.monotonic() + 10
+    while desk.client.get(path).json()["status"] == "running" and time.monotonic() < until:
+        time.sleep(0.02)
+    assert desk.client.get(path).json()["status"] == "cancelled"
+
+
+def test_edits_are_operations_that_undo_takes_back(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, max_tokens=12, seed=3)
+    number, text = node["node"], node["text"]
+    split = desk.post(f"/nodes/{number}/split", at_token=5)
+    lower = split["added"][0]["node"]
+    assert "".join(each["text"] for each in desk.nodes()[1:]) == text
+    merged = desk.post(f"/nodes/{lower}/merge")
+    assert merged["removed"] == [lower]
+    assert desk.get(f"/nodes/{number}", fields="tokens")["token_ids"] == node["token_ids"]
+    assert len(desk.get(f"/nodes/{number}", fields="tokens")["logprobs"]) == 12
+    forked = desk.post(f"/nodes/{number}/fork", 201, at_token=4, text=" cat")["added"][0]
+    assert forked["parent"] == 0
+    moved = desk.post(f"/nodes/{forked['node']}/move", parent=number)
+    assert moved["changed"][0]["parent"] == number
+    clipped = desk.post(f"/nodes/{number}/clip", keep=3)
+    assert clipped["added"][0]["children"] == [forked["node"]]
+    copied = desk.post(f"/nodes/{number}/copy", 201, parent=0)
+    assert len(copied["added"]) == 3
+    kinds = [each["kind"] for each in desk.get("/history")["data"]]
+    assert kinds == ["copy", "clip", "move", "fork", "merge", "split", "grow", "create"]
+    for _ in range(6):
+        desk.post("/undo")
+    assert [each["text"] for each in desk.nodes()[1:]] == [text]
+    desk.post("/redo")
+    assert len(desk.nodes()) == 3
+
+
+def test_an_edit_makes_a_sibling_unless_it_is_to_stand_in_place(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    path = f"{desk.base}/nodes/{node['node']}"
+    made = desk.client.patch(path, json={"text": " there was a fox"}).json()
+    assert made["added"][0]["parent"] == 0
+    changed = desk.client.patch(path, json={"text": " no fox", "in_place": True}).json()
+    assert changed["changed"][0]["text"] == " no fox"
+    marked = desk.client.patch(path, json={"bookmark": "good"}).json()
+    assert marked["changed"][0]["bookmark"] == "good"
+    assert desk.get()["bookmarks"] == {str(node["node"]): "good"}
+    found = desk.get("/search", q="FOX", filter="bookmarked")["data"]
+    assert [(hit["node"], hit["spans"]) for hit in found] == [(node["node"], [[4, 7]])]
+
+
+def test_of_two_edits_of_one_node_the_second_is_told_of_the_first(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    seen = desk.client.get(f"{desk.base}/nodes/{one['node']}").headers["etag"]
+    path = f"{desk.base}/nodes/{one['node']}"
+    headers = {"If-Match": seen}
+    assert desk.client.patch(path, json={"score": 1}, headers=headers).status_code == 200
+    late = desk.client.patch(path, json={"score": 2}, headers=headers)
+    assert late.status_code == 409
+    assert late.json()["error"]["code"] == "revision_mismatch"
+    assert late.json()["error"]["details"]["rev"] > int(seen.strip('"'))
+    # Another node was not changed meanwhile.
+    path = f"{desk.base}/nodes/{other['node']}"
+    assert desk.client.patch(path, json={"score": 3}, headers=headers).status_code == 200
+
+
+def test_since_tells_only_what_changed(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.patch(f"{desk.base}/nodes/{one['node']}", json={"score": 1})
+    desk.client.delete(f"{desk.base}/nodes/{other['node']}")
+    page = desk.get("/nodes", since=rev)
+    assert [node["node"] for node in page["data"]] == [one["node"]]
+    assert (page["removed"], page["whole"]) == ([other["node"]], False)
+    assert desk.get("/nodes", since=0)["whole"]
+
+
+def test_pages_are_the_tree_in_order(desk: Desk) -> None:
+    desk.grow(n=3)
+    desk.post("/generate", n=2, max_tokens=3, wait=True, force=True)
+    whole = [node["node"] for node in desk.nodes()]
+    paged: list[int] = []
+    after = None
+    while True:
+        page = desk.get("/nodes", limit=2, **({"after": after} if after else {}))
+        paged += [node["node"] for node in page["data"]]
+        if (after := page["next"]) is None:
+            break
+    assert paged == whole
+    tree = desk.get("/tree")["tree"]
+    assert [node["node"] for node in tree["nodes"]] == tree["children"]
+
+
+def test_next_tells_candidates_and_what_is_left(desk: Desk) -> None:
+    told = desk.post("/nodes/0/next", top=5, candidates=[0], temperature=0.5, top_k=2)
+    assert [each["rank"] for each in told["next"]] == [0, 1, 2, 3, 4]
+    assert sum(each["p"] for each in told["next"]) + told["rest"] == pytest.approx(1)
+    assert sum(each["p_sampled"] for each in told["next"]) == pytest.approx(1)
+    assert told["candidates"][0]["id"] == 0
+    assert told["entropy"] > 0
+
+
+def test_a_nodes_own_text_is_measured_as_it_was_drawn(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5)
+    own = desk.get(f"/nodes/{node['node']}", fields="tokens")
+    told = desk.post(f"/nodes/{node['node']}/score")
+    assert told["logprobs"] == pytest.approx(own["logprobs"], abs=1e-3)
+    rows = desk.get(f"/nodes/{node['node']}/tokens", top=3)
+    assert [row["logprob"] for row in rows["data"]] == pytest.approx(own["logprobs"], abs=1e-3)
+    assert [row["entropy"] for row in rows["data"]] == pytest.approx(own["entropies"], abs=1e-3)
+    assert all(len(row["top"]) == 3 for row in rows["data"])
+
+
+def test_a_path_is_read_as_text_tokens_and_messages(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    below = desk.get(f"/nodes/{node['node']}/path", below_root=True)
+    assert below["text"] == node["text"]
+    ids = desk.get(f"/nodes/{node['node']}/path", **{"as": "tokens"})["token_ids"]
+    assert len(ids) == 8 + 6
+    messages = desk.get(f"/nodes/{node['node']}/path", **{"as": "messages"})["messages"]
+    assert messages[0] == {"role": "user", "content": "Once upon a time"}
+
+
+def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
+    desk = Desk(served, "What only this test asks")
+    (node,) = desk.grow(n=1)
+    path = f"/nodes/{node['node']}/kv"
+    assert desk.post(path, op="warm")["kv"] == "hot"
+    assert desk.post(path, op="evict")["kv"] == "partly"
+    assert desk.get("/kv")["hot"] == 1
+
+
+def test_a_search_is_a_job_with_rounds(served: Served) -> None:
+    desk = Desk(served, "Use 1 2 3 4 to make 24.")
+    told = desk.post("/runs", strategy="tot", breadth=2, n=4, wait=True, seed=1)
+    assert told["status"] == "ok"
+    assert told["result"]["strategy"] == "tot"
+    assert told["result"]["answer"]
+    with desk.client.stream("GET", f"/api/v1/jobs/{told['job']}/events") as answer:
+        names = [name for _, name, _ in events(answer.iter_lines())]
+    assert "score" in names
+    assert len(desk.nodes(limit=1000)) > 3
+    assert desk.get("/history")["data"][0]["kind"] == "run"
+
+
+def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
+    desk = Desk(served, name="a b c")
+    listed = served.client.get("/api/v1/looms", params={"search": "A B"}).json()["data"]
+    assert [loom["name"] for loom in listed] == ["a b c"]
+    renamed = served.client.patch(desk.base, json={"name": "other", "meta": {"x": 1}}).json()
+    assert (renamed["name"], renamed["meta"]["x"]) == ("other", 1)
+    assert served.client.get("/api/v1/looms/other").status_code == 200
+    assert served.client.delete("/api/v1/looms/other").status_code == 200
+    assert served.client.get(desk.base).json()["error"]["code"] == "loom_not_found"
+    back = served.client.post("/api/v1/looms/restore").json()["data"]
+    assert [loom["id"] for loom in back] == [desk.loom["id"]]
+    taken = served.client.post("/api/v1/looms", json={"prompt": "x", "name": "other"})
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "name_taken")
+
+
+def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
+    came: list[tuple[int | None, str, Json]] = []
+    begun = threading.Event()
+
+    def listen() -> None:
+        with desk.client.stream("GET", f"{desk.base}/events") as answer:
+            begun.set()
+            for event in events(answer.iter_lines()):
+                came.append(event)
+                if len(came) == 2:
+                    return
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    begun.wait(5)
+    time.sleep(0.1)
+    (node,) = desk.grow(n=1)
+    desk.client.delete(f"{desk.base}/nodes/{node['node']}")
+    thread.join(10)
+    assert [name for _, name, _ in came] == ["change", "change"]
+    assert [each["node"] for each in came[0][2]["added"]] == [node["node"]]
+    assert came[1][2]["removed"] == [node["node"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/api/v1/looms/nowhere", "loom_not_found"),
+        ("/api/v1/looms/nowhere/nodes/0", "loom_not_found"),
+        ("/api/v1/looms/..%2f..%2fetc", "no_such_route"),
+        ("/api/v1/jobs/jb_0", "job_not_found"),
+        ("/api/v1/models/no/such/model", "model_not_found"),
+        ("/api/v1/nowhere", "no_such_route"),
+    ],
+)
+def test_what_is_not_there_is_told_by_its_kind(served: Served, path: str, code: str) -> None:
+    answer = served.client.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+
+
+@pytest.mark.parametrize("node", ["99", "abc", "-1", "0x", "1" * 60, "%00", "..%2f0"])
+def test_an_unknown_node_is_not_found(desk: Desk, node: str) -> None:
+    answer = desk.client.get(f"{desk.base}/nodes/{node}")
+    assert answer.json()["error"]["code"] in ("node_not_found", "no_such_route")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"n": "many"}, "n"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temprature": 1}, "temprature"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"regex": "a", "lark": "b"}, None),
+        ({"stream": True, "wait": True}, None),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str | None) -> None:
+    answer = desk.client.post(f"{desk.base}/nodes/0/generate", json=body)
+    assert answer.status_code == 400, answer.text
+    told = answer.json()["error"]
+    if param is not None:
+        assert told["param"].startswith(param)
+        assert param in told["message"]

@@ -197,9 +197,25 @@ class Desk:
         else:
             self.waiting[claim] = None
 
-    def oldest_waiting(self) -> list[Claim]:
-        """Return the claims that parts are packed for, those of the oldest jobs first."""
-        return sorted(self.waiting, key=lambda claim: claim.job.age)
+    def waiting_in_turn(self, budget: int) -> list[tuple[Claim, int]]:
+        """Return the claims that parts are packed for, and how many tokens each may have.
+
+        budget: tokens of the step. The oldest first; but where it does not do for all, half of it
+        goes to those that need the fewest: nobody waits for all of a book that somebody else has
+        brought, and the book is read, too.
+        """
+        claims = sorted(self.waiting, key=lambda claim: claim.job.age)
+        if len(claims) > 1:
+            n_open = {claim: self.reader.n_open(claim) for claim in claims}
+            if sum(n_open.values()) > budget > 1:
+                left, first = budget // 2, []
+                for claim in sorted(claims, key=lambda claim: n_open[claim]):
+                    if left <= 0:
+                        break
+                    first.append((claim, left))
+                    left -= n_open.pop(claim)
+                return first + [(claim, budget) for claim in claims if claim in n_open]
+        return [(claim, budget) for claim in claims]
 
     # First draws ------------------------------------------------------------------------------
 

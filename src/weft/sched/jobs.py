@@ -537,7 +537,7 @@ class CommitJob(Job):
         (self.ticket,) = tickets
         self.item: Commit = self.ticket.item
         self._is_mixed = len(self.namespaces()) > 1
-        self.found: list[Committed] = []
+        self.committed: list[Committed] = []
         self.n_waiting = 0
         self.next = 0
 
@@ -590,7 +590,7 @@ class CommitJob(Job):
             if not desk.lines.is_leased(line):  # released while this was on its way
                 desk.lines.close(line)
         desk.commits.pop(self, None)
-        self.ticket.resolve(self.found)
+        self.ticket.resolve(self.committed)
         desk.end(self)
 
     def park(self, desk: Desk) -> None:
@@ -601,7 +601,7 @@ class CommitJob(Job):
 
     def stop(self, desk: Desk) -> None:
         desk.commits.pop(self, None)
-        self.next, self.found = 0, []
+        self.next, self.committed = 0, []
         for line in self.item.lines:
             line.trim(desk.tree, len(line.tokens))
             line.job = None
@@ -665,7 +665,7 @@ class CommitPart(Part):
         desk.counters.decoded += len(self._rows)
         drawn = self._drawn()
         for row, sampler in zip(self.kept, self._samplers, strict=True):
-            job.found.append(Committed(row, next(drawn) if sampler is not None else None))
+            job.committed.append(Committed(row, next(drawn) if sampler is not None else None))
         job.next = self.last
         if job.error is not None:
             desk.fail(job, job.error)

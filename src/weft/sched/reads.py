@@ -269,23 +269,37 @@ class Reader:
 
     # Packing ----------------------------------------------------------------------------------
 
-    def pack(self, claims: Iterable[Claim], budget: int, desk: Desk) -> list[PathPart]:
-        """Return a step's parts for claims, oldest first, at most `budget` tokens of them.
+    def pack(self, claims: Iterable[tuple[Claim, int]], budget: int, desk: Desk) -> list[PathPart]:
+        """Return a step's parts for claims, in this order, at most `budget` tokens of them.
 
-        Splits nodes into chunks. A claim that a part works for waits no longer: the part tells it.
+        claims: each with how many tokens it may have. Splits nodes into chunks. A claim that a part
+        works for waits no longer: the part tells it.
         """
         self._reads = {}
         before = len(self.open)
-        for claim in claims:
+        for claim, most in claims:
             if budget <= 0:
                 break
-            budget -= desk.guard(claim.job, self._pack, claim, budget) or 0
+            budget -= desk.guard(claim.job, self._pack, claim, min(budget, most)) or 0
             if claim.outstanding:
                 desk.waiting.pop(claim, None)
             else:
                 desk.look_at(claim)  # others have computed what it wants
         self._reads = {}
         return list(self.open)[before:]
+
+    def n_open(self, claim: Claim) -> int:
+        """Return how many tokens, about, a claim has still to be run. Cost: O(nodes absent)."""
+        assert claim.cursor is not None
+        if self.tree.fragments is None:
+            return claim.depth
+        n = max((need.last - need.first + 1 for need in claim.open_needs()), default=0)
+        absent = 0
+        for node in self.tree.up(claim.cursor):
+            if node.resident:
+                break
+            absent += len(node.tokens)
+        return max(n, absent)
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many tokens were packed to compute, and to read again, since last asked."""

@@ -228,7 +228,11 @@ class Scheduler:
             n_left = self.n_batch - sum([part.n_tokens() for part in parts])
             if self.engine.info.recomputes:  # a long path may have been more than its share
                 n_left = max(n_left, spared)
-            parts += desk.reader.pack(desk.oldest_waiting(), n_left, desk)
+            if runs and self.engine.info.device == "cpu":
+                # There a token costs as much beside others as alone: those that are live would
+                # stand still for as long as it takes to read a whole batch.
+                n_left = min(n_left, spared)
+            parts += desk.reader.pack(desk.waiting_in_turn(n_left), n_left, desk)
         computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread

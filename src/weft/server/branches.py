@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from ..errors import StoreError
 from ..files import json_number
 from ..loom import Heddle
 from ..loom.grow import Growth, Shoot, delta
@@ -35,6 +36,7 @@ class JobBranches:
         self.log = log
         self.first = first
         self.n_tokens = 0
+        self.error: StoreError | None = None  # why its nodes have no numbers
         self.first_token_s: float | None = None
         self._reason: FinishReason = "cancelled"
         self._told: set[int] = set()  # shoots whose end was told
@@ -47,13 +49,27 @@ class JobBranches:
         return [shoot.child for shoot in self.growth.shoots if not shoot.over]
 
     @property
+    def uncommitted(self) -> list[Heddle]:
+        """The nodes that grow still, and those in the tree whose operation is yet to come."""
+        return [each.child for each in self.growth.shoots if not each.over or each.attached]
+
+    @property
     def parents(self) -> list[Heddle]:
         """The nodes below which something grows still."""
         return [shoot.parent for shoot in self.growth.shoots if not shoot.over]
 
-    def children_of(self, node: Heddle) -> list[Heddle]:
-        """Return the nodes that grow from this one."""
-        return [each.child for each in self.growth.shoots if not each.over and each.parent is node]
+    def put_among(self, node: Heddle, children: list[Heddle]) -> None:
+        """Put the nodes that grow from this one among its children, where they will stand."""
+        later: Heddle | None = None  # of the same call, and in the tree already
+        for shoot in reversed(self.growth.shoots):
+            if shoot.parent is not node:
+                continue
+            if shoot.attached:
+                later = shoot.child
+            elif not shoot.over:
+                at = next((i for i, each in enumerate(children) if each is later), len(children))
+                children.insert(at, shoot.child)
+                later = shoot.child
 
     def count_below(self, node: Heddle) -> int:
         """Return how many nodes grow below this one."""

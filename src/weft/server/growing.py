@@ -66,12 +66,14 @@ async def start_growth(
                     live.refuse_growing(node)
             if len(nodes) == 1 and not asked.force:
                 refuse_terminal(nodes[0])
-            branches = await begin(live, job, nodes, params, force=asked.force)
-            skipped = [live.number(node) for node in branches.growth.skipped]
-            job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
-            service.jobs.add(job)
-            end = stack.pop_all().close
-            job.start(_grow_to_end(service, live, job, branches, actor), end)
+            branches = await planned(live, job, nodes, params, force=asked.force)
+        stack.callback(live.end, branches)
+        await live.number_new(branches)
+        job.tell_begun(branches)
+        skipped = [live.number(node) for node in branches.growth.skipped]
+        job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
+        service.jobs.add(job)
+        job.start(_grow_to_end(service, live, job, branches, actor), stack.pop_all().close)
     return job, skipped
 
 
@@ -80,7 +82,7 @@ def interrupt(job: ServerJob) -> None:
     job.cancel(reason="interrupted")
 
 
-async def begin(
+async def planned(
     live: LiveLoom,
     job: ServerJob,
     nodes: Sequence[Heddle],
@@ -88,7 +90,7 @@ async def begin(
     *,
     force: bool = False,
 ) -> JobBranches:
-    """Plan branches, give their nodes numbers, and tell of them. The caller holds the lock.
+    """Plan branches, which are noted as growing from now on. The caller holds the lock.
 
     Raises: Terminal where there is nothing to grow.
     """
@@ -97,16 +99,6 @@ async def begin(
         raise Terminal("all of these nodes have ended; grow them anyway with force")
     branches = JobBranches(live, growth, job.events, job.first_branch)
     live.begin(branches)
-    try:
-        await live.call(lambda: live.kept.append(branches.nodes))
-    except BaseException:
-        live.end(branches)
-        raise
-    job.branches.append(branches)
-    job.events.put(
-        "job",
-        {"job": job.id, "loom": live.kept.id, "model": job.model, "branches": branches.told()},
-    )
     return branches
 
 
@@ -117,7 +109,6 @@ async def _grow_to_end(
         await branches.run()
     finally:
         async with live.lock:
-            live.end(branches)
             job.usage = usage_of(job)
             live.publish(await live.call(lambda: live.kept.commit("grow", actor=actor)))
         if branches.first_token_s is not None and job.model is not None:
@@ -228,12 +219,16 @@ class Searched:
     async def _grow(self, lm: LM, work: Grow) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
         live, rows = self.live, list(work.rows)
+        if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in looms of theirs
+            return await work.arun()
         params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []
-            branches = await begin(live, self.job, rows, params)
+            branches = await planned(live, self.job, rows, params)
         try:
+            await live.number_new(branches)
+            self.job.tell_begun(branches)
             await branches.run(work.is_over)
         finally:
             live.end(branches)

@@ -56,6 +56,12 @@ class ServerJob:
         """The index of the next call's first branch."""
         return sum(len(each.growth.shoots) for each in self.branches)
 
+    def tell_begun(self, branches: JobBranches) -> None:
+        """Take branches in, and tell of their nodes."""
+        self.branches.append(branches)
+        told = {"job": self.id, "loom": self.loom, "model": self.model}
+        self.events.put("job", {**told, "branches": branches.told()})
+
     def start(self, work: Coroutine[Any, Any, None], end: Callable[[], object]) -> None:
         """Begin; `end` is called once the job is over, however it ends."""
         self._task = asyncio.create_task(self._run(work, end))

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 IDLE_S = 300.0  # before a loom that nobody uses is closed
 MOST_OPEN = 256
+_FRESH_S = 0.05  # for so long what was read of the database is taken as it was
 _FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
 _WATCH_S = 1.0  # between two looks at what other processes wrote, while somebody listens
 _TOLD = 200  # nodes of a change that are told whole
@@ -59,6 +60,8 @@ class LiveLoom:
         self.n_users = 0
         self.first_rev = kept.rev
         self.is_stale = False  # what is in it was not kept: it is to be opened anew
+        self._unnumbered: list[JobBranches] = []
+        self._synced = 0.0
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
         self._flusher: asyncio.Task[None] | None = None
@@ -83,9 +86,14 @@ class LiveLoom:
                 if future.done():
                     raise
 
-    async def sync(self) -> None:
-        """Take in what other processes wrote. The caller holds the lock."""
-        self.publish(await self.call(self.kept.sync))
+    async def sync(self, *, now: bool = False) -> None:
+        """Take in what other processes wrote. The caller holds the lock.
+
+        now: even if that was done a moment ago.
+        """
+        if now or time.monotonic() - self._synced > _FRESH_S:
+            self.publish(await self.call(self.kept.sync))
+            self._synced = time.monotonic()
 
     async def change(self, kind: str, edit: Callable[[], Any], actor: str) -> Change:
         """Edit the tree and keep it, as one operation. The caller holds the lock.
@@ -104,6 +112,11 @@ class LiveLoom:
             raise
         self.publish(change)
         return change
+
+    async def settle(self) -> None:
+        """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
+        if self.growing:
+            self.publish(await self.call(lambda: self.kept.commit("grow")))
 
     def publish(self, change: Change) -> None:
         """Note what has changed, and tell who listens."""
@@ -167,7 +180,7 @@ class LiveLoom:
     def node(self, given: str | int) -> Heddle:
         """Return a node by its number or id, one that grows, too. Raises: NotFound."""
         for branches in self.growing:
-            for child in branches.nodes:
+            for child in branches.uncommitted:
                 if str(given) in (child.id, str(self.number(child))):
                     return child
         try:
@@ -213,10 +226,10 @@ class LiveLoom:
             branches.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
-        """Return a node's children, those that grow last."""
+        """Return a node's children, those that grow among them."""
         children = list(node.children)
         for branches in self.growing:
-            children += branches.children_of(node)
+            branches.put_among(node, children)
         return children
 
     # Growing
@@ -226,6 +239,26 @@ class LiveLoom:
         self.growing.append(branches)
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
+
+    async def number_new(self, branches: JobBranches) -> None:
+        """Give the nodes of branches their numbers; those of many calls in one write.
+
+        The caller does not hold the lock. Raises: StoreError.
+        """
+        self._unnumbered.append(branches)
+        async with self.lock:
+            if branches not in self._unnumbered:  # somebody else did it for all who waited
+                if branches.error is not None:
+                    raise branches.error
+                return
+            waiting, self._unnumbered = self._unnumbered, []
+            nodes = [node for each in waiting for node in each.nodes]
+            try:
+                await self.call(partial(self.kept.append, nodes))
+            except StoreError as error:
+                for each in waiting:
+                    each.error = error
+                raise
 
     def end(self, branches: JobBranches) -> None:
         """Branches have ended."""
@@ -246,6 +279,15 @@ class LiveLoom:
         finally:
             self._flusher = None
 
+    async def close(self) -> None:
+        """End its readers and its own work, and let go of the tree."""
+        self.events.end()
+        if self._flusher is not None:
+            self._flusher.cancel()
+            await asyncio.gather(self._flusher, return_exceptions=True)
+        with suppress(StaleHandle):
+            self.kept.loom.close()
+
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses it now."""
@@ -260,6 +302,7 @@ class LiveLooms:
         self.models = models
         self._live: dict[str, LiveLoom] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._rows: dict[str, tuple[float, LoomRow]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -269,6 +312,9 @@ class LiveLooms:
 
     async def row(self, given: str) -> LoomRow:
         """Return what a list says of a loom, by its name or id. Raises: NotFound."""
+        at, known = self._rows.get(given, (0.0, None))
+        if known is not None and time.monotonic() - at < _FRESH_S:
+            return known
         try:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
@@ -279,7 +325,14 @@ class LiveLooms:
                 raise
             again = "POST /api/v1/looms/restore brings back what was removed last"
             raise _no_loom(given, again) from error
+        if len(self._rows) >= MOST_OPEN:
+            self._rows.clear()
+        self._rows[given] = time.monotonic(), row
         return row
+
+    def forget_rows(self) -> None:
+        """Looms were renamed, removed or brought back: what is known of their names is old."""
+        self._rows.clear()
 
     @asynccontextmanager
     async def held(
@@ -357,6 +410,7 @@ class LiveLooms:
 
     async def removed(self, row: LoomRow) -> None:
         """A loom was removed: end what grows in it, and let go of it."""
+        self.forget_rows()
         live = self._live.pop(row.id, None)
         if live is None:
             return
@@ -378,7 +432,7 @@ class LiveLooms:
                 if live.events.n_readers and not live.lock.locked():
                     try:
                         async with live.lock:
-                            await live.sync()
+                            await live.sync(now=True)
                     except StoreError as error:
                         _log.warning("loom %s: %s", live.kept.name, error)
                 is_old = now - live.used > IDLE_S or len(self._live) > MOST_OPEN
@@ -393,9 +447,7 @@ class LiveLooms:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         for live in self._live.values():
-            live.events.end()
-            with suppress(StaleHandle):
-                live.kept.loom.close()
+            await live.close()
         self._live.clear()
         await asyncio.to_thread(self.library.close)
 

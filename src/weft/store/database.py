@@ -56,7 +56,7 @@ class Database:
         """Open it; tables are made, or brought up to date.
 
         Args:
-            url: "sqlite:///FILE" or "postgresql://…".
+            url: "sqlite:///FILE" (also "sqlite:///file:FILE?vfs=…&uri=true") or "postgresql://…".
             patience_s: how long to wait for others who write, or for a server that is away.
 
         Raises: ConfigError for another URL; StoreError where it cannot be opened, and for a
@@ -66,11 +66,18 @@ class Database:
         self.patience_s = patience_s
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.name = self.url.render_as_string(hide_password=True)
-        self._file = Path(self.url.database or "") if self.is_sqlite else None
+        # A "file:" URI names a way to open it as well; SQLite alone can read that.
+        is_path = self.is_sqlite and not str(self.url.database).startswith("file:")
+        self._file = Path(str(self.url.database)) if is_path else None
         self._inode: tuple[int, int] | None = None
+        self._is_told = False  # that it lies where there is no WAL
         self._engine = self._made()
         self._begin()
-        self._migrate()
+        try:
+            self._migrate()
+        except BaseException:
+            self._engine.dispose()
+            raise
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -154,8 +161,9 @@ class Database:
 
     def _made(self) -> Engine:
         try:
-            if self._file is not None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
+            if self.is_sqlite:
+                if self._file is not None:
+                    self._file.parent.mkdir(parents=True, exist_ok=True)
                 engine = sa.create_engine(self.url, pool_timeout=self.patience_s, max_overflow=64)
                 sa.event.listen(engine, "connect", self._set_up)
                 sa.event.listen(engine, "begin", _begin_sqlite)
@@ -178,7 +186,7 @@ class Database:
         # SQLite's own knows no letters but those of ASCII.
         connection.create_function("lower", 1, _lower, deterministic=True)
         run = connection.execute
-        run("PRAGMA busy_timeout = 5000")
+        run(f"PRAGMA busy_timeout = {int(1000 * min(5.0, self.patience_s))}")
         run("PRAGMA foreign_keys = ON")
         # Each commit is on the disk when it returns, as far as the disk tells the truth.
         run("PRAGMA synchronous = FULL")
@@ -190,12 +198,14 @@ class Database:
             mode = str(error)
         if mode != "wal":
             run("PRAGMA journal_mode = DELETE")
-            _log.warning(
-                "%s lies where SQLite has no shared memory (%s): readers and writers wait for each "
-                "other. A local disk, or PostgreSQL, does without",
-                self._file,
-                mode,
-            )
+            if not self._is_told:
+                self._is_told = True
+                _log.warning(
+                    "%s lies where SQLite has no shared memory (%s): readers and writers wait for "
+                    "each other. A local disk or PostgreSQL spares that",
+                    self.name,
+                    mode,
+                )
 
     def _migrate(self) -> None:
         if self.read(_version) != HEAD:
@@ -259,6 +269,8 @@ def _read_url(given: str) -> URL:
     if backend == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise ConfigError("a database in memory keeps nothing; give a file: sqlite:///FILE")
+        if str(url.database).startswith("file:"):
+            return url
         return url.set(database=os.path.abspath(os.path.expanduser(str(url.database))))
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 

@@ -109,7 +109,7 @@ def begin_growing(
             last = sa.select(sa.func.coalesce(sa.func.max(siblings.c.place), -1.0) + 1.0).where(
                 siblings.c.loom == loom.key, siblings.c.parent == parent
             )
-            values = content_values(node, _empty(node), snapshot.params)
+            values = content_values(_empty(node), "", snapshot.params)
             if node.params is not None:
                 key, data = snapshot.params.key(node.params)
                 row = database.insert(sampling).values(key=key, data=data)
@@ -121,7 +121,7 @@ def begin_growing(
                     id=node.id,
                     parent=parent,
                     place=last.scalar_subquery(),
-                    **{**values, "text": "", "exact": None, "words": ""},
+                    **values,
                     score=None,
                     meta="{}",
                     bookmark=None,

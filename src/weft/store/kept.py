@@ -441,6 +441,10 @@ class KeptLoom:
     def _take_in(self, connection: Connection, rev: int, others: Taken) -> None:
         if rev == self.rev:
             return
+        if rev < self.rev:  # an older copy of the database was put back: what is here is new to it
+            self.rev = -1
+            self._snapshot.restart()
+            self._growing.clear()
         where = [_nodes.c.loom == self._key, _nodes.c.writer.is_(None)]
         where.append(_nodes.c.rev > self.rev if self.rev >= 0 else ~_nodes.c.removed)
         rows = select_nodes(connection, self._snapshot.params, *where)

@@ -181,9 +181,8 @@ def text_of(row: Any) -> str:
 # Groups to columns and back --------------------------------------------------------------------
 
 
-def content_values(node: Heddle, content: Content, params: Params) -> Values:
+def content_values(content: Content, text: str, params: Params) -> Values:
     """Return the columns of what a node holds."""
-    text = node.text
     return {
         "text": plain(text),
         "exact": exact(text),

@@ -77,6 +77,11 @@ class Snapshot:
         self.numbers: dict[str, int] = {}
         self.ids: dict[int, str] = {}
 
+    def restart(self) -> None:
+        """Forget all rows: those that are read next are of another past."""
+        for table in (self.known, self.gone, self.numbers, self.ids):
+            table.clear()
+
     def name(self, node_id: str, number: int) -> None:
         """Remember a node's number."""
         self.numbers[node_id] = number

@@ -167,9 +167,10 @@ class _Writing:
 
     def _values(self, known: Known, groups: Iterable[str]) -> Values:
         found: Values = {}
+        params = self._snapshot.params
         for group in groups:
             if group == "content":
-                found.update(content_values(known.node, known.content, self._snapshot.params))
+                found.update(content_values(known.content, known.node.text, params))
             else:
                 found.update({name: getattr(known, name) for name in GROUPS[group]})
         return found

@@ -1,17 +1,10 @@
 """How the rows of one step are packed, and which spans of KV their queries meet.
 
-Rows are packed one after the other as a batch of single tokens, in lanes, each in depth-first
-order, so that the queries below a node are a slice:
-
-    ├── bank lane: rows of one token, tails in one bank ──┤├── chunk lane: n tokens each ──┤├ long ┤
-         a node's queries     ├────────┤
+Behind the lanes of `engines/lanes` come rows of many tokens, each on its own.
 
 A span on its own costs a product a layer, however short. A tree search steps dozens of nodes of a
 dozen tokens, most with few queries: those are copied side by side once a plan and met at once.
 Spans are met level by level: those of one level have different queries.
-
-A plan holds views and slices only; positions and lengths of a step are read when it runs. One that
-has bank lanes only fits the next step too, if that has the same rows.
 """
 
 from __future__ import annotations
@@ -22,34 +15,14 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..base import Row, Span
-from .kv import Arrays, MlxFragment, MlxMemory, RowBank, own, width_for
+from ..banks import own
+from ..base import Row
+from ..lanes import FEW, SEVERAL, SHORT, BankLane, ChunkLane, Packing, Reach, lanes_of, seen
+from .kv import Arrays, MlxFragment, MlxMemory, RowBank
 from .products import HIDDEN, Attending, Partial, bias_of, join, meet, meet_span
 
 # A row of so many new tokens meets its path in one piece, by MLX's own attention.
 LONG_ROW = 64
-# A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
-SHORT = 64
-FEW = 16
-SEVERAL = 3
-
-
-class BankRows(NamedTuple):
-    """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
-
-    bank: RowBank
-    first: int
-    tails: list[MlxFragment]
-    start: int
-    stop: int
-
-
-class ChunkRows(NamedTuple):
-    """Rows of `sizes` tokens, packed one after the other at start..stop."""
-
-    sizes: tuple[int, ...]
-    start: int
-    stop: int
 
 
 class LongRow(NamedTuple):
@@ -61,45 +34,16 @@ class LongRow(NamedTuple):
     stop: int
 
 
-class Reach(NamedTuple):
-    """The packed queries start..stop below one span. first: absolute position of its first slot."""
-
-    fragment: MlxFragment
-    length: int
-    first: int
-    start: int
-    stop: int
-
-
 @dataclass(slots=True)
-class StepPlan:
-    """How one set of rows is packed.
+class StepPlan(Packing[MlxFragment, RowBank]):
+    """How one set of rows is packed, and what they meet.
 
-    order: row numbers as packed. starts: packed index of each row's first token, by row number.
     n_lanes: packed tokens before the long rows. levels: what the others meet above them.
     """
 
-    rows: list[tuple[tuple[Span, ...], MlxFragment | None]]
-    order: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    banks: list[BankRows] = field(default_factory=list)
-    chunks: list[ChunkRows] = field(default_factory=list)
     longs: list[LongRow] = field(default_factory=list)
     levels: list[SpanLevel] = field(default_factory=list)
     n_lanes: int = 0
-
-    def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
-        """Would planning these rows give this plan again?"""
-        if self.chunks or self.longs or len(rows) != len(self.rows):
-            return False
-        for row, (path, dest) in zip(rows, self.rows, strict=True):
-            if row.path is not path or row.dest is not dest or row.n_tokens != 1:
-                return False
-        for lane in self.banks:
-            longest = max([tail.length for tail in lane.tails]) + 1
-            if longest > lane.bank.room or width_for(longest, crowd=crowd) != lane.bank.width:
-                return False
-        return True
 
 
 def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
@@ -109,19 +53,18 @@ def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
         return cached
     memory.plan = None
     plan = _pack(rows, memory)
-    plan.levels = arrange(_reaches(plan, rows), memory, plan.n_lanes)
+    reaches = plan.reaches(rows, MlxFragment, plan.n_lanes)
+    plan.levels = arrange(reaches, memory, plan.n_lanes)
     memory.plan = plan if not plan.chunks and not plan.longs else None
     return plan
 
 
 def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
-    dests = [None if row.dest is None else own(row.dest) for row in rows]
-    plan = StepPlan([(row.path, dest) for row, dest in zip(rows, dests, strict=True)])
-    plan.starts = [0] * len(rows)
-    ranks = _depth_first(rows)
+    dests = [None if row.dest is None else own(row.dest, MlxFragment) for row in rows]
+    paths = [(row.path, dest) for row, dest in zip(rows, dests, strict=True)]
+    plan = StepPlan(paths, [], [0] * len(rows))
     stop = 0
-    for (kind, size), members in sorted(_lanes(rows, dests, memory).items()):
-        members.sort(key=ranks.__getitem__)
+    for (kind, size), members in lanes_of(rows, dests, memory, long_row=LONG_ROW).items():
         start = stop
         for i in members:
             plan.starts[i] = stop
@@ -129,88 +72,23 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
         plan.order += members
         if kind == "bank":
             tails = [tail for i in members if (tail := dests[i]) is not None]
-            plan.banks.append(BankRows(*memory.bank_for(tails, size), tails, start, stop))
+            plan.banks.append(BankLane(*memory.bank_for(tails, size), tails, start, stop))
         elif kind == "chunk":
-            plan.chunks.append(ChunkRows(tuple(rows[i].n_tokens for i in members), start, stop))
+            plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
         else:
             for i in members:
                 at = plan.starts[i]
-                spans = [(own(f), n) for f, n in _seen(rows[i], is_banked=False) if n]
+                spans = [(own(f, MlxFragment), n) for f, n in seen(rows[i], is_banked=False) if n]
                 plan.longs.append(LongRow(i, spans, at, at + rows[i].n_tokens))
         if kind != "long":
             plan.n_lanes = stop
     return plan
 
 
-def _depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """A sort key a row: rows below the same spans come out together."""
-    numbers: dict[tuple[int, int], int] = {}
-    keys: dict[int, tuple[int, ...]] = {}
-    for row in rows:
-        if id(row.path) not in keys:
-            keys[id(row.path)] = tuple(
-                numbers.setdefault((id(span.fragment), span.length), len(numbers))
-                for span in row.path
-            )
-    return [keys[id(row.path)] for row in rows]
-
-
-def _lanes(
-    rows: Sequence[Row], dests: list[MlxFragment | None], memory: MlxMemory
-) -> dict[tuple[str, int], list[int]]:
-    """Row numbers by lane: ("bank", width class), ("chunk", tokens up to a power of two), long."""
-    pairs = list(zip(rows, dests, strict=True))
-    single = [dest for row, dest in pairs if row.n_tokens == 1 and dest is not None]
-    n_long = sum(not memory.is_banked(dest, 0) for dest in single)
-    crowd = memory.is_crowd(sum(not isinstance(dest.home, RowBank) for dest in single))
-    lanes: dict[tuple[str, int], list[int]] = {}
-    for i, (row, dest) in enumerate(pairs):
-        n = row.n_tokens
-        if n >= LONG_ROW:
-            kind = ("long", 0)
-        elif n == 1 and dest is not None and memory.is_banked(dest, n_long):
-            kind = ("bank", width_for(dest.length + 1, crowd=crowd))
-        else:
-            kind = ("chunk", 1 << (n - 1).bit_length())
-        lanes.setdefault(kind, []).append(i)
-    return lanes
-
-
-def _seen(row: Row, *, is_banked: bool) -> list[Span]:
-    """The spans that a row's tokens see; a tail in a bank is met there."""
-    tail = row.dest
-    if tail is None or is_banked:
-        return list(row.path)
-    return [*row.path, Span(tail, tail.length)]
-
-
-def _reaches(plan: StepPlan, rows: Sequence[Row]) -> list[Reach]:
-    """Find the slice of queries below each span, of the rows that are not long."""
-    found: list[Reach] = []
-    latest: dict[tuple[int, int], int] = {}
-    n_banked = plan.banks[-1].stop if plan.banks else 0
-    for i in plan.order:
-        start, stop, first = plan.starts[i], plan.starts[i] + rows[i].n_tokens, 0
-        if stop > plan.n_lanes:
-            break
-        for fragment, length in _seen(rows[i], is_banked=start < n_banked):
-            if not length:
-                continue
-            key = (id(fragment), length)
-            at = latest.get(key)
-            if at is not None and found[at].stop == start:
-                found[at] = found[at]._replace(stop=stop)
-            else:
-                latest[key] = len(found)
-                found.append(Reach(own(fragment), length, first, start, stop))
-            first += length
-    return found
-
-
 class LoneSpan:
     """One span and its queries start..stop."""
 
-    def __init__(self, reach: Reach, memory: MlxMemory) -> None:
+    def __init__(self, reach: Reach[MlxFragment], memory: MlxMemory) -> None:
         self.where = list(range(reach.start, reach.stop))
         self.first, self.length = reach.first, reach.length
         self.arrays = memory.views(reach.fragment, reach.length)
@@ -250,7 +128,7 @@ class SpanBundle:
     padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
     """
 
-    def __init__(self, members: list[Reach], memory: MlxMemory) -> None:
+    def __init__(self, members: list[Reach[MlxFragment]], memory: MlxMemory) -> None:
         self.members = members
         self.arrays: Arrays = memory.padded([(m.fragment, m.length) for m in members])
         self.lengths = [m.length for m in members]
@@ -352,9 +230,11 @@ class SpanLevel:
         return found
 
 
-def arrange(reaches: Sequence[Reach], memory: MlxMemory, n_queries: int) -> list[SpanLevel]:
+def arrange(
+    reaches: Sequence[Reach[MlxFragment]], memory: MlxMemory, n_queries: int
+) -> list[SpanLevel]:
     """Put spans on levels, below each other where they share a query; bundle what is short."""
-    levels: list[list[Reach]] = []
+    levels: list[list[Reach[MlxFragment]]] = []
     depth = [0] * n_queries
     for reach in reaches:
         level = max(depth[reach.start : reach.stop])
@@ -365,8 +245,8 @@ def arrange(reaches: Sequence[Reach], memory: MlxMemory, n_queries: int) -> list
     return [_level(members, memory, n_queries) for members in levels]
 
 
-def _level(members: list[Reach], memory: MlxMemory, n_queries: int) -> SpanLevel:
-    kinds: dict[bool, list[Reach]] = {True: [], False: []}
+def _level(members: list[Reach[MlxFragment]], memory: MlxMemory, n_queries: int) -> SpanLevel:
+    kinds: dict[bool, list[Reach[MlxFragment]]] = {True: [], False: []}
     for m in members:
         kinds[m.length <= SHORT and m.stop - m.start <= FEW].append(m)
     if len(kinds[True]) < SEVERAL:

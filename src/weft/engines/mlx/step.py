@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ...errors import ForwardError
+from ..banks import own
 from ..base import Row, Span
+from ..lanes import BankLane, ChunkLane
 from ..paths import calls, rows_of
 from .hook import Recorder, RunningCall
-from .kv import Arrays, MlxMemory, own
-from .plan import BankRows, ChunkRows, LongRow, PieceMask, plan_step
+from .kv import Arrays, MlxFragment, MlxMemory, RowBank
+from .plan import LongRow, PieceMask, plan_step
 from .products import (
     Attending,
     Partial,
@@ -68,7 +70,7 @@ class PackedStep(ABC):
         for row, start in zip(self.rows, self.starts, strict=True):
             if row.dest is None:
                 continue
-            kv = own(row.dest)
+            kv = own(row.dest, MlxFragment)
             grown.append((kv, row.n_tokens))
             if start >= self.n_written:
                 span = slice(start, start + row.n_tokens)
@@ -89,7 +91,7 @@ class TreeStep(PackedStep):
         self.call = call
         self.plan = plan = plan_step(rows, memory)
         self.starts = plan.starts
-        self.n_written = plan.banks[-1].stop if plan.banks else 0
+        self.n_written = plan.n_banked
         self.positions: list[int] = []
         for i in plan.order:
             self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
@@ -110,7 +112,7 @@ class TreeStep(PackedStep):
     def state(self) -> list[mx.array]:
         changed = super().state() if self.plan.chunks or self.plan.longs else []
         for lane in self.plan.banks:
-            changed += lane.bank.arrays
+            changed += lane.bank.slots
         return changed
 
     def release(self) -> None:
@@ -124,7 +126,7 @@ class TreeStep(PackedStep):
         k, v = keys[:, :, 0], values[:, :, 0]
         self.fresh[layer] = k, v
         for lane, lengths in zip(self.plan.banks, self._lengths, strict=True):
-            for array, new in zip(lane.bank.arrays[2 * layer :], (k, v), strict=False):
+            for array, new in zip(lane.bank.slots[2 * layer :], (k, v), strict=False):
                 new = new[lane.start : lane.stop]
                 rows = slice(lane.first, lane.first + len(lengths))
                 if min(lengths) == max(lengths):
@@ -166,14 +168,19 @@ class TreeStep(PackedStep):
         return found
 
     def _bank(
-        self, number: int, lane: BankRows, layer: int, q: mx.array, how: Attending
+        self,
+        number: int,
+        lane: BankLane[MlxFragment, RowBank],
+        layer: int,
+        q: mx.array,
+        how: Attending,
     ) -> Partial:
         """Let each row meet its tail, its new slot too; one product for the bank."""
         rows = slice(lane.first, lane.first + lane.stop - lane.start)
         low, bias = self._bank_mask(number, how.window)
         high = max(self._lengths[number]) + 1
         keys, values = (
-            array[rows, :, low:high] for array in lane.bank.arrays[2 * layer : 2 * layer + 2]
+            array[rows, :, low:high] for array in lane.bank.slots[2 * layer : 2 * layer + 2]
         )
         return Partial(*meet(q[lane.start : lane.stop], keys, values, how.is_latent, bias))
 
@@ -195,7 +202,7 @@ class TreeStep(PackedStep):
         return found
 
     def _chunk(
-        self, lane: ChunkRows, q: mx.array, k: mx.array, v: mx.array, how: Attending
+        self, lane: ChunkLane, q: mx.array, k: mx.array, v: mx.array, how: Attending
     ) -> Partial:
         """Let the new tokens of each row meet each other; rows are padded to the longest."""
         n_rows, longest = len(lane.sizes), max(lane.sizes)
@@ -323,7 +330,7 @@ class WholeStep(PackedStep):
         return mx.concatenate(packed, axis=0)[:, None]
 
 
-def _places(lane: ChunkRows, longest: int) -> tuple[mx.array | None, mx.array | None]:
+def _places(lane: ChunkLane, longest: int) -> tuple[mx.array | None, mx.array | None]:
     """Packed index of every padded token, and padded index of every packed one; None: the same."""
     if min(lane.sizes) == longest:
         return None, None

@@ -20,6 +20,7 @@ from ..service import Here, Service
 from . import logprobs
 from .fields import GeneratingRequest
 from .formats import ResponseFormat, compiled
+from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .messages import ChatMessage, chat_prompt
 from .refusals import invalid, named, unsupported
@@ -151,28 +152,23 @@ class ChatCall:
         await compiled(lm, form, "response_format", prompt)
         call = cls()
         call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
-        root = named("messages", lambda: Loom(lm, prompt))
+        call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
-        call.params = params = body.sampling(
-            lm, lm.defaults, max_tokens=most, constraint=calls or form
-        )
-        call.root = root
+        call.params = body.sampling(lm, lm.defaults, max_tokens=most, constraint=calls or form)
         if body.skip_special_tokens and choice is not None:
             raise unsupported(
                 "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
             )
-        call.runs = Runs(
-            lm,
-            [root],
-            params,
-            body.n_choices,
-            is_streamed=bool(body.stream),
-            skips_special=bool(body.skip_special_tokens),
-        )
-        call.turns = [
-            ChatTurn(prompt, reply, reads_calls=call.reads_calls) for reply in call.runs.replies
-        ]
+        if check_one(body.loom, 1):
+            assert body.loom is not None
+            root = call.root
+            said = prompt.user_prompt
+            async with keeping(service, body.loom, name, prompt.ids, lambda: root, said) as kept:
+                call.plan(kept)
+                await call.runs.keep()
+        else:
+            call.plan(None)
         call.wanted = None
         if body.logprobs:
             asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
@@ -186,6 +182,26 @@ class ChatCall:
             "model": name,
         }
         return call
+
+    def plan(self, kept: KeptAnswer | None) -> None:
+        """Plan the choices."""
+        self.runs = Runs(
+            self.lm,
+            [self.root if kept is None else kept.node],
+            self.params,
+            self.body.n_choices,
+            is_streamed=bool(self.body.stream),
+            skips_special=bool(self.body.skip_special_tokens),
+            kept=kept,
+        )
+        self.turns = [
+            ChatTurn(self.prompt, reply, reads_calls=self.reads_calls)
+            for reply in self.runs.replies
+        ]
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.runs.let_go()
 
     # All at once
 
@@ -234,7 +250,7 @@ class ChatCall:
         return {"content": logprobs.as_content(self.lm, figures), "refusal": None}
 
     async def _of_prompt(self) -> Json:
-        made: Json = {}
+        made: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
         if self.body.return_token_ids:
             made["prompt_token_ids"] = list(self.prompt.ids)
         if self.body.prompt_logprobs is not None:

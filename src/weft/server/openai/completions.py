@@ -12,13 +12,16 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from ...lm import LM
+from ...loom import Loom
 from ...sampling.params import SamplingParams
+from ..config import ServerLimits
 from ..limits import check_most
 from ..service import Here, Service
 from . import logprobs
 from .fields import GeneratingRequest, TokenId
+from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
-from .prompts import n_tokens, read_prompts
+from .prompts import TextPrompt, n_tokens, read_prompts
 from .refusals import invalid, unsupported
 from .runs import ChoiceRun, Runs
 from .stream import answered
@@ -86,7 +89,7 @@ async def complete(body: CompletionRequest, request: Request, service: Here) -> 
     body.check(service)
 
     async def plan(lm: LM, name: str) -> Completion:
-        return Completion(body, lm, name, service)
+        return await Completion.begin(body, lm, name, service)
 
     return await answered(
         request, service, "completion", body.model, is_streamed=bool(body.stream), plan=plan
@@ -96,12 +99,45 @@ async def complete(body: CompletionRequest, request: Request, service: Here) -> 
 class Completion:
     """One call on its way."""
 
-    def __init__(self, body: CompletionRequest, lm: LM, name: str, service: Service) -> None:
+    @classmethod
+    async def begin(
+        cls, body: CompletionRequest, lm: LM, name: str, service: Service
+    ) -> Completion:
         """Check what is asked for and plan it; nothing has run yet."""
+        adds_begin = body.add_special_tokens is not False
+        prompts = read_prompts(lm, body.prompt, adds_begin=adds_begin)
+        call = cls(body, lm, name, prompts, service.config.limits)
+        if not check_one(body.loom, len(prompts)):
+            call.runs = call.planned(None)
+            return call
+        assert body.loom is not None
+        (prompt,) = prompts
+        is_path = body.prompt is None and body.loom.loom is not None
+        ids = None if is_path else prompt.ids
+
+        def make() -> Loom:
+            return Loom(lm, prompt.ids)
+
+        async with keeping(service, body.loom, name, ids, make) as kept:
+            if is_path:
+                call.prompts = [TextPrompt(lm, kept.node.get_prefix_tokens(), None)]
+            call.prompts[0].node = kept.node
+            call.runs = call.planned(kept)
+            await call.runs.keep()
+        return call
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        lm: LM,
+        name: str,
+        prompts: list[TextPrompt],
+        limits: ServerLimits,
+    ) -> None:
+        """Check what is asked for; `planned` plans it."""
         self.body = body
         self.lm = lm
-        adds_begin = body.add_special_tokens is not False
-        self.prompts = read_prompts(lm, body.prompt, adds_begin=adds_begin)
+        self.prompts = prompts
         longest = max(len(prompt.ids) for prompt in self.prompts)
         if body.truncation_length is not None and longest > body.truncation_length:
             raise invalid(
@@ -110,7 +146,7 @@ class Completion:
                 f" {body.truncation_length}; nothing is cut off here: shorten the prompt",
             )
         n = body.n_run * len(self.prompts)
-        check_most("n", n, service.config.limits.branches, "n_too_large")
+        check_most("n", n, limits.branches, "n_too_large")
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -122,17 +158,25 @@ class Completion:
             asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
             self.wanted = Wanted(body.logprobs, asked)
         logprobs.refuse_untold(lm, body.logprobs or 0, given=self.reads_prompt)
-        params = body.sampling(lm, SamplingParams(), max_tokens=body.n_new)
-        n = body.n_run if body.n_new else 0
-        nodes = [prompt.node for prompt in self.prompts]
-        self.runs = Runs(
-            lm,
-            nodes,
-            params,
-            n,
-            is_streamed=bool(body.stream),
-            skips_special=bool(body.skip_special_tokens),
+        self.params = body.sampling(lm, SamplingParams(), max_tokens=body.n_new)
+
+    runs: Runs
+
+    def planned(self, kept: KeptAnswer | None) -> Runs:
+        """Plan the choices."""
+        return Runs(
+            self.lm,
+            [prompt.node for prompt in self.prompts],
+            self.params,
+            self.body.n_run if self.body.n_new else 0,
+            is_streamed=bool(self.body.stream),
+            skips_special=bool(self.body.skip_special_tokens),
+            kept=kept,
         )
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.runs.let_go()
 
     @property
     def reads_prompt(self) -> bool:
@@ -157,7 +201,8 @@ class Completion:
             numbers = range(len(self.prompts) * self.body.n_choices)
             n = self.body.n_choices
             choices = [self._choice(i, i // n, None, (), before) for i in numbers]
-        return {**self._head, "choices": choices, "usage": self._usage()}
+        made = {**self._head, "choices": choices, "usage": self._usage()}
+        return made if self.body.loom is None else {**made, "loom": self.runs.told()}
 
     def _told(self) -> list[ChoiceRun]:
         """Return the choices to tell: of each prompt the likeliest, if more were run."""
@@ -238,9 +283,11 @@ class Completion:
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run it and yield chunks of single choices."""
         usage = {"usage": None} if self.body.tells_usage else {}
+        first = {} if self.body.loom is None else {"loom": self.runs.told()}
         async with aclosing(self._pieces()) as pieces:
             async for choice in pieces:
-                yield {**self._head, "choices": [choice], **usage}
+                yield {**self._head, "choices": [choice], **first, **usage}
+                first = {}
         if usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
 

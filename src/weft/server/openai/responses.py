@@ -216,6 +216,10 @@ class ResponseCall:
         self.created = time.time()
         self.writer = OutputWriter()
 
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.call.let_go()
+
     async def answer(self) -> Json:
         """Run it and return the response."""
         await self.call.runs.finish()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...loom.grow import Growth, delta
 from ...sampling.params import SamplingParams
@@ -16,12 +16,14 @@ from ...sampling.rng import fresh_seed
 if TYPE_CHECKING:
     from ...lm import LM
     from ...loom import Heddle
-    from ...loom.grow import Shoot
+    from ...loom.grow import Event, Shoot
+    from .kept import KeptAnswer
 
 # A client hears of new tokens at most this often: 20 times a second.
 INTERVAL_S = 0.05
 _SEEDS = 1 << 64
 
+Json = dict[str, Any]
 EndReason = Literal["stop", "length"]
 
 
@@ -145,12 +147,15 @@ class Runs:
         *,
         is_streamed: bool = False,
         skips_special: bool = False,
+        kept: KeptAnswer | None = None,
     ) -> None:
-        """skips_special: special tokens are left out of the texts."""
+        """skips_special: special tokens are left out of the texts. kept: where the choices go."""
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
+        self.kept = kept
         self.seed = fresh_seed() if params.seed is None else params.seed
-        self._growth = Growth(lm, streamed=is_streamed)
+        self.params = replace(params, n=n, seed=self.seed) if n else params
+        self._growth = Growth(lm, streamed=is_streamed or kept is not None)
         self.replies: list[ChoiceRun] = []
         for prompt, node in enumerate(nodes):
             for i in range(n):
@@ -161,6 +166,11 @@ class Runs:
 
     async def finish(self) -> None:
         """Run to the end. A cancelled task ends the runs. Raises: the first error of any choice."""
+        if self.kept is not None:
+            async with aclosing(self.news()) as news:
+                async for _ in news:
+                    pass
+            return
         made = await self._growth.arun()
         if made.failed:
             raise made.failed[0]
@@ -173,21 +183,50 @@ class Runs:
 
         Raises: the first error of any choice, when the others have ended.
         """
-        by_shoot = dict(zip(map(id, self._growth.shoots), self.replies, strict=True))
-        async with aclosing(self._growth.anews()) as steps:
-            async for news in steps:
-                began = time.monotonic()
-                moved = [by_shoot[id(shoot)] for shoot, _ in news]
-                for reply, (shoot, events) in zip(moved, news, strict=True):
-                    new = delta(shoot, events)
-                    reply.grow(new.token_ids, new.logprobs)
-                    if new.finish_reason is not None and new.finish_reason != "error":
-                        reply.end()
-                if moved:
-                    yield moved
-                # What comes meanwhile waits in the channel, and is taken at once.
-                if not all(reply.is_over for reply in self.replies):
-                    await asyncio.sleep(max(0.0, INTERVAL_S - (time.monotonic() - began)))
+        lock = nullcontext() if self.kept is None else self.kept.live.lock
+        try:
+            async with aclosing(self._growth.anews()) as steps:
+                async for news in steps:
+                    began = time.monotonic()
+                    async with lock:
+                        moved = [self._moved(shoot, events) for shoot, events in news]
+                    if moved:
+                        yield moved
+                    # What comes meanwhile waits in the channel, and is taken at once.
+                    if not all(reply.is_over for reply in self.replies):
+                        await asyncio.sleep(max(0.0, INTERVAL_S - (time.monotonic() - began)))
+        finally:
+            if self.kept is not None:
+                await self.kept.end()
         failed = self._growth.children.failed
         if failed:
             raise failed[0]
+        rest = [reply for reply in self.replies if not reply.is_over]
+        for reply in rest:  # somebody has removed what they went on from
+            reply.end()
+        if rest:
+            yield rest
+
+    def _moved(self, shoot: Shoot, events: list[Event]) -> ChoiceRun:
+        reply, new = self.replies[shoot.index], delta(shoot, events)
+        reply.grow(new.token_ids, new.logprobs)
+        if new.finish_reason is not None and new.finish_reason != "error":
+            reply.end()
+        return reply
+
+    def told(self) -> Json:
+        """Return what is told where a request has `loom`: how it was drawn, and what is kept."""
+        made: Json = {"sampling": self.params.to_dict()}
+        if self.kept is not None:
+            made.update(self.kept.told([reply.node for reply in self.replies]))
+        return made
+
+    def let_go(self) -> None:
+        """End what has not ended; what is kept is kept."""
+        if self.kept is not None:
+            self.kept.let_go()
+
+    async def keep(self) -> None:
+        """Give the choices their nodes, before they run. The loom's lock is held."""
+        if self.kept is not None:
+            await self.kept.begin(self._growth)

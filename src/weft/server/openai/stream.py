@@ -39,6 +39,10 @@ class Answering(Protocol):
         """Run it and yield the answer in pieces; closing the generator ends the runs."""
         ...
 
+    def let_go(self) -> None:
+        """End what has not ended: the call is over, however it went."""
+        ...
+
 
 async def answered(
     request: Request,
@@ -57,6 +61,7 @@ async def answered(
     with ExitStack() as stack:
         lm = stack.enter_context(service.work(kind, model))
         call = await plan(lm, service.models.get(model).name)
+        stack.callback(call.let_go)
         if not is_streamed:
             return await until_gone(request, call.answer())
         request_id: str = request.scope.get("weft.request_id", "")

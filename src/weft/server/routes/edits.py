@@ -140,6 +140,7 @@ async def remove_node(
     async with service.looms.held(loom) as live:
         found = live.node(node)
         live.check_rev(found, if_match)
+        await live.settle()
         if live.is_growing(found):
             live.drop_one(found)
             return await changed(live, "remove", lambda: None, actor)

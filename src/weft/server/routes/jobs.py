@@ -40,7 +40,7 @@ async def cancel_job(job: JobName, service: Here, asked: CancelJob | None = None
     return answer(found.told())
 
 
-@router.get("/jobs/{job}/events", response_class=EventStream, responses=EVENTS)
+@router.get("/jobs/{job}/events", response_class=Response, responses=EVENTS)
 async def read_events(job: JobName, service: Here, after: LastEvent) -> EventStream:
     """Follow a job: its events from the first one, or after the last that came."""
     events = service.jobs.get(job).events

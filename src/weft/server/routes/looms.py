@@ -87,6 +87,7 @@ async def restore_looms(service: Here) -> Response:
     """Bring back what was removed last: the same looms, under their own names."""
     try:
         rows = await asyncio.to_thread(service.looms.library.restore)
+        service.looms.forget_rows()
     except StoreError as error:
         raise Refused(409, "nothing_to_restore", str(error)) from error
     return answer(RestoredLooms(data=[loom_of_row(row, None) for row in rows]))
@@ -119,7 +120,8 @@ async def edit_loom(loom: LoomName, asked: EditLoom, service: Here, actor: Actor
                 status = 409 if "already" in str(error) else 400
                 code = "name_taken" if status == 409 else "invalid_parameter"
                 raise Refused(status, code, str(error), param="name") from error
-            await live.sync()
+            service.looms.forget_rows()
+            await live.sync(now=True)
         row = await service.looms.row(live.kept.id)
         return answer(loom_reply(row, live), rev=live.kept.rev)
 
@@ -203,7 +205,7 @@ async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Resp
     return answer(OperationList(data=rows))
 
 
-@router.get("/looms/{loom}/events", response_class=EventStream, responses=EVENTS)
+@router.get("/looms/{loom}/events", response_class=Response, responses=EVENTS)
 async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> EventStream:
     """Follow a loom: every change of it, from now on, or after the last event that came."""
     async with service.looms.held(loom) as live:

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....errors import ConfigError, ModelMismatch
+from ....errors import ModelMismatch
+from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
 from ..layout import Layout, Slots
 from ..memory import KVMemory, Spec
@@ -19,62 +20,30 @@ from .products import attend
 if TYPE_CHECKING:
     from .step import LanePlan
 
-GROW_BY = 32
-SMALLEST = 64
-# Tails that would take more than this with GROW_BY slots each are a crowd.
-CROWD_BYTES = 128 << 20
+
+class KV(BankedFragment):
+    """A fragment of this engine."""
+
+    __slots__ = ()
+    engine = "torch"
 
 
-def width_for(length: int, *, crowd: bool = False) -> int:
-    """The width class of a tail: those of one class share a bank, padded to at most double.
+class DeviceBank(Bank):
+    """A bank whose rows are in one buffer. keys, values: views of it, a layer each."""
 
-    Short ones share one class, so that few are copied often; a crowd cannot afford that.
-    """
-    return max(1 if crowd else SMALLEST, 1 << (length - 1).bit_length())
-
-
-class Bank:
-    """Tails of one width class, one row each.
-
-    [0, len) of a row   tokens of its fragment
-    [len, room)         room to grow, up to `width`
-
-    members: fragment of each row; None is a hole. A step's rows lie side by side, in its order.
-    n_members: those that are no holes.
-    """
-
-    __slots__ = ("keys", "layout", "members", "n_members", "room", "slots", "values", "width")
+    __slots__ = ("keys", "layout", "values")
+    slots: Slots
 
     def __init__(self, layout: Layout, width: int) -> None:
+        super().__init__(width)
         self.layout = layout
-        self.width = width
-        self.room = 0
-        self.members: list[KV | None] = []
-        self.n_members = 0
         self.set_slots(layout.empty(0, 0))
 
     def set_slots(self, slots: Slots) -> None:
         self.slots = slots
-        self.room = slots.keys[0].shape[2]
+        self.n_rows, self.room = (int(n) for n in slots.keys[0].shape[1:3])
         self.keys = self.layout.per_layer(slots.keys)
         self.values = self.layout.per_layer(slots.values)
-
-    @property
-    def n_bytes(self) -> int:
-        return self.slots.n_bytes
-
-    @property
-    def n_rows(self) -> int:
-        """Rows that there is memory for."""
-        return int(self.slots.keys[0].shape[1])
-
-    def find(self, tails: list[KV]) -> int | None:
-        """Return the row of the first of `tails`, if they lie side by side in this order."""
-        first = tails[0].start
-        if tails[0].home is not self or first + len(tails) > len(self.members):
-            return None
-        found = self.members[first : first + len(tails)]
-        return first if all(a is b for a, b in zip(found, tails, strict=True)) else None
 
     def widen(self, length: int) -> None:
         """Make room for `length` slots a row: a larger buffer without holes or spare rows.
@@ -85,7 +54,7 @@ class Bank:
             staying = [m for m in self.members if m is not None]
             self._reseat(staying, length, len(staying))
 
-    def take(self, tails: list[KV], length: int) -> int:
+    def take(self, tails: Sequence[BankedFragment], length: int) -> int:
         """Make `tails` the last rows, in their order, with room for `length`; return the first.
 
         Slots of a tail that was elsewhere are copied in by the caller; rows of members keep theirs.
@@ -103,25 +72,20 @@ class Bank:
 
     def compact(self) -> None:
         """Give back the memory of holes, if they are most of it."""
-        if 2 * self.n_members <= len(self.members):
+        if self.is_sparse:
             staying = [m for m in self.members if m is not None]
             self._reseat(staying, 1, len(staying))
 
-    def _reseat(self, members: list[KV], length: int, n_rows: int) -> None:
+    def _reseat(self, members: Sequence[BankedFragment], length: int, n_rows: int) -> None:
         rows = {id(m): row for row, m in enumerate(self.members) if m is not None}
         longest = max(length, max((m.length for m in members), default=0))
         self.members, self.n_members = list(members), len(members)
         sources = [rows.get(id(m), -1) for m in members]
-        self._rebuild(n_rows, self._room_for(n_rows, longest), sources)
+        room = room_for(self.width, n_rows, longest, self.layout.slot_bytes)
+        self._rebuild(n_rows, room, sources)
         for row, member in enumerate(members):
             if id(member) in rows:
                 member.start = row
-
-    def _room_for(self, n_rows: int, length: int) -> int:
-        step = GROW_BY
-        if n_rows * GROW_BY * self.layout.slot_bytes > CROWD_BYTES:
-            step = max(1, min(GROW_BY, length // 4))
-        return min(self.width, max(1, -(-length // step)) * step)
 
     def _rebuild(self, n_rows: int, room: int, sources: list[int]) -> None:
         """Allocate anew; row i gets the old row `sources[i]` (-1: none)."""
@@ -137,124 +101,56 @@ class Bank:
         self.set_slots(fresh)
 
 
-# A token after a fragment at least this long goes to its block: moving it to a bank costs more.
-LONG = 256
-# Room and holes up to this share of a fragment's slots are left in place.
-SPARE = 16
-
-
-class DeviceBlock:
-    """One buffer that holds one fragment, or several after splits; `users` are their views."""
-
-    __slots__ = ("capacity", "slots", "users")
-
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
-        self.capacity = int(slots.keys[0].shape[1])
-        self.users: list[KV] = []
-
-
-class KV(Fragment):
-    """A fragment: slots start..start+length of a block, or the head of row `start` of a bank."""
-
-    __slots__ = ("home", "start")
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.home: DeviceBlock | Bank | None = None
-        self.start = 0
-
-
-class Store(KVMemory):
-    """Fragments on one device. Splits share a block; growth, joins and settling copy."""
+class Store(BankedMemory[KV, DeviceBank], KVMemory):
+    """Fragments on one device."""
 
     growth = GROW_BY
+    kind = KV
 
     def __init__(self, layout: Layout) -> None:
+        super().__init__(layout.slot_bytes)
         self.layout = layout
         self.plan: LanePlan | None = None
         self.alone: Alone | None = None
         self._last: tuple[object, object, int] | None = None  # a row that stepped alone
-        self._banks: dict[int, Bank] = {}
-        self._slots = 0
-        self._block_bytes = 0
+
+    def moved(self) -> None:
+        self.plan = None
+
+    def cut(self) -> None:
+        self.plan = self.alone = None
+
+    @torch.inference_mode()
+    def held(self, kv: KV, capacity: int) -> Slots:
+        if capacity == kv.length:
+            return self._copy(kv)
+        slots = self.layout.empty(capacity)
+        if kv.length:
+            slots.copy_from(_slots_of(kv), (slice(0, kv.length),), _where(kv))
+        return slots
+
+    @torch.inference_mode()
+    def both(self, first: KV, second: KV) -> Slots:
+        total = first.length + second.length
+        slots = self.layout.empty(total)
+        slots.copy_from(_slots_of(first), (slice(0, first.length),), _where(first))
+        if second.length:
+            slots.copy_from(_slots_of(second), (slice(first.length, total),), _where(second))
+        return slots
 
     # The protocol
 
     def new(self, parent: Fragment | None) -> KV:
         return KV()
 
-    @torch.inference_mode()
-    def split(self, fragment: Fragment, at: int) -> KV:
-        lower = _own(fragment)
-        self.alone = None
-        if not 0 < at < lower.length:
-            raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
-        if isinstance(lower.home, Bank):
-            self._move(lower, lower.length)
-        self.plan = None
-        block = lower.home
-        assert isinstance(block, DeviceBlock)
-        upper = KV()
-        upper.home, upper.start, upper.length = block, lower.start, at
-        block.users.append(upper)
-        lower.start += at
-        lower.length -= at
-        return upper
-
-    @torch.inference_mode()
-    def join(self, upper: Fragment, lower: Fragment) -> None:
-        first, second = _own(upper), _own(lower)
-        self.plan = self.alone = None
-        if not first.length:
-            self._leave(first)
-        elif (
-            isinstance(second.home, DeviceBlock)
-            and first.home is second.home
-            and _touch(first, second)
-        ):
-            second.home.users.remove(first)
-            second.start = first.start
-            second.length += first.length
-        else:
-            self._join_by_copy(first, second)
-        first.home, first.length = None, 0
-
-    @torch.inference_mode()
-    def trim(self, fragment: Fragment, length: int) -> None:
-        kv = _own(fragment)
-        if not 0 <= length <= kv.length:
-            raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
-        self.plan = self.alone = None
-        self._slots -= kv.length - length
-        kv.length = length
-        if not length:
-            self._leave(kv)
-
-    @torch.inference_mode()
     def settle(self, fragment: Fragment) -> None:
-        kv = _own(fragment)
-        if self.alone is not None and self.alone.is_of(kv):
+        if self.alone is not None and self.alone.is_of(fragment):
             self.alone = None
-        if isinstance(kv.home, Bank):
-            self._move(kv, kv.length)
-        elif isinstance(kv.home, DeviceBlock):
-            self._compact(kv.home)
-
-    @torch.inference_mode()
-    def free(self, fragment: Fragment) -> None:
-        kv = _own(fragment)
-        self.alone = None
-        self._slots -= kv.length
-        block = kv.home
-        self._leave(kv)
-        kv.length = 0
-        if isinstance(block, DeviceBlock) and block.users:
-            self._compact(block)
+        super().settle(fragment)
 
     @torch.inference_mode()
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        kv = _own(fragment)
+        kv = own(fragment, KV)
         slots = self._copy(kv) if kv.length else self.layout.empty(0)
         data: dict[str, NDArray[Any]] = {}
         for name, tensors in (("k", slots.keys), ("v", slots.values)):
@@ -272,7 +168,7 @@ class Store(KVMemory):
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
         kv = KV()
         if n:
-            self._place(kv, slots)
+            self._place(kv, slots, n)
             kv.length = n
             self._slots += n
         return kv
@@ -288,8 +184,8 @@ class Store(KVMemory):
         return out
 
     def usage(self) -> Usage:
-        n_bytes = self._block_bytes + sum(b.n_bytes for b in self._banks.values())
-        return Usage(self._slots, n_bytes + (0 if self.alone is None else self.alone.n_bytes))
+        n_slots, n_bytes = super().usage()
+        return Usage(n_slots, n_bytes + (0 if self.alone is None else self.alone.n_bytes))
 
     # What the engine's step needs
 
@@ -313,7 +209,7 @@ class Store(KVMemory):
         """Copies of spans one after the other, a layer each: [1, K, room, D]."""
         slots, at = self.layout.zeros(1, room), 0
         for fragment, length in spans:
-            kv = _own(fragment)
+            kv = own(fragment, KV)
             slots.copy_from(_slots_of(kv), (0, slice(at, at + length)), _where(kv, length))
             at += length
         return (
@@ -323,7 +219,7 @@ class Store(KVMemory):
 
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first `length` slots' keys and values, a layer each: [1, K, length, D]."""
-        kv = _own(fragment)
+        kv = own(fragment, KV)
         index = (slice(None), *_where(kv, length))
         slots, per_layer = _slots_of(kv), self.layout.per_layer
         return (
@@ -335,7 +231,7 @@ class Store(KVMemory):
         """Copies of spans side by side, a layer each: [P, K, S, D], zero past a span's end."""
         slots = self.layout.zeros(len(spans), max(length for _, length in spans))
         for number, (fragment, length) in enumerate(spans):
-            kv = _own(fragment)
+            kv = own(fragment, KV)
             slots.copy_from(_slots_of(kv), (number, slice(0, length)), _where(kv, length))
         per_layer = self.layout.per_layer
         return (
@@ -343,18 +239,7 @@ class Store(KVMemory):
             per_layer([t.transpose(2, 3) for t in slots.values]),
         )
 
-    def is_banked(self, kv: KV, n_long: int) -> bool:
-        """Should one more slot of `kv` go to a bank? `n_long` fragments of the step are long."""
-        if isinstance(kv.home, Bank) or kv.length < LONG:
-            return True
-        return n_long > 3  # a few keep a product of their own; many are worth one copy
-
-    def is_crowd(self, n_more: int = 0) -> bool:
-        """Are the tails in banks, and `n_more`, so many that none may have room to spare?"""
-        n = n_more + sum(bank.n_members for bank in self._banks.values())
-        return n * GROW_BY * self.layout.slot_bytes > CROWD_BYTES
-
-    def bank_for(self, tails: list[KV], width: int) -> tuple[Bank, int]:
+    def bank_for(self, tails: list[KV], width: int) -> tuple[DeviceBank, int]:
         """The bank of a width class with `tails` side by side, and the row of the first.
 
         There is room for one slot more.
@@ -362,7 +247,7 @@ class Store(KVMemory):
         longest = max(t.length for t in tails) + 1
         bank = self._banks.get(width)
         if bank is None:
-            bank = self._banks[width] = Bank(self.layout, width)
+            bank = self._banks[width] = DeviceBank(self.layout, width)
         bank.compact()
         bank.widen(longest)
         first = bank.find(tails)
@@ -381,96 +266,24 @@ class Store(KVMemory):
         n = stop - start
         if not kv.length:
             self._leave(kv)
-            self._place(kv, fresh)
+            self._place(kv, fresh, n)
             return
         self.plan = None
         if not self._has_room(kv, n):
             self._move(kv, max(kv.length + n, kv.length + kv.length // 4))
-        assert isinstance(kv.home, DeviceBlock)
+        assert isinstance(kv.home, SharedBlock)
         at = kv.start + kv.length
         kv.home.slots.copy_from(fresh, (slice(at, at + n),), (slice(0, n),))
 
-    def grew(self, kv: KV, n: int) -> None:
-        """Count `n` slots that a finished forward wrote."""
-        kv.length += n
-        self._slots += n
-
     def clear(self) -> None:
         """Forget everything."""
-        self.plan = self.alone = self._last = None
-        self._banks.clear()
-        self._slots = self._block_bytes = 0
-
-    # Moving slots
-
-    def _join_by_copy(self, first: KV, second: KV) -> None:
-        total = first.length + second.length
-        slots = self.layout.empty(total)
-        slots.copy_from(_slots_of(first), (slice(0, first.length),), _where(first))
-        if second.length:
-            slots.copy_from(_slots_of(second), (slice(first.length, total),), _where(second))
-        homes = [first.home, second.home]
-        self._leave(first)
-        self._leave(second)
-        self._place(second, slots)
-        second.length = total
-        for home in {id(h): h for h in homes}.values():
-            if isinstance(home, DeviceBlock) and home.users:
-                self._compact(home)
-
-    def _move(self, kv: KV, capacity: int) -> None:
-        """Give the fragment a block of its own."""
-        if capacity == kv.length:
-            slots = self._copy(kv) if kv.length else self.layout.empty(0)
-        else:
-            slots = self.layout.empty(capacity)
-            if kv.length:
-                slots.copy_from(_slots_of(kv), (slice(0, kv.length),), _where(kv))
-        self._leave(kv)
-        if capacity:
-            self._place(kv, slots)
+        super().clear()
+        self._last = None
 
     def _copy(self, kv: KV) -> Slots:
         return _slots_of(kv).copy(*_where(kv))
 
-    def _place(self, kv: KV, slots: Slots) -> None:
-        self.plan = None
-        block = DeviceBlock(slots)
-        block.users.append(kv)
-        kv.home, kv.start = block, 0
-        self._block_bytes += slots.n_bytes
-
-    def _leave(self, kv: KV) -> None:
-        """Take the fragment from its home; a home without fragments gives its memory back."""
-        self.plan = None
-        home, kv.home = kv.home, None
-        if isinstance(home, DeviceBlock):
-            home.users.remove(kv)
-            if not home.users:
-                self._block_bytes -= home.slots.n_bytes
-        elif isinstance(home, Bank):
-            home.members[kv.start] = None
-            home.n_members -= 1
-            if not home.n_members:
-                self._banks.pop(home.width, None)
-        kv.start = 0
-
-    def _has_room(self, kv: KV, n: int) -> bool:
-        block = kv.home
-        if not isinstance(block, DeviceBlock):
-            return False
-        end = kv.start + kv.length
-        last = all(u.start + u.length <= end for u in block.users)
-        return last and end + n <= block.capacity
-
-    def _compact(self, block: DeviceBlock) -> None:
-        """Give every fragment of the block a buffer of its own size, if much of it is empty."""
-        live = sum(u.length for u in block.users)
-        if block.capacity - live > live // SPARE:
-            for kv in list(block.users):
-                self._move(kv, kv.length)
-
-    def _arrive(self, bank: Bank, tails: Iterable[KV], rows: dict[int, int]) -> None:
+    def _arrive(self, bank: DeviceBank, tails: Iterable[KV], rows: dict[int, int]) -> None:
         """Copy tails into their rows of the bank: those from one bank together, others singly."""
         by_bank: dict[int, list[KV]] = {}
         for kv in tails:
@@ -491,19 +304,10 @@ class Store(KVMemory):
             kv.home, kv.start = bank, rows[id(kv)]
 
 
-def _own(fragment: Fragment) -> KV:
-    if not isinstance(fragment, KV):
-        raise ConfigError(f"a {type(fragment).__name__} is not a fragment of the torch engine")
-    return fragment
-
-
-def _touch(first: KV, second: KV) -> bool:
-    return first.start + first.length == second.start
-
-
 def _slots_of(kv: KV) -> Slots:
     assert kv.home is not None
-    return kv.home.slots
+    slots: Slots = kv.home.slots
+    return slots
 
 
 def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
@@ -573,9 +377,9 @@ class Alone:
         is_whole = row.position == self.n < self.room
         return is_whole and row.path is path and row.dest is dest
 
-    def is_of(self, kv: KV) -> bool:
+    def is_of(self, fragment: Fragment) -> bool:
         """Whether its new slots are this fragment's."""
-        return self._row[1] is kv
+        return self._row[1] is fragment
 
     def meet(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
         """Add a slot and let the one query meet all: q [H, 1, D]; k, v [K, 1, …]. [1, 1, H, Dv]."""

@@ -1,12 +1,4 @@
-"""One step as the attention layers see it: how its rows are packed, and what they meet.
-
-Rows are packed in lanes, each in depth-first order, so that the queries below a node are a slice:
-
-    ├── bank lane: rows of one token, tails in one bank ──┤├── chunk lane: rows of n tokens ──┤ …
-         a node's queries     ├────────┤
-
-A plan holds views and slices only; positions and lengths of a step are read when it runs. One that
-has bank lanes only fits the next step too, if that has the same rows.
+"""One step as the attention layers see it: what the rows, packed in lanes, meet.
 
 A span on its own costs one product a layer, however short. A tree search steps dozens of nodes of a
 dozen tokens, most with few queries: those are copied side by side once a plan and met at once.
@@ -16,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ....errors import ConfigError
-from ...base import Fragment, Row, Span
+from ...banks import own
+from ...base import Row
+from ...lanes import FEW, SEVERAL, SHORT, BankLane, ChunkLane, Packing, Reach, lanes_of
 from ..memory import KVStep, Spec
-from .kv import KV, Alone, Bank, Store, width_for
+from .kv import KV, Alone, DeviceBank, Store
 from .products import (
     Band,
     Mask,
@@ -120,7 +113,7 @@ class PaddedStep(KVStep):
         keys, values = (
             [found[layer] for layer in range(len(found))] for found in (self.keys, self.values)
         )
-        n_banked = self.plan.banks[-1].stop if self.plan.banks else 0
+        n_banked = self.plan.n_banked
         for row, start in zip(self.rows, self.starts, strict=True):
             if isinstance(row.dest, KV) and start >= n_banked:
                 self.store.append(row.dest, keys, values, start, start + row.n_tokens)
@@ -146,7 +139,7 @@ class PaddedStep(KVStep):
     def _bank(
         self,
         number: int,
-        lane: BankLane,
+        lane: BankLane[KV, DeviceBank],
         layer: int,
         folded: Tensor,
         k: Tensor,
@@ -280,37 +273,13 @@ def _is_plain(q: Tensor, v: Tensor, spec: Spec) -> bool:
     return spec.window is None and spec.sinks is None and is_fused(q, v, spec)
 
 
-class BankLane(NamedTuple):
-    """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
-
-    bank: Bank
-    first: int
-    tails: list[KV]
-    start: int
-    stop: int
-
-
-class ChunkLane(NamedTuple):
-    """Rows of `sizes` tokens, packed one after the other at start..stop."""
-
-    sizes: tuple[int, ...]
-    start: int
-    stop: int
-
-
 @dataclass(slots=True)
-class LanePlan:
-    """How one set of rows is packed.
+class LanePlan(Packing[KV, DeviceBank]):
+    """How one set of rows is packed, and what they meet.
 
-    order: row numbers as packed. starts: packed index of each row's first token, by row number.
     arrange: finds the spans; not asked where a row steps alone.
     """
 
-    rows: list[tuple[tuple[Span, ...], KV | None]]
-    order: list[int]
-    starts: list[int]
-    banks: list[BankLane] = field(default_factory=list)
-    chunks: list[ChunkLane] = field(default_factory=list)
     arrange: Callable[[], list[LaneSpan | Bundle]] = list
     _spans: list[LaneSpan | Bundle] | None = None
 
@@ -321,128 +290,34 @@ class LanePlan:
             self._spans = self.arrange()
         return self._spans
 
-    def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
-        """Would planning these rows give this plan again?"""
-        if self.chunks or len(rows) != len(self.rows):
-            return False
-        for row, (path, dest) in zip(rows, self.rows, strict=True):
-            if row.path is not path or row.dest is not dest or row.n_tokens != 1:
-                return False
-        return all(
-            width_for(max(t.length for t in lane.tails) + 1, crowd=crowd) == lane.bank.width
-            for lane in self.banks
-        )
-
 
 def plan_step(rows: Sequence[Row], store: Store) -> LanePlan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
     if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
-        longest = [max(t.length for t in lane.tails) for lane in cached.banks]
-        if all(n < lane.bank.room for n, lane in zip(longest, cached.banks, strict=True)):
-            return cached
+        return cached
     plan = _build(rows, store)
     store.plan = plan if not plan.chunks else None
     return plan
 
 
 def _build(rows: Sequence[Row], store: Store) -> LanePlan:
-    dests = [_dest_of(row) for row in rows]
+    dests = [None if row.dest is None else own(row.dest, KV) for row in rows]
     plan = LanePlan([(r.path, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
-    ranks = _depth_first(rows)
-    for kind, members in sorted(_lanes(rows, dests, store).items()):
-        members.sort(key=ranks.__getitem__)
+    for (kind, size), members in lanes_of(rows, dests, store).items():
         start = stop = sum(rows[i].n_tokens for i in plan.order)
         for i in members:
             plan.starts[i] = stop
             stop += rows[i].n_tokens
         plan.order += members
-        if kind[0] == "bank":
+        if kind == "bank":
             tails = [d for i in members if (d := dests[i]) is not None]
-            plan.banks.append(BankLane(*store.bank_for(tails, kind[1]), tails, start, stop))
+            plan.banks.append(BankLane(*store.bank_for(tails, size), tails, start, stop))
         else:
             plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
-    stretches = _stretches(plan, rows, dests)
-    plan.arrange = lambda: arrange(stretches, store)
+    reaches = plan.reaches(rows, KV, sum(row.n_tokens for row in rows))
+    plan.arrange = lambda: arrange(reaches, store)
     return plan
-
-
-def _dest_of(row: Row) -> KV | None:
-    if row.dest is not None and not isinstance(row.dest, KV):
-        raise ConfigError(f"a {type(row.dest).__name__} is not a fragment of the torch engine")
-    return row.dest
-
-
-def _depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """A sort key a row: rows below the same spans come out together."""
-    numbers: dict[tuple[int, int], int] = {}
-    keys: dict[int, tuple[int, ...]] = {}
-    for row in rows:
-        if id(row.path) not in keys:
-            keys[id(row.path)] = tuple(
-                numbers.setdefault((id(span.fragment), span.length), len(numbers))
-                for span in row.path
-            )
-    return [keys[id(row.path)] for row in rows]
-
-
-def _lanes(
-    rows: Sequence[Row], dests: list[KV | None], store: Store
-) -> dict[tuple[str, int], list[int]]:
-    """Rows by lane: ("bank", width class of the tail) or ("chunk", tokens up to a power of two)."""
-    pairs = list(zip(rows, dests, strict=True))
-    n_long = sum(r.n_tokens == 1 and d is not None and not store.is_banked(d, 0) for r, d in pairs)
-    banked = (d for r, d in pairs if r.n_tokens == 1 and d is not None)
-    crowd = store.is_crowd(sum(not isinstance(d.home, Bank) for d in banked))
-    lanes: dict[tuple[str, int], list[int]] = {}
-    for i, (row, dest) in enumerate(pairs):
-        n = row.n_tokens
-        if n == 1 and dest is not None and store.is_banked(dest, n_long):
-            kind = ("bank", width_for(dest.length + 1, crowd=crowd))
-        else:
-            kind = ("chunk", 1 << (n - 1).bit_length())
-        lanes.setdefault(kind, []).append(i)
-    return lanes
-
-
-def _stretches(plan: LanePlan, rows: Sequence[Row], dests: list[KV | None]) -> list[Stretch]:
-    """Find the slice of queries below each span; a chunk row sees its tail as one span more."""
-    found: list[Stretch] = []
-    latest: dict[tuple[int, int], int] = {}
-    n_banked = plan.banks[-1].stop if plan.banks else 0
-    for i in plan.order:
-        row, dest = rows[i], dests[i]
-        start, stop = plan.starts[i], plan.starts[i] + row.n_tokens
-        tail = [Span(dest, dest.length)] if dest is not None and start >= n_banked else []
-        first = 0
-        for span in (*row.path, *tail):
-            if not span.length:
-                continue
-            key = (id(span.fragment), span.length)
-            at = latest.get(key)
-            if at is not None and found[at].stop == start:
-                found[at] = found[at]._replace(stop=stop)
-            else:
-                latest[key] = len(found)
-                found.append(Stretch(span.fragment, span.length, first, start, stop))
-            first += span.length
-    return found
-
-
-# A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
-SHORT = 64
-FEW = 16
-SEVERAL = 3
-
-
-class Stretch(NamedTuple):
-    """The packed queries start..stop below one span. first: absolute position of its first slot."""
-
-    fragment: Fragment
-    length: int
-    first: int
-    start: int
-    stop: int
 
 
 class LaneSpan:
@@ -450,8 +325,8 @@ class LaneSpan:
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
-    def __init__(self, stretch: Stretch, store: Store) -> None:
-        fragment, self.length, self.first, self.start, self.stop = stretch
+    def __init__(self, reach: Reach[KV], store: Store) -> None:
+        fragment, self.length, self.first, self.start, self.stop = reach
         self.keys, self.values = store.views(fragment, self.length)
 
     def through(
@@ -510,7 +385,7 @@ class Bundle:
 
     __slots__ = ("keys", "kept", "members", "n_queries", "padded", "values", "where")
 
-    def __init__(self, members: list[Stretch], store: Store) -> None:
+    def __init__(self, members: list[Reach[KV]], store: Store) -> None:
         self.members = members
         self.keys, self.values = store.padded([(m.fragment, m.length) for m in members])
         self.n_queries = max(m.stop - m.start for m in members)
@@ -579,22 +454,22 @@ class BundleView(NamedTuple):
             out[bundle.where], lse[bundle.where] = some, some_lse
 
 
-def arrange(stretches: Sequence[Stretch], store: Store) -> list[LaneSpan | Bundle]:
+def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundle]:
     """Bundle what is short, a bundle a level of nesting; the rest become parts."""
-    levels: dict[int, list[Stretch]] = {}
-    alone: list[Stretch] = []
+    levels: dict[int, list[Reach[KV]]] = {}
+    alone: list[Reach[KV]] = []
     depth: dict[int, int] = {}
-    for stretch in stretches:
-        queries = range(stretch.start, stretch.stop)
-        if stretch.length > SHORT or len(queries) > FEW:
-            alone.append(stretch)
+    for reach in reaches:
+        queries = range(reach.start, reach.stop)
+        if reach.length > SHORT or len(queries) > FEW:
+            alone.append(reach)
             continue
         level = max(depth.get(q, 0) for q in queries)
         depth.update(dict.fromkeys(queries, level + 1))
-        levels.setdefault(level, []).append(stretch)
+        levels.setdefault(level, []).append(reach)
     bundles = [Bundle(members, store) for members in levels.values() if len(members) >= SEVERAL]
     alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
-    return [*(LaneSpan(stretch, store) for stretch in alone), *bundles]
+    return [*(LaneSpan(reach, store) for reach in alone), *bundles]
 
 
 def bias_of(hidden: Tensor, like: Tensor) -> Tensor:

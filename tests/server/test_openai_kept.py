@@ -1,0 +1,146 @@
+"""With `loom` in a request its answers are nodes of a kept loom, the same for every surface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx2 as httpx
+import pytest
+
+import weft
+
+if TYPE_CHECKING:
+    from serving import Served
+
+PROMPT = "Once upon a time"
+COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+def post(served: Served, path: str, **body: Any) -> dict[str, Any]:
+    answer = served.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def nodes(served: Served, loom: str) -> dict[int, dict[str, Any]]:
+    """All nodes of a loom, as the native surface tells them."""
+    found = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 1000}).json()["data"]
+    return {each["node"]: each for each in found}
+
+
+def test_the_choices_are_nodes_of_a_new_loom(served: Served) -> None:
+    plain = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6)
+    made = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6, loom={"save": True})
+    texts = [choice["text"] for choice in made["choices"]]
+    assert texts == [choice["text"] for choice in plain["choices"]]
+    there = nodes(served, made["loom"]["loom"])
+    assert there[0]["text"].endswith(PROMPT)
+    assert [there[number]["text"] for number in made["loom"]["nodes"]] == texts
+    assert {there[number]["parent"] for number in made["loom"]["nodes"]} == {0}
+    assert made["loom"]["sampling"]["seed"] == 3
+
+
+def test_a_conversation_grows_into_one_tree(served: Served) -> None:
+    chat = [{"role": "user", "content": weft.samples.sum}]
+    first = post(
+        served, CHATS, messages=chat, n=2, temperature=0.9, max_tokens=40, loom={"save": True}
+    )
+    loom = first["loom"]["loom"]
+    for choice in first["choices"]:
+        turn = [*chat, choice["message"], {"role": "user", "content": "Hello, who are you?"}]
+        again = post(served, CHATS, messages=turn, max_tokens=8, loom={"loom": loom})
+        there = nodes(served, loom)
+        asked = there[again["loom"]["parent"]]
+        assert asked["said"] == "Hello, who are you?"
+        if choice["finish_reason"] == "stop":
+            assert asked["parent"] in first["loom"]["nodes"]
+            assert there[asked["parent"]]["text"] == choice["message"]["content"]
+    before = len(nodes(served, loom))
+    post(served, CHATS, messages=turn, n=2, max_tokens=8, loom={"loom": loom})
+    assert len(nodes(served, loom)) == before + 2  # the prompt was there
+
+
+def test_a_text_goes_on_from_a_node(served: Served) -> None:
+    made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
+    (parent,) = made["nodes"]
+    place = {"loom": made["name"], "parent": str(parent)}
+    more = post(served, COMPLETION, max_tokens=4, n=2, loom=place, echo=True)
+    there = nodes(served, made["loom"])
+    assert more["loom"]["parent"] == parent
+    for choice, number in zip(more["choices"], more["loom"]["nodes"], strict=True):
+        assert there[number]["parent"] == parent
+        assert choice["text"].endswith(there[number]["text"])
+        assert PROMPT + there[parent]["text"] in choice["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": "Something else", "loom": {"loom": "KEPT"}}, 400, "loom.loom"),
+        ({"prompt": PROMPT, "loom": {"loom": "KEPT", "parent": "99"}}, 404, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"loom": "no such loom"}}, 404, None),
+        ({"prompt": PROMPT, "loom": {"parent": "1"}}, 400, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"save": False, "loom": "KEPT"}}, 400, "loom.save"),
+        ({"prompt": [PROMPT, PROMPT], "loom": {"save": True}}, 400, "loom"),
+        ({"prompt": PROMPT, "loom": {"unknown": 1}}, 400, "loom.unknown"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    served: Served, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    kept = post(served, COMPLETION, prompt=PROMPT, max_tokens=1, loom={"save": True})["loom"]
+    if body["loom"].get("loom") == "KEPT":
+        body = {**body, "loom": {**body["loom"], "loom": kept["loom"]}}
+    before = nodes(served, kept["loom"])
+    answer = served.client.post(COMPLETION, json={**body, "max_tokens": 2})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert nodes(served, kept["loom"]) == before
+
+
+def test_what_a_client_left_behind_is_kept(served: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": weft.samples.story}],
+        "ignore_eos": True,
+        "max_tokens": 1500,
+        "stream": True,
+        "loom": {"save": True},
+    }
+
+    async def vanish() -> dict[str, Any]:
+        loom: dict[str, Any] = {}
+        async with (
+            httpx.AsyncClient(base_url=served.url, timeout=60) as client,
+            client.stream("POST", CHATS, json=body) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    loom = chunk.get("loom") or loom
+                    if chunk["choices"][0]["delta"].get("content"):
+                        return loom
+        raise AssertionError("nothing came")
+
+    loom = asyncio.run(vanish())
+    (number,) = loom["nodes"]
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        node = nodes(served, loom["loom"])[number]
+        if node["finish_reason"] == "cancelled":
+            break
+        time.sleep(0.05)
+    assert node["finish_reason"] == "cancelled"
+    assert 0 < node["n_tokens"] < 1500
+    assert served.service.n_works == 0
+
+
+def test_kept_figures_are_those_of_the_call(served: Served) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "seed": 8, "logprobs": 2}
+    plain = post(served, COMPLETION, **asked)["choices"][0]["logprobs"]
+    kept = post(served, COMPLETION, **asked, loom={"save": True})["choices"][0]["logprobs"]
+    assert kept["tokens"] == plain["tokens"]
+    assert kept["token_logprobs"] == pytest.approx(plain["token_logprobs"], abs=1e-5)

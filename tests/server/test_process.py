@@ -1,0 +1,146 @@
+"""`weft serve` as a process: signals, ports, and death in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import weft
+from weft.store.library import Library
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+
+
+with weft.load("tiny") as _lm:
+    NO_END = {str(token): -1e6 for token in _lm.text.stop_ids}
+
+
+class Process:
+    """A running `weft serve`."""
+
+    def __init__(self, home: Path, *options: str) -> None:
+        self.home = home
+        environment = {**os.environ, "WEFT_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+        for name in ("WEFT_DB", "WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY"):
+            environment.pop(name, None)
+        command = [sys.executable, "-m", "weft", "serve", "--port", "0", *options]
+        self.popen = subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.popen.stderr is not None
+        self.url = self.popen.stderr.readline().split()[-1]
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        until = time.monotonic() + 60
+        while self.client.get("/readyz").status_code != 200 and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def loom(self, **body: Any) -> str:
+        """Make a loom in which something grows; return its id."""
+        loom: str = self.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
+        given = {"max_tokens": 1900, "logit_bias": NO_END, **body}
+        answer = self.client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json=given)
+        assert answer.status_code in (200, 202), answer.text
+        return loom
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; return exit code and what it said."""
+        self.client.close()
+        _, said = self.popen.communicate(timeout=40)
+        return self.popen.returncode, said
+
+
+@contextmanager
+def running(home: Path, *options: str) -> Iterator[Process]:
+    process = Process(home, *options)
+    try:
+        yield process
+    finally:
+        process.client.close()
+        if process.popen.poll() is None:
+            process.popen.kill()
+        process.popen.communicate(timeout=20)
+
+
+def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
+    with running(tmp_path, "--grace", "0.3") as server:
+        loom = server.loom(n=2)
+        time.sleep(0.3)
+        server.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        answer = server.client.get("/readyz")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        refused = server.client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json={})
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert server.end()[0] == 0
+    with Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        nodes = library.open(loom).loom.children
+        assert [node.finish_reason for node in nodes] == ["interrupted"] * 2
+        assert all(len(node.tokens) > 5 for node in nodes)
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, "--grace", "60") as server:
+        server.loom()
+        server.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        began = time.monotonic()
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end()[0] == -signal.SIGTERM
+        assert time.monotonic() - began < 5
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "weft", "serve", "--port", port]
+        environment = {**os.environ, "WEFT_HOME": str(tmp_path)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"port {port} of 127.0.0.1 is taken" in done.stderr
+    assert "--port 0" in done.stderr
+
+
+def killed(home: Path, n: int) -> None:
+    """Kill a server with -9 in the middle of growing; what had ended is there, the rest in part."""
+    told: dict[str, list[dict[str, Any]]] = {}
+    for at in range(n):
+        with running(home) as server:
+            loom = server.loom(n=2)
+            path = f"/api/v1/looms/{loom}/nodes/0/generate"
+            done = server.client.post(path, json={"n": 2, "max_tokens": 5, "wait": True})
+            told[loom] = done.json()["nodes"]
+            time.sleep(0.8 + 0.05 * (at % 10))
+            server.popen.kill()
+            server.popen.wait(20)
+        with Library(f"sqlite:///{home}/weft.db") as library:
+            for loom, nodes in told.items():
+                tree = library.open(loom).loom
+                there = {node.id: node for node in tree.walk()}
+                for node in nodes:
+                    assert there[node["id"]].tokens == node["token_ids"]
+                partial = [
+                    each for each in tree.children if each.id not in {n["id"] for n in nodes}
+                ]
+                assert [node.finish_reason for node in partial] == ["interrupted"] * 2
+                assert all(node.tokens for node in partial)
+
+
+def test_nothing_that_had_ended_is_lost_by_kill_9(tmp_path: Path) -> None:
+    killed(tmp_path, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_that_had_ended_is_lost_by_kill_9_often(tmp_path: Path) -> None:
+    killed(tmp_path, 50)
