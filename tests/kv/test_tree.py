@@ -375,3 +375,31 @@ def test_a_leaf_that_got_another_child_meanwhile_gives_the_new_slots_away() -> N
     assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
     assert not other.node.resident
     tree.check()
+
+
+def test_nodes_of_which_none_can_be_joined_stay_as_they_are() -> None:
+    kv = ListFragments()
+    tree = TokenTree(BrokenFragments(kv, "join", 0))
+    ends = [compute(tree, kv, list(range(1, n + 1))) for n in range(1, 9)]
+    for end in ends[:-1]:
+        tree.unpin(end)
+    assert tree.join(ends[-1]) == 0
+    assert tree.n_nodes == 8
+    tree.check()
+    assert tree.join(ends[-1]) == 7
+
+
+def test_a_fragment_that_cannot_be_parted_keeps_what_was_its_own() -> None:
+    """A leaf grew by what it computed for its child, and meanwhile another child came."""
+    kv = ListFragments()
+    tree = TokenTree(BrokenFragments(kv, "split", 0))
+    end = compute(tree, kv, [1, 2, 3, 4])
+    leaf = end.node
+    children = [tree.pin(tree.cut(tree.extend(end, more))) for more in ([5, 6], [7])]
+    assert leaf.fragment is not None
+    kv.write(leaf.fragment, [5, 6], 4)
+    with pytest.raises(MemoryError):
+        tree.grew(leaf, children[0])
+    assert slots(tree, end) == [(token, token - 1) for token in range(1, 5)]
+    assert not children[0].node.resident
+    tree.check()

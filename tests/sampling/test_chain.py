@@ -62,7 +62,7 @@ def mixed(n: int) -> list[Sampler]:
     return made
 
 
-@pytest.mark.parametrize(("n_vocab", "rounds"), [(150, 20), (700, 4), (4160, 1)])
+@pytest.mark.parametrize(("n_vocab", "rounds"), [(150, 20), (700, 4), (4096, 1), (4160, 1)])
 def test_draws_equal_the_naive_twin(n_vocab: int, rounds: int) -> None:
     """Mixed rules in one batch of 28 rows."""
     for seed in range(rounds):

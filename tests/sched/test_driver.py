@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -404,3 +404,33 @@ def test_places_that_are_copied_and_dropped_do_not_pile_up_without_a_step(make: 
     assert len(rig.tree.holds.alive) <= PILE + 8
     assert rig.scheduler.counters.steps == n_steps
     rig.tree.check()
+
+
+def test_what_is_let_go_of_during_a_step_waits_for_its_end(make: MakeRig) -> None:
+    engine = MemoryEngine()
+    rig = make(engine)
+    places = [rig.place([1, 2, n]) for n in range(3)]
+    rig.drive(*(Extend(place) for place in places))
+    forward, left = engine.forward, []
+
+    def dropping(rows: Sequence[Row]) -> Output:
+        places.clear()
+        rig.driver.try_drain()
+        left.append(rig.tree.holds.released)
+        return forward(rows)
+
+    engine.forward = dropping  # type: ignore[method-assign]
+    rig.ask([1, 2, 3, 4], Logits(4))
+    rig.driver.try_drain()
+    assert left
+    assert not rig.tree.holds.released
+
+
+def test_places_may_outlive_the_driver() -> None:
+    rig = Rig()
+    relieve = rig.tree.holds.relieve
+    assert relieve is not None
+    rig.driver.close()
+    rig.driver = None  # type: ignore[assignment]
+    gc.collect()
+    relieve()

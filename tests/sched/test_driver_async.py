@@ -374,3 +374,36 @@ def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None
             tickets[0].result()
 
     asyncio.run(main())
+
+
+def test_what_enters_a_driver_that_was_closed_meanwhile_is_told(make: MakeRig) -> None:
+    rig = make()
+
+    async def main() -> None:
+        tickets = await rig.driver.asubmit([logits_item(rig, [1, 2])])
+        rig.driver.close()  # before the pass of the loop is over that hands it over
+        await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+        with pytest.raises((Cancelled, StaleHandle)):
+            tickets[0].result()
+
+    asyncio.run(main())
+
+
+def test_a_driver_that_is_closed_as_somebody_begins_to_wait_tells_them(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    start = rig.driver.start
+
+    async def main() -> None:
+        tickets = await rig.driver.asubmit([run(rig.place([1, 2]), max_tokens=50)])
+
+        def start_and_close() -> None:
+            start()
+            rig.driver.close()
+
+        monkeypatch.setattr(rig.driver, "start", start_and_close)
+        await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+        assert tickets[0].done
+
+    asyncio.run(main())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes import (
@@ -26,7 +27,8 @@ from weft.constraints.base import Matcher
 from weft.engines.base import Engine, Fragments, Row
 from weft.errors import ConstraintError, ForwardError, KVFull
 from weft.sampling.sampler import Sampler
-from weft.sched.work import Commit, Extend, Logits, Run
+from weft.sched.jobs import RunJob
+from weft.sched.work import Commit, Extend, Logits, Run, Ticket
 
 KINDS: dict[str, Callable[[Odds], Engine]] = {
     "plain": lambda odds: FlakyEngine(MemoryEngine(), odds),
@@ -343,3 +345,111 @@ def test_what_cannot_be_trimmed_is_trimmed_later(make: MakeRig) -> None:
     assert not tree.untrimmed
     assert tail.length == 1
     tree.free(tail)
+
+
+def test_a_row_that_cannot_be_made_fails_its_run_alone(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2, 3]), i) for i in range(3)]
+    tickets = rig.submit(*items)
+    row = RunJob.row
+
+    def failing(job: RunJob, desk: Any) -> Row:
+        if job.members[0].item is items[1]:
+            raise MemoryError("no room for a row")
+        return row(job, desk)
+
+    monkeypatch.setattr(RunJob, "row", failing)
+    rig.driver.drive(tickets)
+    assert isinstance(tickets[1].error, ForwardError)
+    for n in (0, 2):
+        assert_result(rig, items[n], tickets[n].result())
+
+
+def test_who_fails_when_told_of_an_answer_fails_nobody_else(make: MakeRig) -> None:
+    rig = make()
+    tickets = rig.submit(*(Extend(rig.place([1, 2, n]), (), (Logits(3),)) for n in range(3)))
+
+    def failing(ticket: Ticket) -> None:
+        raise Boom("what was told cannot be done")
+
+    tickets[1].on_done(failing)
+    rig.driver.drive(tickets)
+    for n, ticket in enumerate(tickets):
+        assert ticket.result()[0].tolist() == logits_after([1, 2, n]).tolist()
+
+
+def test_who_fails_when_told_of_a_commit_fails_nobody_else(make: MakeRig) -> None:
+    rig, owner = make(), Owner()
+    line = rig.scheduler.lines.begin(owner, rig.place([1, 2, 3]))
+    (ticket,) = rig.submit(Commit([line], [4], [None]))
+
+    def failing(ticket: Ticket) -> None:
+        raise Boom("what was told cannot be done")
+
+    ticket.on_done(failing)
+    other = run(rig.place([1, 2]))
+    (result,) = rig.drive(other)
+    assert_result(rig, other, result)
+    assert rig.scheduler.rows.read(ticket.result()[0].row) is not None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_end_their_run_by_an_error(make: MakeRig, bad: float) -> None:
+    engine = MemoryEngine()
+    rig = make(engine)
+    fine = run(rig.place([1, 2]), max_tokens=3)
+    broken_ = run(rig.place([7, 7]), max_tokens=3)
+    forward = engine.forward
+
+    def spoilt(rows: Sequence[Row]) -> Any:
+        spoil = [engine._path(row)[0] == 7 for row in rows]
+        output = forward(rows)
+        for index in np.flatnonzero(spoil):
+            output._logits[index] = bad
+        return output
+
+    engine.forward = spoilt  # type: ignore[method-assign]
+    tickets = rig.drive_quietly(fine, broken_)
+    assert_result(rig, fine, tickets[0].result())
+    with pytest.raises(ForwardError, match="NaN or"):
+        tickets[1].result()
+
+
+def test_weights_that_are_changed_are_seen_before_the_next_work(make: MakeRig) -> None:
+    class Changing(MemoryEngine):
+        mark = 1
+
+        def weights_mark(self) -> object:
+            return self.mark
+
+    engine = Changing()
+    rig = make(engine)
+    rig.ask([1, 2, 3], Logits(3))
+    rig.ask([1, 2, 3], Logits(3))
+    assert len(engine.sizes) == 1
+    engine.mark = 2
+    assert rig.ask([1, 2, 3], Logits(3))[0].tolist() == logits_after([1, 2, 3]).tolist()
+    assert engine.sizes == [3, 3]
+
+
+def test_what_is_forced_for_a_step_that_is_put_off_runs_in_the_next(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    item = held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5]))
+    (want,) = rig.drive(item)
+    rig.driver.exclusive(rig.scheduler.clear)
+    fit, seen = rig.scheduler.admission.fit, list[bool]()
+
+    def put_off(*given: Any, **more: Any) -> bool:
+        seen.append(True)
+        return len(seen) % 2 == 0 and fit(*given, **more)
+
+    monkeypatch.setattr(rig.scheduler.admission, "fit", put_off)
+    (ticket,) = rig.submit(held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5])))
+    while not ticket.done:
+        rig.step()
+    assert len(seen) > 3
+    assert ticket.result().tokens == want.tokens

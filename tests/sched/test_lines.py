@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
-from rig import MakeRig, MemoryEngine, Rig, draw_after, logits_after, run, sampler
+from rig import MakeRig, MemoryEngine, Rig, assert_result, draw_after, logits_after, run, sampler
 from weft.engines.base import Engine
 from weft.errors import Cancelled, ForwardError, KVFull
 from weft.kv.place import Place
+from weft.sched.jobs import CommitJob
 from weft.sched.lines import Line
 from weft.sched.work import Commit, Extend, Logits, Ticket
 
@@ -196,3 +197,55 @@ def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     rig.driver.try_drain()
     assert rig.tree.room.must == 0
     assert not rig.scheduler.lines.opened
+
+
+def test_a_commit_that_is_cancelled_in_flight_ends_when_it_has_landed(make: MakeRig) -> None:
+    rig = make(LateFake(MemoryEngine()))
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    rig.drive(Extend(rig.place([1, 2, 3]), (), (Logits(3),)))
+    ticket = commit([owner], [4], rig)
+    other = run(rig.place([1, 2, 3]), max_tokens=12)
+    (generated,) = rig.submit(other)
+    while rig.scheduler.flight is None or not any(
+        isinstance(job, CommitJob) and job.outstanding for job in rig.scheduler.desk.commits
+    ):
+        rig.step()
+    ticket.cancel()
+    rig.driver.drive([ticket, generated])
+    with pytest.raises(Cancelled):
+        ticket.result()
+    assert_result(rig, other, generated.result())
+
+
+def test_a_line_whose_owner_goes_while_it_runs_is_closed_when_that_has_landed(
+    make: MakeRig,
+) -> None:
+    rig = make(LateFake(MemoryEngine()))
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    ticket = commit([owner], [4], rig)
+    rig.step()
+    with rig.scheduler.lock:
+        rig.scheduler.lines.release(owner.line)
+        rig.scheduler.lines.drain()
+        assert owner.line in rig.scheduler.lines.opened
+    assert not ticket.done
+    rig.driver.drive([ticket])
+    assert_committed([owner], [4], ticket)
+    rig.driver.try_drain()
+    assert owner.line not in rig.scheduler.lines.opened
+
+
+def test_a_commit_waits_for_who_writes_where_its_lines_begin(make: MakeRig) -> None:
+    """It is done in two steps, and what grows where the last of its lines begins comes between."""
+    rig = make(LateFake(MemoryEngine()), n_batch=2)
+    paths = [[1, 2, 3], [1, 2, 4], [8, 8, 8]]
+    rig.drive(*(Extend(rig.place(ids)) for ids in paths))
+    owners = [Owner(rig, rig.place(ids), ids, number) for number, ids in enumerate(paths)]
+    tickets = [commit(owners, [5, 6, 7], rig)]
+    grown = Extend(rig.place([8, 8, 8]), tuple([6] * 6), (Logits(9),))
+    tickets += rig.submit(grown)
+    rig.driver.drive(tickets)
+    assert_committed(owners, [5, 6, 7], tickets[0])
+    want = logits_after([8, 8, 8, *[6] * 6])
+    assert tickets[1].result()[0].tolist() == want.tolist()

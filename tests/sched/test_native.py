@@ -427,3 +427,13 @@ def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
         rig.submit(Extend(place, (), (Scores(1, 5, top=2),)))
     assert why_not_native(run(place).sampler, None) == "anything but steps"
     rig.finish()
+
+
+def test_a_constraint_that_has_begun_stays_here() -> None:
+    rig = Rig(engine := fake())
+    begun = run(rig.place(PROMPT)).sampler
+    assert why_not_native(begun, engine.native) is None
+    begun.resumed = True
+    why = why_not_native(begun, engine.native)
+    assert why == "a constraint that has begun before this node"
+    rig.finish()

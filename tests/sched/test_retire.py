@@ -64,3 +64,32 @@ def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -
     rig.drive(Extend(rig.place([1, 2], namespace="med")))
     rig.driver.exclusive(lambda: rig.scheduler.retire("med", "gone"))
     assert not rig.tree.roots.keys() & {"law", "med"}
+
+
+def test_work_in_two_namespaces_that_both_went_fails_once(make: MakeRig) -> None:
+    """They went after it was prepared, and before it entered."""
+    rig, owner = make(), Owner()
+    places = [rig.place([1, 2], namespace=name) for name in ("law", "med")]
+    lines = [rig.scheduler.lines.begin(owner, place) for place in places]
+    tickets, jobs = rig.scheduler.prepare([Commit(lines, [3, 4], [None, None])])
+    for name in ("law", "med"):
+        rig.driver.exclusive(lambda name=name: rig.scheduler.retire(name, f"{name} was removed"))
+    rig.scheduler.enter(jobs)
+    rig.driver.drive(tickets)
+    with pytest.raises(StaleHandle, match="law was removed"):
+        tickets[0].result()
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_commit_of_lines_of_several_namespaces_gives_each_its_own(
+    make: MakeRig, kind: str
+) -> None:
+    rig, owner = make(ENGINES[kind]()), Owner()
+    names = [None, None, "law", "med", "med"]
+    places = [rig.place([1, number], namespace=name) for number, name in enumerate(names)]
+    lines = [rig.scheduler.lines.begin(owner, place) for place in places]
+    (found,) = rig.drive(Commit(lines, [5] * 5, [sampler(n) for n in range(5)]))
+    for number, each in enumerate(found):
+        row = rig.scheduler.rows.read(each.row)
+        assert row is not None
+        assert row.tolist() == logits_after([1, number, 5]).tolist()

@@ -149,3 +149,12 @@ def test_only_hidden_engines_may_say_that_they_recompute() -> None:
     more = {"kv_bytes_per_token": 1, "dtype": "float32", "fingerprint": "x"}
     with pytest.raises(ConfigError, match="recomputes"):
         EngineInfo(**given, **more, recomputes=True)
+
+
+def test_a_row_that_somebody_else_asked_for_meanwhile_is_not_run_again(make: MakeRig) -> None:
+    """Both want the same, and a step has room for one of them."""
+    engine = MemoryEngine(hidden=True)
+    rig = make(engine, n_batch=1)
+    found = rig.drive(*(Extend(rig.place([1, 2, 3]), (), (Logits(3),)) for _ in range(3)))
+    assert [each[0].tolist() for each in found] == [logits_after([1, 2, 3]).tolist()] * 3
+    assert engine.sizes == [3]

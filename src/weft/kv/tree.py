@@ -444,14 +444,11 @@ class TokenTree:
 
     def _settle(self, node: Node) -> None:
         self._settled(node)
-        if node.fragment is not None and node.joined is None and not node.launched:
-            assert self.fragments is not None
-            try:
-                self.fragments.settle(node.fragment)
-            except (
-                Exception
-            ) as error:  # its room stays taken; it is settled when it is cut or freed
-                _log.warning("the engine could not settle a fragment: %r", error)
+        assert self.fragments is not None and node.fragment is not None and not node.launched
+        try:
+            self.fragments.settle(node.fragment)
+        except Exception as error:  # its room stays taken; it is settled when it is cut or freed
+            _log.warning("the engine could not settle a fragment: %r", error)
 
     def _settled(self, node: Node) -> None:
         self.growing.pop(node, None)

@@ -284,9 +284,7 @@ class Chain:
         Rows that many share are looked at once where all samplers follow the same rules.
         """
         if self._alike and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
-            used, lane = np.unique(rows, return_inverse=True)
-            if len(used) < len(rows):
-                return used, lane
+            return np.unique(rows, return_inverse=True)
         return rows, self._rows
 
     def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:

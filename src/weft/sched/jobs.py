@@ -258,8 +258,9 @@ class RunJob(Job):
         The sampler goes on already; the tokens are accepted when the row has run.
         """
         matcher = self.sampler.matcher
-        if self.forced or matcher is None:
+        if self.forced:  # when it was put off
             return
+        assert matcher is not None
         room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
         for token in matcher.forced()[: max(room, 0)]:
             if token in self.stops:
@@ -437,7 +438,15 @@ class RunJob(Job):
         return (cursor, neutral, self.stops)
 
 
-class RunsPart(Part):
+class LinesPart(Part):
+    """A part whose rows are the next tokens of lines."""
+
+    @abstractmethod
+    def n_tokens(self) -> int:
+        """Return how many tokens its rows run."""
+
+
+class RunsPart(LinesPart):
     """The next row of each of some runs, and a draw from each."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
@@ -607,7 +616,7 @@ class CommitJob(Job):
             line.job = None
 
 
-class CommitPart(Part):
+class CommitPart(LinesPart):
     """What one step runs of a commit: its lines first, first + 1, … last - 1."""
 
     def __init__(self, job: CommitJob, first: int, last: int, desk: Desk) -> None:

@@ -184,9 +184,6 @@ class PathPart(Part):
         row = Row(self.path, self.tokens, self.start, self.fragment, at, spans, self.namespace)
         return [row]
 
-    def n_tokens(self) -> int:
-        return len(self.tokens)
-
     def n_logits(self) -> int:
         return len(self.logits_at)
 

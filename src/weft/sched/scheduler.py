@@ -15,7 +15,7 @@ from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
 from ..kv.tree import TokenTree
 from .admit import Admission
 from .desk import Desk
-from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
+from .jobs import CommitJob, CommitPart, Job, LinesPart, RunJob, RunsPart, new_job
 from .native import Abroad, NativeJob, refuse, refuse_scaled, why_not_native
 from .rows import RowStore
 from .step import Part, Step, as_forward_error
@@ -220,12 +220,13 @@ class Scheduler:
             in_flight = self.flight is not None
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
                 return None
-        parts = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
+        goers = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
         if self.desk.runs_whole_paths:
-            again = [part.n_tokens() - part.n_logits() for part in parts]
+            again = [part.n_tokens() - part.n_logits() for part in goers]
             self.counters.recomputed += sum(again)
+        parts: list[Part] = [*goers]
         if desk.waiting:
-            n_left = self.n_batch - sum([part.n_tokens() for part in parts])
+            n_left = self.n_batch - sum([part.n_tokens() for part in goers])
             if self.engine.info.recomputes:  # a long path may have been more than its share
                 n_left = max(n_left, spared)
             if runs and self.engine.info.device == "cpu":
@@ -308,7 +309,7 @@ class Scheduler:
             for line in job.item.lines[first:last]:
                 line.reserve(self.tree, 1)
 
-    def _runs_parts(self, runs: list[RunJob]) -> list[Part]:
+    def _runs_parts(self, runs: list[RunJob]) -> list[LinesPart]:
         """Return a part an adapter, for runs that are still here."""
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
         for run in runs:
@@ -324,7 +325,7 @@ class Scheduler:
             of_name[1].append(row)
         return [RunsPart(some, rows, self.desk) for some, rows in by_name.values()]
 
-    def _commit_parts(self, shares: list[Share]) -> list[Part]:
+    def _commit_parts(self, shares: list[Share]) -> list[LinesPart]:
         desk = self.desk
         parts = [desk.guard(share[0], CommitPart, *share, desk) for share in shares]
         return [part for part in parts if part is not None]
@@ -451,8 +452,10 @@ class Scheduler:
 
     def abandon(self, error: BaseException) -> None:
         """Answer all tickets with an error and touch nothing else: the state may be half-made."""
-        failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
-        failed.__cause__ = error
+        failed: BaseException = error
+        if not isinstance(error, StaleHandle):
+            failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
+            failed.__cause__ = error
         with self.lock:
             arrived = [jobs for jobs in self._inbox if isinstance(jobs, list)]
             for job in [*itertools.chain(*arrived), *self.desk.jobs()]:

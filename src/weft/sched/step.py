@@ -40,10 +40,6 @@ class Part(ABC):
         """Return the rows that the engine is to run."""
 
     @abstractmethod
-    def n_tokens(self) -> int:
-        """Return how many tokens its rows run."""
-
-    @abstractmethod
     def n_logits(self) -> int:
         """Return how many logits rows they ask for."""
 

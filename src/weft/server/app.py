@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
+from . import n8loom
 from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
@@ -19,7 +20,7 @@ from .service import Service
 
 # A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
 NATIVE = (server, models, texts, looms, nodes, growing, edits, jobs, kv)
-ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI)
+ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
 
 
 def create_app(config: ServerConfig | None = None) -> FastAPI:

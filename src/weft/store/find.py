@@ -107,7 +107,7 @@ def _postgresql(terms: list[Term]) -> sa.Select[Any]:
         last = f"'{term.words[-1]}'{':*' if term.is_prefix else ''}"
         words = [*(f"'{word}'" for word in term.words[:-1]), last]
         parts.append("(" + " <-> ".join(words) + ")")
-    vector = sa.func.to_tsvector(sa.literal_column("'simple'::regconfig"), nodes.c.words)
+    vector: sa.ColumnElement[Any] = sa.literal_column("nodes.vector")
     wanted = sa.func.to_tsquery(sa.literal_column("'simple'::regconfig"), " & ".join(parts))
     return (
         sa.select(*_COLUMNS, sa.func.ts_rank(vector, wanted).label("found"))

@@ -51,6 +51,19 @@ class Content(NamedTuple):
             node.terminal,
         )
 
+    def differs(self, node: Heddle) -> bool:
+        """Whether a node holds something else by now."""
+        return (
+            self.tokens != node.tokens
+            or self.finish_reason != node.finish_reason
+            or self.logprobs != node.logprobs
+            or self.entropies != node.entropies
+            or (self.params is not node.params and self.params != node.params)
+            or self.terminal != node.terminal
+            or self.lineage != node.lineage
+            or self.stop_string != node.stop_string
+        )
+
     def kept(self) -> Content:
         """Return it with lists that nobody else changes."""
         return self._replace(logprobs=list(self.logprobs), entropies=list(self.entropies))

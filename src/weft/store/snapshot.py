@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ class Snapshot:
 
     def _changes(self, node: Heddle, known: Known, spot: Spot | None) -> set[str]:
         groups: set[str] = set()
-        if known.content != Content.of(node):
+        if known.content.differs(node):
             groups.add("content")
         if known.score != score_value(node.score):
             groups.add("score")
@@ -140,7 +141,14 @@ class Snapshot:
         return groups
 
     def _find_spots(self, parent: Heddle, children: list[Heddle], spots: dict[str, Spot]) -> None:
-        number = self.numbers.get(parent.id)
+        number, last = self.numbers.get(parent.id), -math.inf
+        for child in children:
+            known = self.known.get(child.id)
+            if known is None or known.parent != number or known.place <= last:
+                break
+            last = known.place
+        else:
+            return
         old: list[float | None] = []
         for child in children:
             known = self.known.get(child.id)
@@ -280,7 +288,7 @@ class Snapshot:
         known = self.known[row.id]
         node, theirs, changed = known.node, content_of_row(row, self.params), False
         if theirs != known.content:
-            if known.content == Content.of(node):
+            if not known.content.differs(node):
                 set_content(node, theirs, text_of(row))
                 forget_places(node)
                 changed = True

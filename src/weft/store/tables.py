@@ -86,6 +86,11 @@ nodes = Table(
     Column("id", Text, nullable=False),
     Column("parent", Integer),  # a number; the root has none
     Column("place", Float, nullable=False),  # orders siblings
+    # No index has `removed` or `rev`: PostgreSQL then marks thousands in place. They stand before
+    # what is long: SQLite reads a row from its beginning.
+    Column("removed", Boolean, nullable=False),
+    Column("rev", Integer, nullable=False),
+    Column("writer", String(32)),  # who grows it just now
     Column("text", Text, nullable=False),
     # The text as UTF-8 where the database's own text cannot hold it: zero bytes, lone surrogates.
     Column("exact", LargeBinary),
@@ -102,13 +107,9 @@ nodes = Table(
     Column("score", Text),
     Column("meta", Text, nullable=False),
     Column("bookmark", Text),
-    Column("removed", Boolean, nullable=False),
-    Column("writer", String(32)),  # who grows it just now
-    Column("rev", Integer, nullable=False),
     UniqueConstraint("loom", "number"),
     UniqueConstraint("loom", "id"),
     Index("ix_nodes_loom_parent", "loom", "parent"),
-    Index("ix_nodes_loom_rev", "loom", "rev"),
     Index(
         "ix_nodes_writer",
         "writer",

@@ -87,7 +87,8 @@ async def keeping(
 ) -> AsyncIterator[KeptAnswer]:
     """Find or make the node that a prompt ends in; its loom's lock is held until the block ends.
 
-    ids: the prompt's; None for the path of the parent, or the loom's root. make: a loom of it. said: what of it a person said last.
+    ids: the prompt's; None for the path of the parent, or the loom's root. make: a loom of it.
+    said: what of it a person said last.
     Raises: Refused where the prompt does not begin as the loom does; NotFound; ModelMismatch.
     """
     served = service.models.get(model)

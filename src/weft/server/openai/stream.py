@@ -11,17 +11,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from ...errors import WeftError
 from ..errors import told_of
-from ..events import PING_S, until_gone, with_pings
+from ..events import PING_S, EventStream, until_gone, with_pings
 
 if TYPE_CHECKING:
     from fastapi import Request
 
     from ...lm import LM
-    from ..security import Receive, Scope, Send
     from ..service import Service
 
 _log = logging.getLogger(__name__)
@@ -65,24 +64,8 @@ async def answered(
         if not is_streamed:
             return await until_gone(request, call.answer())
         request_id: str = request.scope.get("weft.request_id", "")
-        return ChunkStream(call.chunks(), request_id, stack.pop_all())
-
-
-class ChunkStream(StreamingResponse):
-    """Sends chunks as they come. held: what is let go when it ends, however it does."""
-
-    def __init__(
-        self, chunks: AsyncGenerator[Json, None], request_id: str, held: ExitStack
-    ) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(
-            _lines(chunks, request_id), media_type="text/event-stream", headers=headers
-        )
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
-            await super().__call__(scope, receive, send)
+        lines = _lines(call.chunks(), request_id)
+        return EventStream(lines, ping_s=None, on_end=stack.pop_all().close)
 
 
 async def _lines(chunks: AsyncGenerator[Json, None], request_id: str) -> AsyncIterator[bytes]:

@@ -1,0 +1,199 @@
+"""The models as `llm` knows them: options, answers, and what is told of an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import llm
+from pydantic import Field, field_validator
+
+from .choices import EMBEDDED, Choice
+from .talk import Speaker, Turn
+
+if TYPE_CHECKING:
+    from weft import Heddle
+    from weft.results import Delta
+
+# Options that are not for the draw of tokens.
+_OWN = frozenset({"logprobs", "raw", "keep_kv"})
+
+
+class WeftOptions(llm.Options):
+    """What `-o` takes. What is left out is as the model's own files say."""
+
+    max_tokens: int | None = Field(None, description="New tokens at most; 256")
+    temperature: float | None = Field(None, description="0 is greedy; 1 is as the model says")
+    top_p: float | None = Field(None, description="Keep the likeliest tokens with this much")
+    top_k: int | None = Field(None, description="Keep so many of the likeliest tokens; 0: all")
+    min_p: float | None = Field(None, description="Drop what is less likely than this × the best")
+    typical_p: float | None = Field(None, description="Keep the most typical tokens")
+    repetition_penalty: float | None = Field(None, description="On prompt and answer; 1: none")
+    presence_penalty: float | None = Field(None, description="On tokens of the answer; 0: none")
+    frequency_penalty: float | None = Field(None, description="Likewise, each time; 0: none")
+    penalty_last_n: int | None = Field(None, description="Tokens that penalties look back on")
+    logit_bias: dict[int, float] | None = Field(
+        None, description='Added to logits by token id, as JSON: {"50256": -100}'
+    )
+    seed: int | None = Field(None, description="The same seed, the same answer")
+    stop: str | list[str] | None = Field(
+        None, description='A text that ends the answer, or a JSON list: ["\\n", "."]'
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="Log the answer's logprobs, and so many alternatives each"
+    )
+    raw: bool = Field(False, description="No chat template: the text goes on as it stands")
+    keep_kv: bool = Field(
+        False, description="Keep a conversation's KV in a file, for -c in another process"
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _mapped(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
+
+
+class _Shared:
+    """What both models have."""
+
+    needs_key = None
+    can_stream = True
+    supports_schema = True
+    Options = WeftOptions
+
+    def __init__(self, choice: Choice, speaker: Speaker) -> None:
+        self.model_id = choice.model_id
+        self.choice = choice
+        self.speaker = speaker
+
+    def __str__(self) -> str:
+        what = "embedded; a small demo model" if self.choice is EMBEDDED else self.choice.model
+        return f"Weft: {self.model_id} ({what})"
+
+    def _begin(self, prompt: llm.Prompt, conversation: Any) -> tuple[Turn, dict[str, Any]]:
+        options = prompt.options.model_dump(exclude_none=True)
+        sampling = {name: value for name, value in options.items() if name not in _OWN}
+        if prompt.schema:
+            sampling["constraint"] = prompt.schema
+        return self.speaker.turn(prompt, conversation, raw=prompt.options.raw), sampling
+
+    def _end(self, turn: Turn, held: HeldBack, prompt: llm.Prompt, response: Any) -> None:
+        if (answer := held.answer) is None:
+            return
+        options = prompt.options
+        cached = {} if turn.n_cached is None else {"cached_tokens": turn.n_cached}
+        response.set_usage(input=turn.n_prompt, output=len(answer.tokens), details=cached or None)
+        told: dict[str, Any] = {
+            "finish_reason": answer.finish_reason,
+            "seed": None if answer.params is None else answer.params.seed,
+        }
+        if options.logprobs is not None:
+            told["logprobs"] = _logprobs(answer, options.logprobs)
+        response.response_json = told
+        if answer.stop_string is None:  # else the path holds more than was answered
+            self.speaker.answered(turn, answer, keep_kv=options.keep_kv)
+
+
+class Weft(_Shared, llm.Model):
+    """A model that runs in Weft."""
+
+    def execute(
+        self, prompt: llm.Prompt, stream: bool, response: Any, conversation: Any = None
+    ) -> Iterator[str]:
+        """Answer a prompt, a piece of text at a time."""
+        with _told():
+            turn, sampling = self._begin(prompt, conversation)
+            held = HeldBack(prompt.options.stop)
+            for delta in turn.node.stream(**sampling):
+                if text := held.push(delta):
+                    yield text
+            self._end(turn, held, prompt, response)
+
+
+class AsyncWeft(_Shared, llm.AsyncModel):
+    """A model that runs in Weft, beside a running loop."""
+
+    async def execute(
+        self, prompt: llm.Prompt, stream: bool, response: Any, conversation: Any = None
+    ) -> AsyncGenerator[str, None]:
+        """Answer a prompt, a piece of text at a time."""
+        import asyncio
+
+        with _told():
+            turn, sampling = await asyncio.to_thread(self._begin, prompt, conversation)
+            held = HeldBack(prompt.options.stop)
+            async for delta in turn.node.astream(**sampling):
+                if text := held.push(delta):
+                    yield text
+            await asyncio.to_thread(self._end, turn, held, prompt, response)
+
+
+class HeldBack:
+    """An answer's text without the string that stopped it, which nodes of Weft hold.
+
+    What may be the beginning of a stop is held back until it is known. answer: the node.
+    """
+
+    def __init__(self, stop: str | list[str] | None) -> None:
+        self.answer: Heddle | None = None
+        self._stops = [stop] if isinstance(stop, str) else stop or []
+        self._held = ""
+
+    def push(self, delta: Delta) -> str:
+        """Return what can be told by now."""
+        self.answer = delta.node
+        text = self._held + delta.text
+        if delta.finish_reason is not None:
+            stop, self._held = delta.node.stop_string, ""
+            return text if stop is None else text.partition(stop)[0]
+        found = [text.index(stop) for stop in self._stops if stop in text]
+        longest = max(map(len, self._stops), default=1)
+        tails = range(max(len(text) - longest + 1, 0), len(text))
+        found += [at for at in tails if any(stop.startswith(text[at:]) for stop in self._stops)]
+        held = min(found, default=len(text))
+        self._held = text[held:]
+        return text[:held]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say what is wrong in one line, with what to do."""
+    from weft import WeftError
+
+    try:
+        yield
+    except WeftError as error:
+        text = " ".join(str(error).split())
+        hint = f" ({error.hint})" if error.hint and error.hint not in text else ""
+        raise llm.ModelError(text + hint) from error
+
+
+def _logprobs(answer: Heddle, n_top: int) -> list[dict[str, Any]]:
+    """Return the answer's tokens with their logprobs; n_top: alternatives of each, raw."""
+    from weft.files import json_number
+    from weft.viz.tokens import look
+
+    assert answer.lm is not None
+    text = answer.lm.text
+    seen = look([answer], n_top).get(answer.id, [])
+    rows = []
+    for index, token in enumerate(answer.tokens):
+        row: dict[str, Any] = {
+            "token": text.token_text(token),
+            "token_id": token,
+            "logprob": json_number(answer.logprobs[index]) if answer.logprobs else None,
+        }
+        if n_top and seen:
+            row["top_logprobs"] = [
+                {"token": each.text, "token_id": each.id, "logprob": json_number(each.logprob)}
+                for each in seen[index].top
+            ]
+        rows.append(row)
+    return rows
