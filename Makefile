@@ -17,12 +17,13 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo test postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
 	@echo "make test-engines  the other engines: remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
+	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
@@ -50,6 +51,11 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 
 test: $(VENV)/.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The tests of the loom database start a PostgreSQL of their own: Debian's is taken, installed (as root) or unpacked
+# into ~/.cache/weft. Says where it is, or why their tests will be skipped.
+postgresql: $(VENV)/.stamp
+	$(BIN)/python tests/postgres.py
 
 # llama.cpp is compiled once, 5 to 15 minutes; the wheel is kept in $$WEFT_WHEELS or ~/.cache/weft/wheels.
 llamacpp: $(VENV)/.stamp
