@@ -677,8 +677,7 @@ class CommitPart(LinesPart):
         result = self._result
         if result is None or result.kept is None:
             return iter([None] * len(self._rows))
-        figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
-        each = zip(*figures, strict=True)
+        each = zip(result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist(), strict=True)
         return (drawn if drawn[0] >= 0 else None for drawn in each)
 
     def discard(self, desk: Desk) -> None:
@@ -687,8 +686,7 @@ class CommitPart(LinesPart):
 
 def new_job(age: int, tickets: Sequence[Ticket]) -> Job:
     """Return the job of tickets that are answered together."""
-    kind: type[Job] = _KINDS[type(tickets[0].item)]
-    return kind(age, tickets)
+    return _KINDS[type(tickets[0].item)](age, tickets)
 
 
 _KINDS: dict[type[Any], type[Job]] = {Extend: ExtendJob, Run: RunJob, Commit: CommitJob}
