@@ -41,8 +41,9 @@ class Figures:
     """What the clients saw; `lock` is held to write."""
 
     told: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # tokens by loom and node
+    # Whose end an event told of, though the answer broke off before the job's.
+    half_told: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    after_kill_s: list[float] = field(default_factory=list)  # calls that had to try again
     found: list[tuple[int, int, bool]] = field(default_factory=list)  # cached, prompt, is first
     again: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Client:
         # force: whatever the model takes for an end is grown on.
         asked = {"max_tokens": NEW_TOKENS, "seed": self.random.randrange(1 << 30), "force": True}
         call = self.streamed if self.streams else self.waited
-        began, tries = time.monotonic(), Counter(self.figures.again)
+        began = time.monotonic()
         try:
             node, number, tokens, usage = self.again(lambda: call(path, asked))
         except TimeoutError as error:
@@ -91,8 +92,6 @@ class Client:
         with self.figures.lock:
             self.figures.told.setdefault(loom, {})[node] = tokens
             self.figures.seconds.append(took)
-            if tries != self.figures.again and took > 1:
-                self.figures.after_kill_s.append(took)
             cached, prompt = usage["cached_tokens"], usage["prompt_tokens"]
             self.figures.found.append((cached or 0, prompt, is_first))
 
@@ -106,6 +105,7 @@ class Client:
         """Make a call and follow its events."""
         tokens: list[int] = []
         branch: dict[str, Any] = {}
+        half: dict[str, list[int]] = {}
         with self.http.stream("POST", path, json={**asked, "stream": True}) as answer:
             if answer.status_code >= 400:
                 answer.read()
@@ -120,7 +120,11 @@ class Client:
                         branch = data["branches"][0]
                     elif name == "tok":
                         tokens += [entry[1] for entry in data["t"] if entry[1] is not None]
+                    elif name == "branch":
+                        half = self.figures.half_told.setdefault(path.split("/")[4], {})
+                        half[branch["id"]] = tokens
                     elif name == "done":
+                        half.pop(branch["id"], None)
                         if data["status"] != "ok":
                             raise ConnectionError(f"the job has {data['status']}")
                         return branch["id"], branch["node"], tokens, data["usage"]
@@ -206,13 +210,13 @@ def ancestors(pid: int) -> Iterator[int]:
         yield pid
 
 
-def check(figures: Figures, db: str) -> list[str]:
+def wrongs(all_told: dict[str, dict[str, list[int]]], db: str) -> list[str]:
     """Return what is wrong with the nodes that clients were told of, by what the database has."""
     from weft.store.library import Library
 
     wrong = []
     with Library(db) as library:
-        for loom, told in figures.told.items():
+        for loom, told in all_told.items():
             kept = library.open(loom)
             there = {node.id: list(node.tokens) for node in kept.loom.walk()}
             kept.close()
@@ -227,11 +231,11 @@ def run(arguments: argparse.Namespace, db: str) -> int:
     figures = Figures()
     with replicas(2, arguments.port, haproxy=arguments.haproxy) as url:
         clients = [Client(url, index, figures) for index in range(arguments.clients)]
-        share = arguments.looms // len(clients)
-        n_calls = share * len(clients) * arguments.calls
+        shares = [len(range(at, arguments.looms, len(clients))) for at in range(len(clients))]
+        n_calls = arguments.looms * arguments.calls
         done = threading.Semaphore(0)
         with ThreadPoolExecutor(len(clients)) as pool:
-            list(pool.map(lambda client: client.make(share), clients))
+            list(pool.map(Client.make, clients, shares))
             began = time.monotonic()
             growing = [pool.submit(each.grow_all, arguments.calls, done) for each in clients]
             for _ in range(n_calls // 2):
@@ -242,10 +246,11 @@ def run(arguments: argparse.Namespace, db: str) -> int:
                 each.result()
         seconds = time.monotonic() - began
         n_replicas = len(pids())
-    wrong = check(figures, db)
+    wrong, half_wrong = wrongs(figures.told, db), wrongs(figures.half_told, db)
+    n_half = sum(map(len, figures.half_told.values()))
     later = [each for each in figures.found if not each[2]]
     rows = [
-        {"what": "looms", "figure": share * len(clients), "must": ""},
+        {"what": "looms", "figure": arguments.looms, "must": ""},
         {"what": "calls", "figure": len(figures.seconds), "must": n_calls},
         {"what": "calls a second", "figure": len(figures.seconds) / seconds, "must": ""},
         {"what": "median ms a call", "figure": 1e3 * median(figures.seconds), "must": ""},
@@ -254,6 +259,8 @@ def run(arguments: argparse.Namespace, db: str) -> int:
         {"what": "calls that did not end well", "figure": len(figures.lost), "must": 0},
         {"what": "nodes told", "figure": sum(map(len, figures.told.values())), "must": n_calls},
         {"what": "of them gone or different", "figure": len(wrong), "must": 0},
+        {"what": "ends told in answers that broke off", "figure": n_half, "must": ""},
+        {"what": "of them gone or different", "figure": len(half_wrong), "must": 0},
         {"what": "calls that found their KV", "figure": share_found(figures.found), "must": 0.9},
         {"what": "the same, a loom's first left out", "figure": share_found(later), "must": 0.9},
         {"what": "replicas at the end", "figure": n_replicas, "must": 2},

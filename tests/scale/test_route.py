@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from weft.scale.route import HEAD, RoutingKey, routing_key
+from weft.server import ServerConfig, create_app
 
 LOOM = "00ff00ff00ff00ff"
 
@@ -32,6 +35,33 @@ def body(**fields: object) -> bytes:
 )
 def test_requests_for_one_loom_have_its_key(path: str) -> None:
     assert routing_key(path) == RoutingKey(LOOM)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (f"/node/{LOOM}-3", {}),
+        ("/node/ramify", {"node_id": f"{LOOM}-3", "n": 2}),
+        ("/v1/completions", {"prompt": "x", "loom": {"loom": LOOM}}),
+    ],
+)
+def test_a_loom_may_stand_in_the_body(path: str, fields: dict[str, object]) -> None:
+    assert routing_key(path, body(**fields) if fields else b"") == RoutingKey(LOOM)
+
+
+def test_every_route_of_a_loom_a_node_or_a_job_says_which(tmp_path: Path) -> None:
+    app = create_app(ServerConfig(db=f"sqlite:///{tmp_path}/weft.db"))
+    given = {"loom": LOOM, "loom_id": LOOM, "job": f"jb_{LOOM}_1", "node_id": f"{LOOM}-1"}
+    seen = 0
+    for path in app.openapi()["paths"]:
+        names = re.findall(r"\{(\w+)", path)
+        if names and names[0] in given:
+            seen += 1
+            filled = re.sub(r"\{(\w+)\}", lambda match: given.get(match[1], "1"), path)
+            assert routing_key(filled) == RoutingKey(LOOM), path
+        elif not names:
+            assert routing_key(path) == RoutingKey(), path
+    assert seen > 20
 
 
 @pytest.mark.parametrize("path", ["/api/v1/looms/my%20loom/generate", "/loom/my loom"])
@@ -95,7 +125,11 @@ def test_all_turns_of_a_chat_have_one_key() -> None:
         b'{"messages": ["x", null]}',
         b'{"prompt": [1, 2]}',
         b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "loom": 3}',
+        b'{"loom": {"loom": 3}}',
+        b'{"node_id": 3}',
     ],
 )
 def test_any_body_has_a_key(given: bytes) -> None:
-    assert isinstance(routing_key("/v1/completions", given).key, str)
+    for path in ("/v1/completions", "/node/ramify", "/api/v1/looms"):
+        assert isinstance(routing_key(path, given).key, str)

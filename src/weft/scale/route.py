@@ -16,8 +16,9 @@ HEAD = 1024  # characters of a prompt that decide
 _OF_LOOM = (("api", "v1", "looms"), ("looms",), ("loom",))
 _FIXED = ("import", "restore")  # where a loom's name could stand
 _JOBS = ("api", "v1", "jobs")
-_JOB = re.compile(r"jb_([0-9a-f]{16})_")  # a job of a loom says of which
 _ID = re.compile(r"[0-9a-f]{16}")
+_JOB = re.compile(rf"jb_({_ID.pattern})_")  # a job of a loom says of which
+_NODE = re.compile(rf"({_ID.pattern})-")  # as does a node of the endpoints at the root
 _STATELESS = ("prompt", "messages", "input")
 
 
@@ -34,38 +35,51 @@ class RoutingKey(NamedTuple):
 def routing_key(path: str, body: bytes = b"") -> RoutingKey:
     """Return what a request is routed by.
 
-    path: as the request has it, without the query. body: looked at below /v1 only.
+    path: as the request has it, without the query. body: looked at where the path says nothing.
     """
     parts = tuple(unquote(part) for part in path.strip("/").split("/"))
     for prefix in _OF_LOOM:
         if parts[: len(prefix)] == prefix and len(parts) > len(prefix):
-            loom = parts[len(prefix)]
-            if loom in _FIXED:
-                return RoutingKey()
-            return RoutingKey(loom, is_name=not _ID.fullmatch(loom))
-    if parts[:3] == _JOBS and len(parts) > 3 and (job := _JOB.match(parts[3])):
-        return RoutingKey(job[1])
-    if parts[0] == "v1" and body:
-        return RoutingKey(_of_prompt(body))
-    return RoutingKey()
+            name = parts[len(prefix)]
+            return RoutingKey() if name in _FIXED else _of_loom(name)
+    if parts[:3] == _JOBS and len(parts) > 3:
+        return _matched(_JOB, parts[3])
+    if parts[0] == "node" and len(parts) > 1:
+        return _matched(_NODE, parts[1] if not body else _asked(body).get("node_id"))
+    return _of_prompt(_asked(body)) if parts[0] == "v1" else RoutingKey()
 
 
-def _of_prompt(body: bytes) -> str:
-    """Return a hash of a prompt's head; of a chat, of what stands up to the user's first words.
+def _of_loom(given: str) -> RoutingKey:
+    return RoutingKey(given, is_name=not _ID.fullmatch(given))
 
-    So all turns of a conversation have the same key.
-    """
+
+def _matched(pattern: re.Pattern[str], given: object) -> RoutingKey:
+    match = pattern.match(given) if isinstance(given, str) else None
+    return RoutingKey() if match is None else RoutingKey(match[1])
+
+
+def _asked(body: bytes) -> dict[str, Any]:
+    """Return the fields of a body; none where it is wrong, which the replica will say."""
     try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):  # the replica says what is wrong with it
-        return ""
-    if not isinstance(asked, dict):
-        return ""
+        asked = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        asked = None
+    return asked if isinstance(asked, dict) else {}
+
+
+def _of_prompt(asked: dict[str, Any]) -> RoutingKey:
+    """Return the loom that a prompt stands in, else a hash of its head.
+
+    Of a chat that is what stands up to the user's first words: all its turns have the same.
+    """
+    options = asked.get("loom")
+    if isinstance(options, dict) and isinstance(options.get("loom"), str):
+        return _of_loom(options["loom"])
     given = next((asked[name] for name in _STATELESS if asked.get(name)), None)
     if given is None:
-        return ""
+        return RoutingKey()
     head = json.dumps([asked.get("model"), _opening(given)])[:HEAD]
-    return hashlib.sha256(head.encode()).hexdigest()[:32]
+    return RoutingKey(hashlib.sha256(head.encode()).hexdigest()[:32])
 
 
 def _opening(given: Any) -> Any:

@@ -21,7 +21,7 @@ from ..sampling.sampler import BROKEN, Chain, draw_at, draw_batch
 from .lines import LAST, Line
 from .reads import Claim, Need
 from .rows import LogitsRow
-from .step import Part
+from .step import LinesPart
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
@@ -436,14 +436,6 @@ class RunJob(Job):
             return None
         neutral = replace(self.sampler.params, n=1, seed=None, stop=(), max_tokens=1)
         return (cursor, neutral, self.stops)
-
-
-class LinesPart(Part):
-    """A part whose rows are the next tokens of lines."""
-
-    @abstractmethod
-    def n_tokens(self) -> int:
-        """Return how many tokens its rows run."""
 
 
 class RunsPart(LinesPart):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StoreError
+from ..errors import WeftError
 from ..files import json_number
 from ..loom import Heddle
 from ..loom.grow import Growth, Shoot, delta
@@ -36,7 +36,7 @@ class JobBranches:
         self.log = log
         self.first = first
         self.n_tokens = 0
-        self.error: StoreError | None = None  # why its nodes have no numbers
+        self.error: WeftError | None = None  # why its nodes have no numbers
         self.first_token_s: float | None = None
         self._reason: FinishReason = "cancelled"
         self._told: set[int] = set()  # shoots whose end was told

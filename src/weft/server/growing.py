@@ -110,7 +110,7 @@ async def _grow_to_end(
     finally:
         async with live.lock:
             job.usage = usage_of(job)
-            live.publish(await live.call(lambda: live.kept.commit("grow", actor=actor)))
+            await live.keep("grow", actor)
         if branches.first_token_s is not None and job.model is not None:
             service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
 
@@ -211,8 +211,7 @@ class Searched:
         finally:
             self.job.usage = usage_of(self.job)
             async with self.live.lock:
-                change = await self.live.call(lambda: self.live.kept.commit("run", actor=actor))
-                self.live.publish(change)
+                await self.live.keep("run", actor)
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import (
     ConfigError,
     Conflict,
+    LeaseLost,
     ModelMismatch,
     NotFound,
+    QueueFull,
     StaleHandle,
     StoreError,
     TreeError,
+    WeftError,
 )
 from ..lm import LM
 from ..loom import Heddle
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
+LEASE_S = 5.0  # before another server takes over a loom whose server is not heard of
 IDLE_S = 300.0  # before a loom that nobody uses is closed
 MOST_OPEN = 256
 _FRESH_S = 0.05  # for so long what was read of the database is taken as it was
@@ -113,10 +117,24 @@ class LiveLoom:
         self.publish(change)
         return change
 
+    async def keep(self, kind: str, actor: str = "") -> None:
+        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError."""
+        try:
+            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor)))
+        except LeaseLost:
+            self._lose()
+            raise
+
     async def settle(self) -> None:
         """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
         if self.growing:
-            self.publish(await self.call(lambda: self.kept.commit("grow")))
+            await self.keep("grow")
+
+    def _lose(self) -> None:
+        """Another server has the loom now: what grows here is of no use."""
+        self.is_stale = True
+        for branches in list(self.growing):
+            branches.cancel(reason="interrupted")
 
     def publish(self, change: Change) -> None:
         """Note what has changed, and tell who listens."""
@@ -255,7 +273,7 @@ class LiveLoom:
             nodes = [node for each in waiting for node in each.nodes]
             try:
                 await self.call(partial(self.kept.append, nodes))
-            except StoreError as error:
+            except WeftError as error:  # of the store, or the loom is another server's
                 for each in waiting:
                     each.error = error
                 raise
@@ -274,7 +292,11 @@ class LiveLoom:
                     if nodes:
                         try:
                             await self.call(partial(self.kept.append, nodes))
-                        except StoreError as error:
+                        except LeaseLost as error:
+                            _log.warning("loom %s: %s", self.kept.name, error)
+                            self._lose()
+                            return
+                        except (StoreError, QueueFull) as error:
                             _log.warning("tokens are not durable yet: %s", error)
         finally:
             self._flusher = None

@@ -17,7 +17,7 @@ from ..store.library import Library
 from .config import ServerConfig
 from .errors import Refused
 from .jobs import JobBook
-from .looms import LiveLooms
+from .looms import LEASE_S, LiveLooms
 from .metrics import ServerMetrics
 from .models import ModelShelf, ModelWish
 
@@ -40,7 +40,7 @@ class Service:
 
     async def start(self) -> None:
         """Open the looms and begin to load the models; requests are answered meanwhile."""
-        library = await asyncio.to_thread(Library, self.config.db)
+        library = await asyncio.to_thread(lambda: Library(self.config.db, lease_s=LEASE_S))
         self._looms = LiveLooms(library, self.models)
         self._looms.start()
         wishes = [ModelWish(source) for source in self.config.models]

@@ -63,7 +63,7 @@ class KeptAnswer:
         async with live.lock:
             branches.growth.abandon("cancelled")
             live.end(branches)
-            live.publish(await live.call(lambda: live.kept.commit("grow", actor=ACTOR)))
+            await live.keep("grow", ACTOR)
 
     def told(self, nodes: Sequence[Heddle]) -> Json:
         """Return what is told of it: the loom, and the numbers of the choices' nodes."""

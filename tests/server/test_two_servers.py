@@ -1,0 +1,91 @@
+"""Two servers over one database: a loom is grown by one of them, and goes over to the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from serving import Served, serving
+from weft.server import ServerConfig
+from weft.store.library import Library
+from weft.store.tables import leases
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
+    config = ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")
+    with ExitStack() as stack:
+        yield stack.enter_context(serving(config)), stack.enter_context(serving(config))
+
+
+def made(server: Served) -> str:
+    answer = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"})
+    assert answer.status_code == 201, answer.text
+    return f"/api/v1/looms/{answer.json()['id']}"
+
+
+def grown(server: Served, loom: str, **asked: Any) -> Any:
+    return server.client.post(f"{loom}/nodes/0/generate", json={"force": True, **asked})
+
+
+def job_of(server: Served, begun: Any) -> Any:
+    assert begun.status_code == 202, begun.text
+    return server.client.get(f"/api/v1/jobs/{begun.json()['job']}").json()
+
+
+def reasons(server: Served, loom: str) -> list[str | None]:
+    nodes = server.client.get(f"{loom}/nodes").json()["data"]
+    return [node["finish_reason"] for node in nodes if node["parent"] is not None]
+
+
+def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]) -> None:
+    one, other = servers
+    loom = made(one)
+    job = job_of(one, grown(one, loom, max_tokens=1500, n=8))
+    refused = grown(other, loom, max_tokens=4)
+    assert refused.status_code == 429, refused.text
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "another server" in refused.json()["error"]["message"]
+    one.client.post(f"/api/v1/jobs/{job['id']}/cancel")
+    until = time.monotonic() + 30
+    while grown(other, loom, max_tokens=4, wait=True).status_code == 429:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert "length" in reasons(one, loom)
+
+
+def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
+    servers: tuple[Served, Served], tmp_path: Path
+) -> None:
+    one, other = servers
+    loom = made(one)
+    job = job_of(one, grown(one, loom, max_tokens=1500, n=8))
+    until = time.monotonic() + 30
+    while True:  # one keeps it while it can
+        let_pass(tmp_path, 60)
+        heir = grown(other, loom, max_tokens=4, wait=True)
+        if heir.status_code != 429:
+            break
+        assert time.monotonic() < until
+    assert heir.status_code == 200, heir.text
+    while (lost := one.client.get(f"/api/v1/jobs/{job['id']}").json())["status"] == "running":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert lost["status"] == "failed"
+    assert lost["error"]["code"] == "lease_lost"
+    for server in servers:
+        assert sorted(map(str, reasons(server, loom))) == ["interrupted"] * 8 + ["length"]
+    again = grown(one, loom, max_tokens=4, wait=True)
+    assert again.status_code == 200, again.text
+
+
+def let_pass(folder: Path, seconds: float) -> None:
+    with Library(f"sqlite:///{folder}/weft.db") as library:
+        aged = sa.update(leases).values(expires=leases.c.expires - seconds)
+        library.database.write(lambda connection: connection.execute(aged))
