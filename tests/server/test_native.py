@@ -354,7 +354,10 @@ def test_a_search_is_a_job_with_rounds(served: Served) -> None:
         names = [name for _, name, _ in events(answer.iter_lines())]
     assert "score" in names
     assert len(desk.nodes(limit=1000)) > 3
-    assert desk.get("/history")["data"][0]["kind"] == "run"
+    kinds = {each["kind"] for each in desk.get("/history")["data"]}
+    assert kinds == {"create", "run"}
+    # What the search asked of the model beside its branches is counted, too.
+    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"]
 
 
 def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:

@@ -171,6 +171,7 @@ class Searched:
         self.job = job
         self.asked = asked
         self._steps: Any = None
+        self._has_asked = False  # of the model, beside what is grown here
 
     def begin(self, lm: LM, node: Heddle) -> None:
         """Check what was asked. Raises: ConfigError, Refused."""
@@ -201,7 +202,10 @@ class Searched:
         try:
             with closing(self._steps):
                 while not isinstance(work, SearchResult):
-                    found = await (self._grow(lm, work) if isinstance(work, Grow) else work.arun())
+                    if isinstance(work, Grow):
+                        found = await self._grow(lm, work, actor)
+                    else:
+                        found = await self._ask(work)
                     async with self.live.lock:
                         work = self._next(found)
             name = self.live.kept.name
@@ -217,21 +221,41 @@ class Searched:
             )
             self.job.result = {**told, "best": self.live.number(work.best)}
         finally:
-            self.job.usage = usage_of(self.job)
+            self.job.usage = self._usage(work)
             async with self.live.lock:
                 await self.live.keep("run", actor)
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 
-    async def _grow(self, lm: LM, work: Grow) -> list[Heddle]:
+    async def _ask(self, work: Any) -> Any:
+        """Let the search do work of its own: proposals, questions."""
+        self._has_asked = True
+        return await work.arun()
+
+    def _usage(self, work: Any) -> TokenUsage:
+        """Return what was read and written. What the search did itself is told by its cost."""
+        grown = usage_of(self.job)
+        if not self._has_asked:
+            return grown
+        cost = asdict(work.cost) if isinstance(work, SearchResult) else self.job.progress
+        return TokenUsage(
+            prompt_tokens=grown.prompt_tokens + cost.get("prompt_tokens", 0),
+            completion_tokens=max(grown.completion_tokens, cost.get("tokens", 0)),
+            cached_tokens=None,
+        )
+
+    async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
         live, rows = self.live, list(work.rows)
         if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in looms of theirs
-            return await work.arun()
+            result: list[Heddle] = await self._ask(work)
+            return result
         params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []
+            # What the search has added by itself stands in the log as the search's.
+            await live.keep("run", actor)
             branches = await planned(live, self.job, rows, params)
         try:
             await live.number_new(branches)
