@@ -163,11 +163,12 @@ def test_a_chat_goes_on_at_a_server_and_leaves_nothing_unkept(weft: Any, served:
 
 
 MISTAKES = [
-    (("grow", "9"), 2, "there is no node 9"),
+    (("grow", "9"), 2, "there is no node 9; allowed is 0 (the prompt) to 1"),
     (("grow", "1", "-n", "0"), 2, "n: "),
     (("run", "hi", "--temperature", "-1"), 2, "temperature"),
     (("run", "hi there " * 1500), 2, "the context is 2048"),
-    (("tree", "nosuch"), 1, "there is no loom"),
+    (("read", "nosuch"), 2, "allowed is a number, 0 (the prompt) to 1, or an id"),
+    (("tree", "nosuch"), 2, f"there is no loom 'nosuch'; there are {NAME}"),
     (("run", "hi", "-m", "/etc/passwd"), 2, "refuses"),
     (("run", "hi", "--kv-budget", "1MiB"), 2, "the server runs tiny"),
     (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),

@@ -87,7 +87,12 @@ class DeskThere(LoomDesk):
 
     def row(self, name: str) -> RowThere:
         """Return what a list says of one loom."""
-        return _row(self.client.loom(name))
+        try:
+            return _row(self.client.loom(name))
+        except NotFound as error:
+            if error.what != "loom":
+                raise
+            raise ConfigError(str(error), hint=error.hint) from error
 
     def own(self) -> str | None:
         """Return the loom drawn last in this terminal."""

@@ -17,7 +17,7 @@ from ..loom.node import set_text, set_tokens
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
 from .tables import nodes, sampling
-from .words import PROMPT_MOST, searchable, without_template
+from .words import searchable, without_template
 
 _DIGEST = 16
 _CHUNK = 500  # values that one statement names
@@ -209,7 +209,7 @@ def content_values(content: Content, text: str, params: Params, prompt: str = ""
     return {
         "text": plain(text),
         "exact": exact(text),
-        "words": searchable(without_template(text, plain(prompt[:PROMPT_MOST]))),
+        "words": searchable(without_template(text, prompt)),
         "n_tokens": len(content.tokens),
         "tokens": packed_ids(content.tokens),
         "logprobs": packed_figures(content.logprobs),

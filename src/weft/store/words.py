@@ -41,13 +41,13 @@ def searchable(text: str) -> str:
 def without_template(text: str, prompt: str) -> str:
     """Return what a root has of its prompt: without what a chat template puts around it.
 
-    prompt: as the loom's row has it, which may be its beginning only. A text that has been given
+    prompt: whole, or its first `PROMPT_MOST` characters, as the loom's row has it. A text that has been given
     another prompt since is returned as it is.
     """
     start = text.find(prompt) if prompt else -1
     if start < 0:
         return text
-    return text[start : start + len(prompt) if len(prompt) < PROMPT_MOST else None]
+    return text[start : start + len(prompt) if len(prompt) != PROMPT_MOST else None]
 
 
 def words_of(text: str) -> list[Word]:
