@@ -193,6 +193,12 @@ def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path
         result = weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
         assert result.exit_code == 0, (suffix, result.output)
         assert (tmp_path / f"a.{suffix}").stat().st_size
+    wrong = weft("import", str(tmp_path / "a.md"))
+    assert wrong.exit_code == 1
+    assert f"{tmp_path / 'a.md'}: it is no JSON" in wrong.stderr
+    assert "hint: weft export loom.json" in wrong.stderr
+    words = weft("import", str(tmp_path / "a.json"), "--name", "words").stdout
+    assert words.startswith("imported 1 loom, 2 nodes from a.json")
     brought = told(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))
     assert (brought["looms"], brought["nodes"]) == (["again"], 3)
     assert told(weft("grow", "1", "--loom", "again", "-n", "1", "--json", *FEW))["loom"] == "again"

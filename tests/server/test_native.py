@@ -344,6 +344,13 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     assert desk.get("/kv")["hot"] == 1
 
 
+def test_a_body_that_does_not_say_it_is_json_is_told_so(served: Served) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = served.client.post("/api/v1/looms", content=b'{"prompt": "Hi"}', headers=form)
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
 def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     desk = Desk(served, "Use 1 2 3 4 to make 24.")
     told = desk.post("/runs", strategy="tot", breadth=2, n=4, wait=True, seed=1)

@@ -41,8 +41,8 @@ def searchable(text: str) -> str:
 def without_template(text: str, prompt: str) -> str:
     """Return what a root has of its prompt: without what a chat template puts around it.
 
-    prompt: whole, or its first `PROMPT_MOST` characters, as the loom's row has it. A text that has been given
-    another prompt since is returned as it is.
+    prompt: whole, or its first `PROMPT_MOST` characters, as the loom's row has it. A text that has
+    been given another prompt since is returned as it is.
     """
     start = text.find(prompt) if prompt else -1
     if start < 0:
