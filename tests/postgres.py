@@ -109,7 +109,12 @@ def _in(folder: Path) -> Path | None:
 
 
 def _installed() -> None:
-    _apt("apt-get", "install", "-y", "-q", "--no-install-recommends", "postgresql")
+    install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", "postgresql")
+    try:
+        _apt(*install)
+    except Unavailable:  # the lists may be old, or were never fetched
+        _apt("apt-get", "update", "-q")
+        _apt(*install)
 
 
 def _unpacked() -> None:
@@ -159,3 +164,15 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """Say where PostgreSQL is; get it where it is not."""
+    try:
+        print(programs())
+    except Unavailable as error:
+        raise SystemExit(f"no PostgreSQL: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -502,3 +502,15 @@ def test_only_a_name_that_is_not_found_points_to_those_that_are(folder: Path) ->
     with pytest.raises(ModelLoadError) as broken:
         weft.load(folder)
     assert "weft models" not in broken.value.hint
+
+
+@pytest.mark.parametrize(("engine", "source"), [("vllm", "tiny"), ("remote", "http://127.0.0.1:1")])
+def test_offload_is_refused_before_an_engine_that_has_none_starts(
+    monkeypatch: pytest.MonkeyPatch, engine: str, source: str
+) -> None:
+    def start(name: str) -> Any:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr("weft.loading.engine_class", start)
+    with pytest.raises(Unsupported, match=f"the {engine} engine keeps its KV .* no effect"):
+        weft.load(source, engine=engine, offload="1MiB")

@@ -31,4 +31,10 @@ def test_what_a_client_did_wrong_is_not_told_as_the_servers_fault() -> None:
         assert (outcome.status < 500) == (outcome.kind not in _OURS), kind
 
 
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    error = errors.KVFull("x")
+    error.__cause__ = error
+    assert outcome_of(error).status == 503
+
+
 _OURS = ("server_error", "unavailable_error", "not_supported_error")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 from . import doors
@@ -587,14 +587,19 @@ def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
     return capacity if info.kv_slots is None else min(capacity, info.kv_slots)
 
 
+def refuse_offload(engine: str) -> NoReturn:
+    """Raise Unsupported: there is no KV that could be brought to the host."""
+    raise Unsupported(
+        f"the {engine} engine keeps its KV to itself, so offload has no effect; leave it out"
+    )
+
+
 def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
     """Return how many slots the host may keep for the engine."""
     if offload_bytes is None:
         return 0
     if info.kv == "hidden":
-        raise Unsupported(
-            f"the {info.name} engine keeps its KV to itself, so offload has no effect; leave it out"
-        )
+        refuse_offload(info.name)
     capacity = offload_bytes // info.kv_bytes_per_token
     if capacity < 1:
         raise ConfigError(

@@ -9,7 +9,7 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
 from .engines.source import ELSEWHERE, EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
-from .lm import LM, adopted
+from .lm import LM, adopted, refuse_offload
 from .sampling.params import SamplingParams
 from .tokens.tokenizer import Tokenizer
 
@@ -127,40 +127,80 @@ def load(
     refuse_unfit(engine, source)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
     given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
+    asked = NamedSource(source, tokenizer, engine, model, token, of_files, given, budget, limits)
     if is_url(source):
-        refuse_given("a server", **of_files)
-        if "tokenizer" in options:
+        return asked.of_server()
+    refuse_given("files", model=model)
+    return asked.of_gguf() if is_gguf(source) else asked.of_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSource:
+    """What is to be loaded by name, and how.
+
+    of_files: what has a meaning for folders alone. given: what the engine is asked for. budget,
+    limits: of the LM.
+    """
+
+    source: str | os.PathLike[str]
+    tokenizer: Any
+    engine: str
+    model: str
+    token: str | None
+    of_files: Mapping[str, Any]
+    given: Mapping[str, Any]
+    budget: int | None
+    limits: Mapping[str, Any]
+
+    def of_server(self) -> LM:
+        """Return the LM of a server."""
+        refuse_given("a server", **self.of_files)
+        tokenizer = self.tokenizer
+        if "tokenizer" in self.given:  # of engine_options
             if tokenizer is not None:
                 raise ConfigError("tokenizer is given twice: beside and in engine_options")
-            tokenizer = options["tokenizer"]
-        given |= {"model": model, "token": token, "tokenizer": as_tokenizer(tokenizer)}
-        name = "remote" if engine == "auto" else engine
-        return _finish(_load_engine(name, source, given), tokenizer, source, budget, limits)
-    refuse_given("files", model=model)
-    if is_gguf(source):
-        refuse_given("a GGUF file", token=token, **of_files)
-        file = gguf_file(source)
-        loaded = _load_engine(gguf_engine(source) if engine == "auto" else engine, file, given)
-        return _finish(loaded, tokenizer, source, budget, limits)
-    folder = resolve(
-        source,
-        revision=revision,
-        token=token,
-        local_files_only=local_files_only,
-        remote_code=trust_remote_code,
-        suits=lambda config: refuse_early(source, engine, config, own_code=trust_remote_code),
-        progress=progress,
-    )
-    name = engine if engine != "auto" else choose_engine(source, folder)
-    if trust_remote_code:
-        given["trust_remote_code"] = True
-    config = read_config(folder)
-    if tokenizer is None and isinstance(config.get("vocab_size"), int):
-        check_tokenizer(folder, config["vocab_size"])
-    text = Tokenizer.from_folder(folder) if tokenizer is None else as_tokenizer(tokenizer)
-    loaded = _load_engine(name, folder, given)
-    defaults = SamplingParams.from_generation_config(_generation_config(folder))
-    return _finish(loaded, text, source, budget, limits, defaults)
+            tokenizer = self.given["tokenizer"]
+        asked = {"model": self.model, "token": self.token, "tokenizer": as_tokenizer(tokenizer)}
+        name = "remote" if self.engine == "auto" else self.engine
+        return self._lm(self._load(name, self.source, **asked), tokenizer)
+
+    def of_gguf(self) -> LM:
+        """Return the LM of a GGUF file."""
+        refuse_given("a GGUF file", token=self.token, **self.of_files)
+        file = gguf_file(self.source)
+        name = gguf_engine(self.source) if self.engine == "auto" else self.engine
+        return self._lm(self._load(name, file), self.tokenizer)
+
+    def of_folder(self) -> LM:
+        """Return the LM of a folder, of the Hub's where there is none of this name."""
+        source, own_code = self.source, self.of_files["trust_remote_code"]
+        folder = resolve(
+            source,
+            revision=self.of_files["revision"],
+            token=self.token,
+            local_files_only=self.of_files["local_files_only"],
+            remote_code=own_code,
+            suits=lambda config: refuse_early(source, self.engine, config, own_code=own_code),
+            progress=self.given["progress"],
+        )
+        name = self.engine if self.engine != "auto" else choose_engine(source, folder)
+        asked = {"trust_remote_code": True} if own_code else {}
+        config = read_config(folder)
+        if self.tokenizer is None and isinstance(config.get("vocab_size"), int):
+            check_tokenizer(folder, config["vocab_size"])
+        given = self.tokenizer
+        text = Tokenizer.from_folder(folder) if given is None else as_tokenizer(given)
+        engine = self._load(name, folder, **asked)
+        defaults = SamplingParams.from_generation_config(_generation_config(folder))
+        return self._lm(engine, text, defaults)
+
+    def _load(self, name: str, source: str | os.PathLike[str], **more: Any) -> Engine:
+        if self.limits["offload_bytes"] is not None and name in OWN and not OWN[name].offload:
+            refuse_offload(name)  # before anything that takes long is started
+        return _load_engine(name, source, {**self.given, **more})
+
+    def _lm(self, engine: Engine, tokenizer: Any, defaults: SamplingParams | None = None) -> LM:
+        return _finish(engine, tokenizer, self.source, self.budget, self.limits, defaults)
 
 
 def _finish(

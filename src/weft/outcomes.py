@@ -11,6 +11,7 @@ from typing import NamedTuple
 from . import errors
 
 FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
+_CAUSES = 100  # of an error that are looked at
 CLIENT_GONE = 499  # nobody reads the answer: in the log only
 
 
@@ -83,7 +84,9 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
 def outcome_of(error: BaseException) -> Outcome:
     """Return what becomes of this error."""
     cause: BaseException | None = error
-    while cause is not None:
+    for _ in range(_CAUSES):  # there may be a circle
+        if cause is None:
+            break
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
             return OUTCOMES[MemoryError]
         cause = cause.__cause__

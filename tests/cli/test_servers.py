@@ -54,3 +54,15 @@ def test_no_server_no_model_and_no_key_are_said(weft: Weft, server: Started) -> 
         assert done.exit_code == 3
         assert "WEFT_API_KEY" in done.output
         assert KEY not in done.output
+
+
+def test_an_answer_that_cannot_go_on_is_not_said_to_be_grown(weft: Weft) -> None:
+    """What is said to do next works, on servers whose chats go on from the middle and on others."""
+    with standing_in(TINY, "--without", "completions") as chatty:
+        for dialect, at in (("vllm", "1"), ("openai", "0")):
+            address = f"{chatty.base}#tiny?dialect={dialect}"
+            ran = weft("run", "Tell me a story.", "-n", "1", "--max-tokens", "4", "-m", address)
+            assert ran.exit_code == 0, ran.output
+            assert f"next: weft grow {at} -n 4" in ran.stderr
+            grown = weft("grow", at, "-n", "1", "--max-tokens", "4", "--force")
+            assert grown.exit_code == 0, grown.output

@@ -28,7 +28,9 @@ def small() -> Iterator[Served]:
     from weft.server.config import ServerLimits
 
     limits = ServerLimits(n=4, branches=8, tokens=8)
-    with serving(ServerConfig(port=0, models=(str(shallow()),), limits=limits)) as served:
+    with serving(
+        ServerConfig(port=0, models=(str(shallow()),), engine="numpy", limits=limits)
+    ) as served:
         yield served
 
 
@@ -66,7 +68,7 @@ MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 def test_no_request_is_more_than_the_server_can_take(
     small: Served, schema: Any, path: str, mode: GenerationMode
 ) -> None:
-    fuzz(small, schema, path, mode, 8)
+    fuzz(small, schema, path, mode, 5)
 
 
 @pytest.mark.slow

@@ -110,6 +110,12 @@ def test_what_is_not_honoured_is_refused_by_name(
     assert error["message"]
 
 
+def test_a_wrong_type_is_told_with_all_that_are_allowed(served: Served) -> None:
+    error = served.client.post(COMPLETION, json={"prompt": 5}).json()["error"]
+    assert error["param"] == "prompt"
+    assert error["message"].startswith("prompt is 5: Input should be a valid string, or ")
+
+
 def test_an_unknown_model_is_404(served: Served) -> None:
     answer = served.client.post(COMPLETION, json={"prompt": "a", "model": "big"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

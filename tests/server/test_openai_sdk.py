@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +69,7 @@ def tools_client() -> Iterator[OpenAI]:
     from weft.server import ServerConfig
 
     with (
-        serving(ServerConfig(port=0, models=(str(chatty()),))) as served,
+        serving(ServerConfig(port=0, models=(str(chatty()),), engine="numpy")) as served,
         openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made,
     ):
         yield made
@@ -415,3 +417,14 @@ def test_what_needs_a_memory_is_refused_by_name(client: OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="tiny", input="Hi", **{name: value})
         assert caught.value.param == name
+
+
+def test_the_code_of_the_page_runs(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "openai.md"
+    text = page.read_text(encoding="utf-8").replace("http://127.0.0.1:8000", served.url)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        exec(block, names)
+    names["client"].close()
+    assert names["more"].model_extra["loom"]["parent"] == 2
+    assert "95" in capsys.readouterr().out

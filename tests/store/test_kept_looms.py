@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import weft
 from shallow import shallow
 from weft.errors import ConfigError, Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
+from weft.results import Delta
 from weft.store.kept import KeptLoom
 from weft.store.library import Library
 
@@ -242,6 +246,41 @@ def test_a_loom_that_grows_is_followed_token_by_token(
     assert [kept.number(each) for each in kept.loom.children] == [1, 2, 3]
     kept.undo()
     assert kept.loom.children == []
+
+
+def test_a_followed_stream_is_durable_within_a_second_though_it_stalls(
+    library: Library, lm: weft.LM
+) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+
+    def stalling() -> Iterator[Delta]:
+        for at, delta in enumerate(kept.loom.stream(2, max_tokens=8, seed=1)):
+            yield delta
+            if at == 5:
+                time.sleep(0.8)
+                rows = library.nodes(kept.name, after=0)
+                came = {row.id: row.n_tokens for row in rows}
+                assert came == {each.id: len(each.tokens) for each in seen.values()}
+                assert all(row.is_growing for row in rows)
+
+    seen: dict[str, Heddle] = {}
+    for delta in kept.follow(stalling(), actor="me"):
+        seen[delta.node.id] = delta.node
+        assert kept.number(delta.node) in (1, 2)  # from its first token
+    assert [(each.kind, each.actor) for each in kept.history()][0] == ("grow", "me")
+    assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
+
+
+def test_a_followed_stream_that_is_left_keeps_what_came(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    for delta in kept.follow(kept.loom.stream(2, max_tokens=200, seed=1)):
+        if len(delta.node.tokens) == 3:
+            break
+    gc.collect()
+    found = library.open(kept.name, lm).loom.children
+    assert [each.finish_reason for each in found] == ["cancelled"] * len(found)
+    assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
+    assert not any(row.is_growing for row in kept.nodes())
 
 
 def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: weft.LM) -> None:

@@ -65,6 +65,24 @@ def test_a_loom_opened_again_with_its_kv_prefills_nothing(saved, lm: LM) -> None
     assert stats.recomputed == 6  # each leaf's last token, whose logits no file has
 
 
+@pytest.mark.torch
+def test_bfloat16_of_another_engine_is_kept_bit_by_bit(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    options = {"engine": "torch", "dtype": "bfloat16"}
+    with weft.load(shallow(), **options) as lm:
+        loom = grown(lm)
+        loom.save(tmp_path / FILE, kv=True)
+        expected = goes_on(loom)
+    with weft.load(shallow(), **options) as lm:
+        again = Loom.open(tmp_path / FILE, lm)
+        assert not again.dropped
+        assert goes_on(again) == expected
+        assert lm.stats().prefilled == 0
+    with weft.load(shallow(), engine="torch", dtype="float32") as lm:
+        (notice,) = Loom.open(tmp_path / FILE, lm).dropped
+        assert "bfloat16" in notice
+
+
 def test_without_it_the_same_is_computed(saved, lm: LM) -> None:
     file, expected, n_tokens = saved
     loom = Loom.open(file, lm, kv=False)
@@ -170,6 +188,18 @@ def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
         assert lm.stats().evicted == 0
         assert "no room" in loom.dropped[0]
         assert goes_on(loom) == expected
+
+
+def test_a_shorter_context_and_a_hidden_engine_open_the_loom_all_the_same(saved, lm: LM) -> None:
+    file, _, _ = saved
+    with fresh(n_ctx=8) as short:
+        loom = Loom.open(file, short)
+        assert 0 < short.stats().kv_tokens <= 8 * 3
+        assert "computed again" in loom.dropped[0]
+    hidden = LM(HiddenFake(lm.engine), lm.text)
+    loom = Loom.open(file, hidden)
+    assert "keeps its KV to itself" in loom.dropped[0]
+    assert loom.children[0].next(1)
 
 
 def test_a_path_and_a_subtree_are_saved_alone(lm: LM, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class HitObject(Reply):
     loom: str
     name: str
     node: int
-    text: str
+    text: str = Field(description="The node's text; of a search over all looms what stands around.")
     spans: list[tuple[int, int]] = Field(
         default_factory=list, description="Where the words stand in the text, in characters."
     )

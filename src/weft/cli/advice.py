@@ -45,15 +45,16 @@ def after_growth(kept: Kept, made: Sequence[Heddle]) -> None:
         return
     at = kept.at if any(node is kept.at for node in made) else made[0]
     number = str(numbers[at.id])
+    lm = kept.loom.lm
+    can = None if lm is None else lm.info.abilities
     going = next((node for node in made if not node.terminal), None)
-    if going is not None:
+    if going is not None and (can is None or can.continues):
         grow = ["weft", "grow", str(numbers[going.id]), "-n", "4"]
     else:
-        # All have ended: from where they began, others can be had.
+        # None can go on: from where they began, others can be had.
         begin = at.parent or kept.loom
         grow = ["weft", "grow", str(numbers[begin.id]), "-n", "4"]
-    lm = kept.loom.lm
-    has_next = lm is None or lm.info.abilities.steps
+    has_next = can is None or can.steps
     suggest(grow, ["weft", "read", number], *([["weft", "next", number]] if has_next else []))
 
 

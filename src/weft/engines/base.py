@@ -57,6 +57,7 @@ class Abilities:
     native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
     entropy, in runs of both kinds.
     shared_attention: a shared prefix is attended once a step, not once a branch.
+    continues: an answer that was cut is gone on with from where it ends.
     fork: what a fork anywhere costs. grammar: who enforces constraints.
     lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
     quantised, devices, families, several_gpus: in words; empty: none.
@@ -67,6 +68,7 @@ class Abilities:
     raw_logits: bool = True
     native_runs: bool = False
     scoring: bool | str = True
+    continues: bool | str = True
     entropy: bool = True
     shared_attention: bool = False
     fork: str = ""

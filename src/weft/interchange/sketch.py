@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..errors import FormatError
 from ..files import shown
 from ..loom import Heddle, Loom
+from ..loom.home import Home
 from ..loom.loom import Prompt, read_prompt
-from ..loom.node import Home, child_list, encoded, new_child, set_text
+from ..loom.node import child_list, encoded, new_child, set_text
 from ..store.file import NO_MODEL
 from .pairs import BOOKMARK
 from .turns import ROLE

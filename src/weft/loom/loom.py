@@ -11,7 +11,8 @@ from .. import doors
 from ..chat import ChatPrompt
 from ..errors import ConfigError
 from .heddle import Heddle
-from .node import Home, checked_ids, forget_places
+from .home import Home
+from .node import checked_ids, forget_places
 
 if TYPE_CHECKING:
     from ..lm import LM

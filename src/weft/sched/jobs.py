@@ -21,7 +21,7 @@ from ..sampling.sampler import BROKEN, Chain, draw_at, draw_batch
 from .lines import LAST, Line
 from .reads import Claim, Need
 from .rows import LogitsRow
-from .step import Part
+from .step import LinesPart
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
@@ -438,14 +438,6 @@ class RunJob(Job):
         return (cursor, neutral, self.stops)
 
 
-class LinesPart(Part):
-    """A part whose rows are the next tokens of lines."""
-
-    @abstractmethod
-    def n_tokens(self) -> int:
-        """Return how many tokens its rows run."""
-
-
 class RunsPart(LinesPart):
     """The next row of each of some runs, and a draw from each."""
 
@@ -685,8 +677,7 @@ class CommitPart(LinesPart):
         result = self._result
         if result is None or result.kept is None:
             return iter([None] * len(self._rows))
-        figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
-        each = zip(*figures, strict=True)
+        each = zip(result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist(), strict=True)
         return (drawn if drawn[0] >= 0 else None for drawn in each)
 
     def discard(self, desk: Desk) -> None:
@@ -695,8 +686,7 @@ class CommitPart(LinesPart):
 
 def new_job(age: int, tickets: Sequence[Ticket]) -> Job:
     """Return the job of tickets that are answered together."""
-    kind: type[Job] = _KINDS[type(tickets[0].item)]
-    return kind(age, tickets)
+    return _KINDS[type(tickets[0].item)](age, tickets)
 
 
 _KINDS: dict[type[Any], type[Job]] = {Extend: ExtendJob, Run: RunJob, Commit: CommitJob}

@@ -15,10 +15,10 @@ from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
 from ..kv.tree import TokenTree
 from .admit import Admission
 from .desk import Desk
-from .jobs import CommitJob, CommitPart, Job, LinesPart, RunJob, RunsPart, new_job
+from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
 from .native import Abroad, NativeJob, refuse, refuse_scaled, why_not_native
 from .rows import RowStore
-from .step import Part, Step, as_forward_error
+from .step import LinesPart, Part, Step, as_forward_error
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)

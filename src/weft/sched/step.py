@@ -74,6 +74,14 @@ class Part(ABC):
         """Undo what the part has written or promised: its step failed, and nothing runs."""
 
 
+class LinesPart(Part):
+    """A part whose rows are the next tokens of lines."""
+
+    @abstractmethod
+    def n_tokens(self) -> int:
+        """Return how many tokens its rows run."""
+
+
 class Call:
     """One model call of a step: all parts of one adapter."""
 

@@ -14,12 +14,24 @@ from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
-from .routes import edits, growing, health, jobs, kv, looms, models, nodes, server, texts
+from .routes import (
+    edits,
+    growing,
+    health,
+    interchange,
+    jobs,
+    kv,
+    looms,
+    models,
+    nodes,
+    server,
+    texts,
+)
 from .security import Door
 from .service import Service
 
 # A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
-NATIVE = (server, models, texts, looms, nodes, growing, edits, jobs, kv)
+NATIVE = (server, models, texts, looms, nodes, growing, edits, jobs, kv, interchange)
 ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
 
 

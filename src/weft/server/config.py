@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..errors import ConfigError
 from ..loading import parse_bytes
 
 MIN_KEY = 16  # characters
+# As browsers send it; apps made of pages have schemes of their own, such as app://obsidian.md.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class ServerConfig:
                 hint="set WEFT_API_KEY, or leave --host out to serve this machine only",
             )
         for origin in self.origins:
-            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+            if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
                     f"origin is {origin!r}; allowed is scheme://host[:port], as browsers send it"
                 )

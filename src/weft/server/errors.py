@@ -117,9 +117,8 @@ def _details(error: BaseException) -> Json:
 
 def _of_validation(error: RequestValidationError) -> Refused:
     """Tell of the first field that is wrong, by its name."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
-    param = ".".join(place)
+    all_of_them = error.errors()
+    first, param = all_of_them[0], _field(all_of_them[0])
     code = "invalid_parameter"
     if first["type"] == "extra_forbidden":
         code, message = "unsupported_parameter", f"{param} is not a parameter of this call"
@@ -130,8 +129,21 @@ def _of_validation(error: RequestValidationError) -> Refused:
     else:
         given = first.get("input")
         shown = "" if isinstance(given, dict | list) else f" is {given!r:.80}"
-        message = f"{param or 'the body'}{shown}: {first['msg'].removeprefix('Value error, ')}"
+        # Where several types are allowed, each has its complaint.
+        why = [each["msg"].removeprefix("Value error, ") for each in all_of_them]
+        why = [said for said, each in zip(why, all_of_them, strict=True) if _field(each) == param]
+        message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(why))}"
     return Refused(400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None)
+
+
+_WHERE = ("body", "query", "path", "header")
+# How Pydantic names the types that it tried, between the names of fields.
+_TRIED = re.compile(r"(?:str|int|float|bool|none|[A-Z]\w*|constrained-\w+|.*\[.*)")
+
+
+def _field(error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"] if part not in _WHERE]
+    return ".".join(part for part in place if not _TRIED.fullmatch(part))
 
 
 def _of_http(error: HTTPException) -> Refused:

@@ -164,7 +164,7 @@ class ModelShelf:
                 lm = await asyncio.to_thread(self._load, wish, tell)
             except Exception as error:
                 model.state, model.error = "failed", _as_ours(error)
-                raise model.error from error
+                raise model.error from model.error.__cause__
             except BaseException:
                 self._forget(model)
                 raise
@@ -261,7 +261,14 @@ def is_path(source: str) -> bool:
     parts = source.partition("@")[0].split("/")
     # A Hub id is org/name, or a name; a drive of Windows has a colon.
     is_id = len(parts) <= 2 and all(parts) and ":" not in source and ".." not in parts
-    return looks_so or not is_id or source.lower().endswith(".gguf") or Path(source).exists()
+    return looks_so or not is_id or source.lower().endswith(".gguf") or _is_there(source)
+
+
+def _is_there(source: str) -> bool:
+    try:
+        return Path(source).exists()
+    except (OSError, ValueError):  # too long for a path, say
+        return True
 
 
 def is_below(path: str | os.PathLike[str], roots: tuple[Path, ...]) -> bool:

@@ -22,8 +22,9 @@ from .. import files
 from ..errors import ConfigError, FormatError, ModelMismatch, StoreError, WeftError
 from ..files import field, json_number, number, shown, whole
 from ..loom import Heddle, Loom
+from ..loom.home import Home
 from ..loom.loom import Prompt
-from ..loom.node import Home, child_list, new_child, set_text
+from ..loom.node import child_list, new_child, set_text
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
 from . import sidecar

@@ -43,7 +43,7 @@ from .rows import Values, is_plain, select_nodes
 from .snapshot import Snapshot, Taken
 from .words import searchable
 from .writers import Writer, dead
-from .writing import Draft, drafted, mark, touch
+from .writing import Draft, bring_back_ways, count_nodes, drafted, mark, touch
 
 _nodes, _operations = tables.nodes, tables.operations
 P = ParamSpec("P")
@@ -512,17 +512,13 @@ class KeptLoom:
                 .where(_nodes.c.loom == self._key, _nodes.c.number == number)
                 .values(**columns, rev=rev)
             )
+        bring_back_ways(connection, self._key, rev)
         connection.execute(
             sa.update(_operations)
             .where(_operations.c.key == key)
             .values(state=UNDONE if is_undo else DONE)
         )
-        touch(
-            connection,
-            self._key,
-            rev=rev,
-            n_nodes=tables.looms.c.n_nodes + len(coming) - len(going),
-        )
+        touch(connection, self._key, rev=rev, n_nodes=count_nodes(self._key))
 
     def _refuse_growing(self, connection: Connection, going: list[int]) -> None:
         rows = connection.execute(

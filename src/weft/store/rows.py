@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..errors import ConfigError, StoreError
-from ..files import json_number
 from ..loom import Heddle
 from ..loom.node import set_text, set_tokens
 from ..sampling.params import SamplingParams
@@ -265,6 +264,7 @@ def meta_json(node: Heddle) -> str:
         ) from error
 
 
-def shown_score(value: str | None) -> float | str | None:
-    """Return the score of a column as JSON has it."""
-    return None if value is None else json_number(float(value))
+def meta_of(value: str) -> dict[str, Any]:
+    """Return the meta of a column, the reader's own."""
+    found: dict[str, Any] = {} if value == "{}" else json.loads(value)
+    return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import files
-from ..errors import ConfigError, FormatError, StoreError, Unsupported, WeftError
+from ..errors import ConfigError, ContextOverflow, FormatError, Unsupported, WeftError
 from ..loom import Heddle, Loom
 from ..loom.node import lm_of
 from ..pathkv import SavedPath, join_exported, pack, refuse_other, unpack_all
@@ -105,6 +105,7 @@ def warm(loom: Loom, path: str | os.PathLike[str]) -> Warmed:
     """
     lm = lm_of(loom)
     try:
+        lm.kv.size([])  # refuses engines that keep their KV to themselves
         saved, blocks = _read(files.read(path))
         if saved.namespace != loom.adapter:
             raise FormatError("it was made with another LoRA adapter than the loom's")
@@ -113,7 +114,7 @@ def warm(loom: Loom, path: str | os.PathLike[str]) -> Warmed:
         if not whole.fits(lm.info.n_layers, lm.info.kv_bytes_per_token):
             raise FormatError("its arrays are not the KV that it says")
         return _filled(lm, loom, saved.arrays, blocks)
-    except (StoreError, Unsupported) as error:
+    except WeftError as error:
         return Warmed(
             0, f"{files.shown_path(path)} was not used, so its KV is computed again: {error}"
         )
@@ -158,10 +159,12 @@ def _filled(
             else array
             for name, array in arrays.items()
         }
-        if lm.kv.try_fill(node, own, start=end - block.length):
-            n_tokens += block.length
-        else:
-            n_missed += 1
+        try:
+            is_there = lm.kv.try_fill(node, own, start=end - block.length)
+        except ContextOverflow:  # the path is longer than this model was loaded for
+            is_there = False
+        n_tokens += block.length if is_there else 0
+        n_missed += not is_there
     if not n_missed:
         return Warmed(n_tokens)
     nodes = f"{n_missed} node{'s' if n_missed > 1 else ''}"

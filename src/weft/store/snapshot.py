@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Collection, Container, Iterable
@@ -26,6 +25,7 @@ from .rows import (
     Params,
     content_of_row,
     meta_json,
+    meta_of,
     score_of,
     score_value,
     set_content,
@@ -94,18 +94,20 @@ class Snapshot:
         """Return what has changed in the live tree. Cost: O(nodes), without reading any row."""
         found = Difference()
         seen: set[str] = set()
+        self._recognise(self.loom, seen)
         stack: list[Heddle] = [self.loom]
         found.spots[self.loom.id] = Spot(None, 0.0)
         while stack:
             node = stack.pop()
-            known = self._recognised(node, seen)
-            seen.add(node.id)
+            known = self.known.get(node.id)
             if known is None:
                 found.added.append(node)
             elif groups := self._changes(node, known, found.spots.get(node.id)):
                 found.changed[node.id] = groups
             children = node.children
             if children:
+                for child in children:
+                    self._recognise(child, seen)
                 self._find_spots(node, children, found.spots)
                 stack.extend(reversed(children))
         if len(seen) - len(found.added) < len(self.known):
@@ -115,16 +117,17 @@ class Snapshot:
             found.added = [node for node in numbered(self.loom) if node.id in new]
         return found
 
-    def _recognised(self, node: Heddle, seen: set[str]) -> Known | None:
-        """Return what is known of a node; two that have one id are told apart."""
+    def _recognise(self, node: Heddle, seen: set[str]) -> None:
+        """Tell apart two nodes that have one id: the later one is from a copy of the same file."""
         known = self.known.get(node.id)
-        is_other = known is not None and known.node is not node
-        if node.id in seen or (is_other and known and is_below(known.node, self.loom)):
-            node.id = secrets.token_hex(6)  # from another copy of the same file
-            return None
-        if known is not None:
-            known.node = node
-        return known
+        if known is not None and known.node is not node:
+            if is_below(known.node, self.loom):
+                node.id = secrets.token_hex(6)
+            else:
+                known.node = node
+        elif node.id in seen:
+            node.id = secrets.token_hex(6)
+        seen.add(node.id)
 
     def _changes(self, node: Heddle, known: Known, spot: Spot | None) -> set[str]:
         groups: set[str] = set()
@@ -141,12 +144,12 @@ class Snapshot:
         return groups
 
     def _find_spots(self, parent: Heddle, children: list[Heddle], spots: dict[str, Spot]) -> None:
-        number, last = self.numbers.get(parent.id), -math.inf
+        number, last = self.numbers.get(parent.id), (-math.inf, 0)
         for child in children:
             known = self.known.get(child.id)
-            if known is None or known.parent != number or known.place <= last:
+            if known is None or known.parent != number or (known.place, known.number) <= last:
                 break
-            last = known.place
+            last = known.place, known.number
         else:
             return
         old: list[float | None] = []
@@ -281,7 +284,7 @@ class Snapshot:
     def _fill(self, node: Heddle, known: Known, row: Any) -> None:
         node.id = row.id
         set_content(node, known.content, text_of(row))
-        node.score, node.meta = score_of(row.score), json.loads(row.meta)
+        node.score, node.meta = score_of(row.score), meta_of(row.meta)
 
     def _update(self, row: Any) -> bool:
         """Bring a known node to what its row says, where it was not changed here; was there any?"""
@@ -300,7 +303,7 @@ class Snapshot:
             known.score = row.score
         if row.meta != known.meta:
             if known.meta == meta_json(node):
-                node.meta = json.loads(row.meta)
+                node.meta = meta_of(row.meta)
                 changed = True
             known.meta = row.meta
         changed = changed or row.bookmark != known.bookmark

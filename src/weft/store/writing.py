@@ -18,6 +18,8 @@ from .snapshot import Difference, Known, Snapshot
 from .tables import looms, nodes, sampling
 
 CHUNK = 500  # values that one statement names
+# What the log notes of a row; its words follow from its text.
+GROUP_COLUMNS = [name for group in GROUPS.values() for name in group if name != "words"]
 
 
 @dataclass(slots=True)
@@ -102,13 +104,32 @@ class _Writing:
                 "rev": draft.rev,
             }
             if node.id in there:
-                again.append({"at": known.number, **_bound(values)})
+                again.append((node.id, known.number, values))
             else:
                 new.append({"loom": self._key, "number": known.number, "id": node.id, **values})
         self._keep_params(draft.known.values())
         if new:
             self._connection.execute(sa.insert(nodes), new)
-        self._update(again)
+        self._bring_back(again)
+
+    def _bring_back(self, again: list[tuple[str, int, Values]]) -> None:
+        """Bring rows back, and note for the log what they were: undo makes them that again."""
+        after = {node_id: values for node_id, _, values in again}
+        for row in self._rows(nodes.c.id, list(after)):
+            if row.writer is None:
+                self._note(row, after[row.id], GROUP_COLUMNS)
+        self._update({"at": number, **_bound(values)} for _, number, values in again)
+
+    def _note(self, row: Any, values: Values, names: Iterable[str]) -> None:
+        """Note for the log how a row changes, if it does."""
+        before = row._mapping
+        changed = [name for name in names if values[name] != before[name]]
+        if changed:
+            steps = self._draft.steps
+            steps.changed[row.number] = (
+                {name: before[name] for name in changed},
+                {name: values[name] for name in changed},
+            )
 
     def change(self, bookmarks: dict[str, str | None]) -> None:
         """Change the rows of known nodes, and note for the log what they were."""
@@ -122,9 +143,7 @@ class _Writing:
         self._keep_params(draft.known[each] for each in changed)
         for row in self._rows(nodes.c.number, list(after)):
             values = after[row.number]
-            noted = [name for name in values if name != "words"]
-            before = {name: row._mapping[name] for name in noted}
-            draft.steps.changed[row.number] = before, {name: values[name] for name in noted}
+            self._note(row, values, [name for name in values if name != "words"])
         self._update(
             {"at": number, **_bound({**values, "rev": draft.rev})}
             for number, values in after.items()
@@ -239,6 +258,24 @@ def mark(
             .values(removed=removed, rev=rev),
             rows,
         )
+
+
+def bring_back_ways(connection: Connection, loom: int, rev: int) -> None:
+    """Put back the nodes above what is in a loom: nothing stands below what is removed."""
+    above, below = nodes.alias(), nodes.alias()
+    lacking = sa.select(above.c.number).where(
+        above.c.loom == loom,
+        above.c.removed,
+        sa.exists().where(below.c.loom == loom, below.c.parent == above.c.number, ~below.c.removed),
+    )
+    while numbers := connection.execute(lacking).scalars().all():
+        mark(connection, loom, numbers, rev, removed=False)
+
+
+def count_nodes(loom: int) -> sa.ScalarSelect[int]:
+    """Return the number of nodes of a loom that are there and do not grow, as SQL."""
+    there = (nodes.c.loom == loom, ~nodes.c.removed, nodes.c.writer.is_(None))
+    return sa.select(sa.func.count()).select_from(nodes).where(*there).scalar_subquery()
 
 
 def touch(connection: Connection, loom: int, **values: Any) -> None:

@@ -223,6 +223,7 @@ def _abilities(found: ServerInfo, *, steps: bool) -> Abilities:
         steps=steps,
         raw_logits=False,
         scoring=steps or (manners.echo and manners.takes_ids),
+        continues=manners.api == "completions" or found.dialect.may_continue,
         grammar="Weft" if steps else OWN["remote"].grammar if found.dialect.constraints else "",
     )
 

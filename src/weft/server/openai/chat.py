@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -139,7 +140,8 @@ class ChatCall:
     @classmethod
     async def begin(cls, body: ChatRequest, lm: LM, name: str, service: Service) -> ChatCall:
         """Check what is asked for and plan it; nothing has run yet."""
-        prompt = body.prompt(lm)
+        # A long chat takes a while to be tokenised; others' tokens go on meanwhile.
+        prompt = await asyncio.to_thread(body.prompt, lm)
         choice = chosen(body.tool_choice, prompt.tools)
         form = None if body.response_format is None else body.response_format.constraint()
         if form is not None and choice is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -105,7 +106,8 @@ class Completion:
     ) -> Completion:
         """Check what is asked for and plan it; nothing has run yet."""
         adds_begin = body.add_special_tokens is not False
-        prompts = read_prompts(lm, body.prompt, adds_begin=adds_begin)
+        # A long prompt takes a while to be tokenised; others' tokens go on meanwhile.
+        prompts = await asyncio.to_thread(read_prompts, lm, body.prompt, adds_begin=adds_begin)
         call = cls(body, lm, name, prompts, service.config.limits)
         if not check_one(body.loom, len(prompts)):
             call.runs = call.planned(None)

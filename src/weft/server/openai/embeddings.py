@@ -73,7 +73,7 @@ async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Resp
                 "dimensions", f"is {body.dimensions}; this model's vectors have {n_embd}"
             )
         vectors = await until_gone(request, _embed(lm, texts))
-        n_tokens = sum(_n_tokens(lm, text) for text in texts)
+        n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
         name = service.models.get(body.model).name
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}

@@ -24,6 +24,7 @@ from ...api.nodes import Changed
 from ...errors import ConfigError, StoreError
 from ...loom import Heddle, Loom
 from ...loom.node import preorder
+from ...store.find import Hit
 from ...store.kept import Change
 from ..asked import ERRORS, EVENTS, Actor, LastEvent, LoomName
 from ..errors import Refused
@@ -214,6 +215,25 @@ async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> E
 
 
 # Search ---------------------------------------------------------------------------------------
+
+
+@router.get("/search", response_model=HitList)
+async def search_all(
+    service: Here,
+    q: Annotated[str, Query(min_length=1, max_length=500, description="Words.")],
+    limit: Limit = 50,
+) -> Response:
+    """Search for words in the texts of all looms."""
+    library = service.looms.library
+    hits = await asyncio.to_thread(lambda: library.find(q, limit=limit + 1))
+    return answer(HitList(data=[hit_told(hit) for hit in hits[:limit]], more=len(hits) > limit))
+
+
+def hit_told(hit: Hit) -> HitObject:
+    """Return what is told of a hit of the library."""
+    return HitObject(
+        loom=hit.loom_id, name=hit.loom, node=hit.number, text=hit.snippet, spans=hit.marks
+    )
 
 
 @router.get("/looms/{loom}/search", response_model=HitList)

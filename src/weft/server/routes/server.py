@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 from fastapi import APIRouter, Response
 
 from ... import __version__
@@ -11,6 +9,8 @@ from ...api.jobs import StrategyList, StrategyObject
 from ...api.models import ServerObject
 from ...engines import engine_names
 from ...engines.abilities import OWN
+from ...interchange import EXPORTERS
+from ...interchange.importers import formats as import_formats
 from ...search.strategies import STRATEGIES
 from ..asked import ERRORS
 from ..objects import answer, model_reply
@@ -39,10 +39,7 @@ async def read_server(service: Here) -> Response:
 
 def formats() -> dict[str, list[str]]:
     """Return the names of the formats that looms come from and go to."""
-    return {
-        what: sorted({each.name for each in entry_points(group=f"weft.{what}ers")})
-        for what in ("import", "export")
-    }
+    return {"import": import_formats(), "export": list(EXPORTERS)}
 
 
 @router.get("/strategies", response_model=StrategyList)

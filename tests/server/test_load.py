@@ -1,0 +1,132 @@
+"""Very many clients: limits, and nothing left behind by those that vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from serving import Served, serving
+from weft.server import ServerConfig
+from weft.server.config import ServerLimits
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Served]:
+    limits = ServerLimits(n=2, tokens=2000, jobs=3, body_bytes=2000, import_bytes=5000)
+    with serving(ServerConfig(port=0, limits=limits)) as server:
+        yield server
+
+
+def no_end(server: Served) -> dict[str, float]:
+    return {str(token): -1e6 for token in server.service.models.lm().text.stop_ids}
+
+
+def wait_for_rest(server: Served, n_works: int = 0) -> None:
+    until = time.monotonic() + 30
+    while server.service.n_works > n_works and time.monotonic() < until:
+        time.sleep(0.02)
+    assert server.service.n_works == n_works
+
+
+def test_too_many_jobs_are_told_when_to_come_back(small: Served) -> None:
+    loom = small.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
+    path = f"/api/v1/looms/{loom}/nodes/0/generate"
+    body = {"max_tokens": 1500, "logit_bias": no_end(small)}
+    jobs = [small.client.post(path, json=body).json()["job"] for _ in range(3)]
+    answer = small.client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+    for job in jobs:
+        small.client.post(f"/api/v1/jobs/{job}/cancel")
+    wait_for_rest(small)
+    assert small.client.post(path, json={"max_tokens": 2, "wait": True}).status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_refused(small: Served, chunked: bool) -> None:
+    body = b'{"prompt": "' + b"x" * 3000 + b'"}'
+    content = iter([body[:100], body[100:]]) if chunked else body
+    headers = {"Content-Type": "application/json"}
+    answer = small.client.post("/api/v1/looms", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_gigabyte_is_refused_before_it_comes(small: Served) -> None:
+    host, port = small.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        head = f"POST /api/v1/import HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1 << 30}\r\n\r\n"
+        client.sendall(head.encode())
+        assert b" 413 " in client.recv(4096)
+
+
+def vanish(server: Served, n: int) -> None:
+    """Let clients ask for a stream and go away: some at once, some after the first tokens."""
+    loom = server.client.post("/api/v1/looms", json={"prompt": "Once upon"}).json()["id"]
+    asked = {"stream": True, "on_disconnect": "cancel", "max_tokens": 400}
+    body = json.dumps({**asked, "logit_bias": no_end(server)}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /api/v1/looms/{loom}/nodes/0/generate HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+    async def come_and_go(at: int) -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + body[: len(body) // 2] if at % 4 == 0 else head + body)
+        await writer.drain()
+        if at % 4 >= 2:
+            await reader.read(1000)
+        if at % 4 == 3:
+            await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    async def all_of_them() -> None:
+        for first in range(0, n, 50):
+            await asyncio.gather(*(come_and_go(at) for at in range(first, min(first + 50, n))))
+
+    asyncio.run(all_of_them())
+
+
+def tasks_of(server: Served) -> int:
+    async def count() -> int:
+        return len(asyncio.all_tasks())
+
+    n: int = server.on_loop(count())
+    return n
+
+
+def leaves_nothing(server: Served, n: int) -> None:
+    lm = server.service.models.lm()
+    server.client.get("/healthz")
+    vanish(server, 20)  # what is made once
+    wait_for_rest(server)
+    before = tasks_of(server)
+    vanish(server, n)
+    wait_for_rest(server)
+    until = time.monotonic() + 10
+    while tasks_of(server) > before and time.monotonic() < until:
+        time.sleep(0.1)
+    gc.collect()
+    assert tasks_of(server) <= before
+    assert not server.service.jobs.running()
+    stats = lm.stats()
+    assert stats.pinned_tokens == 0
+    lm.tree.check()
+    # What is kept of KV is what nodes of the loom hold, or may be evicted.
+    assert lm.scheduler.n_queued == 0
+    assert server.client.get("/healthz").status_code == 200
+
+
+def test_clients_that_vanish_leave_nothing_behind(served: Served) -> None:
+    leaves_nothing(served, 60)
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_that_vanish_leave_nothing_behind(served: Served) -> None:
+    leaves_nothing(served, 1000)

@@ -1,0 +1,150 @@
+"""Random work by several holders of one loom: they agree at the end, and nothing grown is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.errors import StoreError, TreeError
+from weft.loom import Heddle, Loom
+from weft.store.kept import KeptLoom
+from weft.store.library import Library
+from weft.store.snapshot import places
+
+Shape = list[tuple[str, str | None, str, float | None, dict[str, object]]]
+
+
+def shape(loom: Loom) -> Shape:
+    return [
+        (
+            node.id,
+            None if node.parent is None else node.parent.id,
+            node.text,
+            node.score,
+            dict(node.meta),
+        )
+        for node in loom.walk()
+    ]
+
+
+def edit(kept: KeptLoom, rng: random.Random, grown: set[str]) -> None:
+    """Change something in the tree, by any of its methods."""
+    nodes = list(kept.loom.walk())
+    node = rng.choice(nodes)
+    what = rng.random()
+    if what < 0.45:
+        for _ in range(rng.randint(1, 3)):
+            grown.add(node.add(f"n{rng.randrange(10**6)} ").id)
+    elif what < 0.6:
+        node.score = rng.random()
+    elif what < 0.7:
+        node.meta[rng.choice("ab")] = rng.randrange(9)
+    elif what < 0.8 and node.parent is not None:
+        try:
+            rng.choice(nodes).add_child(node)
+        except TreeError:
+            return  # below itself
+    elif what < 0.9 and node.parent is not None:
+        node.remove()
+    elif what < 0.95:
+        node.to_leaf()
+    else:
+        kept.bookmark(node, rng.choice(["x", None]))
+
+
+def work(library: Library, seed: int, turns: int) -> None:
+    rng = random.Random(seed)
+    first = library.create(Loom(None, "root"))
+    holders = [first, *(library.open(first.name) for _ in range(2))]
+    grown: set[str] = set()
+    for _ in range(turns):
+        kept = rng.choice(holders)
+        for _ in range(rng.randint(0, 3)):
+            edit(kept, rng, grown)
+        before = {node.id for node in kept.loom.walk()}
+        what = rng.random()
+        if what < 0.6:
+            new = before - kept.numbers().keys()
+            kept.commit("work")
+            assert new <= {node.id for node in kept.loom.walk()}  # what was grown is there
+            agree(library, kept)
+        elif what < 0.8:
+            kept.sync()
+        else:
+            try:
+                kept.undo() if what < 0.92 else kept.redo()
+                agree(library, kept)
+            except StoreError:
+                continue  # nothing left
+    for kept in holders:
+        kept.commit("last")
+    for kept in holders:
+        kept.sync()
+        agree(library, kept)
+    assert len({str(shape(kept.loom)) for kept in holders}) == 1
+    numbers = [dict(kept.numbers()) for kept in holders]
+    for one in numbers:
+        assert len(set(one.values())) == len(one)  # a number is one node's
+        for other in numbers:
+            assert all(one[each] == other[each] for each in one.keys() & other.keys())
+    back_and_forth(library, holders[0])
+
+
+def agree(library: Library, kept: KeptLoom) -> None:
+    """What is in memory is what is in the rows."""
+    again = library.open(kept.name)
+    assert shape(again.loom) == shape(kept.loom)
+    assert library.row(kept.name).n_nodes == kept.loom.count_children()
+
+
+def back_and_forth(library: Library, kept: KeptLoom) -> None:
+    """All is undone, one by one, and done again."""
+    states = [shape(kept.loom)]
+    while True:
+        try:
+            kept.undo()
+        except StoreError:
+            break
+        states.append(shape(kept.loom))
+    agree(library, kept)
+    assert [node.text for node in kept.loom.walk()] == ["root"]
+    for want in states[-2::-1]:
+        kept.redo()
+        assert shape(kept.loom) == want
+
+
+def test_random_work_of_three_holders_ends_in_one_tree(library: Library) -> None:
+    for seed in range(2):
+        work(library, seed, 20)
+
+
+@pytest.mark.slow
+def test_much_random_work_of_three_holders_ends_in_one_tree(library: Library) -> None:
+    for seed in range(100, 112):
+        work(library, seed, 60)
+
+
+def test_places_rise_and_stay_where_they_can() -> None:
+    rng = random.Random(1)
+    for _ in range(500):
+        old = [None if rng.random() < 0.4 else float(rng.randrange(20)) for _ in range(8)]
+        kept = [each for each in old if each is not None]
+        found = places(old)
+        assert all(a < b for a, b in zip(found, found[1:], strict=False))
+        if kept == sorted(set(kept)):
+            assert all(was is None or was == now for was, now in zip(old, found, strict=True))
+    assert places([]) == []
+    assert places([None, None]) == [0.0, 1.0]
+    assert places([1.0, None, 1.0 + 2**-52]) == [0.0, 1.0, 2.0]  # no room between them
+
+
+def test_a_copy_of_a_node_from_another_loom_gets_an_id_of_its_own(library: Library) -> None:
+    kept = library.create(Loom(None, "root"))
+    child = kept.loom.add("a")
+    kept.commit("add")
+    twin: Heddle = kept.loom.add("b")
+    twin.id = child.id
+    kept.commit("add")
+    assert twin.id != child.id
+    agree(library, kept)
