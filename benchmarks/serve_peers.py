@@ -73,9 +73,10 @@ def serving(engine: str, side: str, python: str, model: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as log:
+        # In a folder of its own: the benchmarks' names are no modules of a server's.
         env = {**os.environ, "WEFT_HOME": home, "PYTHONPATH": str(ROOT / "src")}
         process = subprocess.Popen(
-            command(engine, side, python, model, port), env=env, stdout=log, stderr=log
+            command(engine, side, python, model, port), env=env, stdout=log, stderr=log, cwd=home
         )
         url = f"http://127.0.0.1:{port}/v1"
         try:

@@ -13,7 +13,7 @@ import pytest
 import weft
 from foreign_looms import CHAT, FILES, LOOMSIDIAN, TREE
 from shallow import shallow
-from weft import LM, Heddle, Loom
+from weft import LM, Heddle, Loom, interchange
 from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
 from weft.interchange import ImportLimits, Knot, Sketch, export, read, recognise
 from weft.interchange import importers as importers_module
@@ -124,6 +124,15 @@ def test_tool_calls_and_names_survive_a_round_trip() -> None:
     loom = read({"messages": said}).looms[0].loom
     (line,) = "".join(export(loom, "messages")).splitlines()
     assert json.loads(line)["messages"] == said
+
+
+def test_an_imported_chat_goes_on_by_the_template_when_it_is_asked_for() -> None:
+    (only,) = read(CHAT).looms
+    said = interchange.messages_of(only.loom.children[0].children[0].path)
+    assert [each["role"] for each in said] == ["user", "assistant", "user"]
+    loom = Loom(model(), said)
+    assert loom.chat_template_used
+    assert interchange.messages_of([loom]) == said
 
 
 def test_a_deep_chain_of_nodes_that_name_their_parents_is_read() -> None:

@@ -144,3 +144,25 @@ def test_kept_figures_are_those_of_the_call(served: Served) -> None:
     kept = post(served, COMPLETION, **asked, loom={"save": True})["choices"][0]["logprobs"]
     assert kept["tokens"] == plain["tokens"]
     assert kept["token_logprobs"] == pytest.approx(plain["token_logprobs"], abs=1e-5)
+
+
+def test_a_stream_ends_when_what_it_goes_on_from_is_removed(served: Served) -> None:
+    made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
+    place = {"loom": made["loom"], "parent": str(made["nodes"][0])}
+    body = {"max_tokens": 1500, "ignore_eos": True, "stream": True, "loom": place, "n": 2}
+    path = f"/api/v1/looms/{made['loom']}/nodes/{made['nodes'][0]}"
+    reasons, is_removed = [], False
+    with served.client.stream("POST", COMPLETION, json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                assert "error" not in chunk
+                reasons.append(chunk["choices"][0]["finish_reason"])
+                if not is_removed:
+                    with httpx.Client(base_url=served.url) as other:
+                        assert other.delete(path).status_code == 200
+                    is_removed = True
+    assert line == "" or line == "data: [DONE]"
+    assert len([reason for reason in reasons if reason]) == 2
+    assert set(nodes(served, made["loom"])) == {0}
+    assert served.service.n_works == 0

@@ -16,6 +16,7 @@ __all__ = [
     "Sketch",
     "export",
     "linked",
+    "messages_of",
     "read",
     "recognise",
     "write",
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .importers import IMPORTERS, ImportReport, read, recognise
     from .scope import Scope
     from .sketch import ImportLimits, Knot, Sketch, linked
+    from .turns import messages_of
 
 __getattr__ = lazily(
     __name__,
@@ -34,5 +36,6 @@ __getattr__ = lazily(
         "importers": "IMPORTERS ImportReport read recognise",
         "scope": "Scope",
         "sketch": "Knot ImportLimits Sketch linked",
+        "turns": "messages_of",
     },
 )

@@ -22,9 +22,10 @@ from sqlalchemy.engine import Connection
 
 from ..errors import StoreError
 from .database import Database
-from .tables import writers
+from .tables import nodes, writers
 
 BEAT_S, DEAD_S = 10.0, 60.0
+_FORGOTTEN_S = 86_400.0
 _BEGAN = 19  # where /proc/PID/stat says when a process began, counted from behind its name
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Writer:
         self._lock = threading.Lock()
         self._pid = 0
         self._id = ""
-        self._closed = threading.Event()
+        self._beats: threading.Event | None = None  # ends the thread that says that we live
 
     @property
     def id(self) -> str:
@@ -47,9 +48,7 @@ class Writer:
         with self._lock:
             if self._pid != os.getpid():
                 self._pid, self._id = os.getpid(), secrets.token_hex(8)
-                self._closed = threading.Event()
-                beats = (weakref.ref(self), self._id, self._closed)
-                threading.Thread(target=_beat_on, args=beats, daemon=True).start()
+                self._beats = None
             return self._id
 
     def sign(self, connection: Connection) -> str:
@@ -65,7 +64,19 @@ class Writer:
                 beat=self._database.now,
             )
             connection.execute(first.on_conflict_do_nothing())  # another thread may be signing
+            self._sweep(connection)
+        with self._lock:
+            if self._beats is None:
+                self._beats = threading.Event()
+                beats = (weakref.ref(self), mark, self._beats)
+                threading.Thread(target=_beat_on, args=beats, daemon=True).start()
         return mark
+
+    def _sweep(self, connection: Connection) -> None:
+        """Forget processes of former days that have left nothing behind."""
+        left = sa.exists().where(nodes.c.writer == writers.c.id)
+        old = writers.c.beat < self._database.now - _FORGOTTEN_S
+        connection.execute(sa.delete(writers).where(old, ~left))
 
     def beat(self) -> None:
         """Say that this process lives."""
@@ -78,7 +89,10 @@ class Writer:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed.set()
+        with self._lock:
+            if self._beats is not None:
+                self._beats.set()
+                self._beats = None
 
 
 def dead(connection: Connection, marks: Collection[str], database: Database) -> set[str]:

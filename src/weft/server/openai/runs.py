@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ...lm import LM
     from ...loom import Heddle
     from ...loom.grow import Event, Shoot
+    from ...sched.work import Ticket
     from .kept import KeptAnswer
 
 # A client hears of new tokens at most this often: 20 times a second.
@@ -183,18 +183,22 @@ class Runs:
 
         Raises: the first error of any choice, when the others have ended.
         """
+        loop = asyncio.get_running_loop()
         lock = nullcontext() if self.kept is None else self.kept.live.lock
+        over: asyncio.Event | None = None
         try:
             async with aclosing(self._growth.anews()) as steps:
                 async for news in steps:
-                    began = time.monotonic()
+                    began = loop.time()
                     async with lock:
                         moved = [self._moved(shoot, events) for shoot, events in news]
                     if moved:
                         yield moved
+                    over = over or self._over()
                     # What comes meanwhile waits in the channel, and is taken at once.
-                    if not all(reply.is_over for reply in self.replies):
-                        await asyncio.sleep(max(0.0, INTERVAL_S - (time.monotonic() - began)))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(began + INTERVAL_S):
+                            await over.wait()
         finally:
             if self.kept is not None:
                 await self.kept.end()
@@ -206,6 +210,20 @@ class Runs:
             reply.end()
         if rest:
             yield rest
+
+    def _over(self) -> asyncio.Event:
+        """Return what is set once all have ended: nobody waits then for the next turn."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        tickets = [shoot.ticket for shoot in self._growth.shoots if shoot.ticket is not None]
+
+        def note(_: Ticket) -> None:
+            if all(ticket.done for ticket in tickets):
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(over.set)
+
+        for ticket in tickets:
+            ticket.on_done(note)
+        return over
 
     def _moved(self, shoot: Shoot, events: list[Event]) -> ChoiceRun:
         reply, new = self.replies[shoot.index], delta(shoot, events)
