@@ -222,3 +222,86 @@ def test_a_path_of_100_000_fragments_takes_one_lease() -> None:
         leases.drop(tip)
         tip = above
     assert leases.n_free == 4
+
+
+def test_what_begins_at_the_end_of_a_fragment_that_grows_too_has_a_lease_of_its_own() -> None:
+    world = World(0)
+    leaf = world.new(None, 3)
+    other = PathFragment(leaf)
+    world.leases.hang(other, leaf, 3, growing=True)
+    for fragment in (leaf, other):
+        world.cells.write(fragment.lease, 3, f"of {fragment is leaf}")
+        fragment.length += 1
+    assert world.cells.seen(leaf.lease) == [*world.held[leaf], "of True"]
+    assert world.cells.seen(other.lease) == [*world.held[leaf], "of False"]
+    assert other in leaf.asides
+
+
+def test_growth_that_failed_leaves_what_began_beside_it() -> None:
+    world = World(0)
+    root = world.new(None, 2)
+    leaf = PathFragment(root)
+    world.leases.hang(leaf, root, 2, growing=False)
+    other = PathFragment(leaf)
+    world.leases.hang(other, leaf, 2, growing=True)
+    world.cells.write(other.lease, 2, "other")
+    other.length = 1
+    world.leases.cut(leaf, 0)
+    assert other.parent is leaf
+    assert not other.is_loose
+    assert world.cells.seen(other.lease) == [*world.held[root], "other"]
+    assert leaf.lease == other.lease == root.lease
+
+
+def grown(world: World, n: int, n_more: int) -> tuple[PathFragment, PathFragment]:
+    """Return a fragment of `n` slots that has grown by `n_more`, and what began before that."""
+    leaf = world.new(None, n)
+    aside = world.new(leaf, 2)
+    world.write(leaf, n_more)
+    return leaf, aside
+
+
+def test_what_is_aside_stays_with_the_fragment_that_two_become() -> None:
+    world = World(0)
+    upper, aside = grown(world, 3, 2)
+    names = world.held[upper][:3] + world.held[aside]
+    lower = world.new(upper, 2)
+    world.leases.join(upper, lower)
+    assert aside.parent is lower
+    assert world.cells.seen(aside.lease) == names
+    world.leases.drop(aside)
+    assert not lower.asides
+    assert world.cells.seen(lower.lease) == world.held[upper] + world.held[lower]
+
+
+def test_what_is_below_another_path_sees_that_one_and_its_old_one_is_a_leaf() -> None:
+    world = World(0)
+    old, new = world.new(None, 3), world.new(None, 3)
+    fragment = world.new(old, 2)
+    world.leases.attach(fragment, new)
+    world.above[fragment] = new
+    world.check()
+    world.write(old, 1)
+    world.check()
+
+
+def test_what_begins_within_a_path_is_aside_there() -> None:
+    world = World(0)
+    old, new = world.new(None, 3), world.new(None, 5)
+    fragment = world.new(old, 2)
+    world.leases.attach(fragment, new)
+    assert list(new.asides) == [fragment]
+    assert world.cells.seen(fragment.lease) == world.held[new][:3] + world.held[fragment]
+    assert world.cells.seen(new.lease) == world.held[new]
+    assert world.cells.seen(old.lease) == world.held[old]
+
+
+def test_slots_that_go_are_seen_by_nothing_below_or_aside() -> None:
+    world = World(0)
+    root = world.new(None, 2)
+    leaf = world.new(root, 3)
+    aside = world.new(leaf, 1)
+    world.write(leaf, 2)
+    world.leases.drop(root)
+    assert not set(world.held[root]) & {name for _, name, _ in world.cells.cells}
+    assert world.cells.seen(aside.lease) == world.held[leaf][:3] + world.held[aside]

@@ -457,3 +457,17 @@ def test_a_forward_that_fails_leaves_the_one_piece_as_it_was(
             step(9)
     output = step(8)
     assert _error(output, 0, model, [*ids, 8]) < 1e-4
+
+
+def test_halves_that_are_joined_again_are_freed_as_one() -> None:
+    engine = TorchEngine.adopt(build("llama"))
+    store = engine.fragments
+    whole = store.new(None)
+    engine.forward([Row((), IDS[:9], 0, whole)])
+    store.settle(whole)
+    upper = store.split(whole, 4)
+    store.join(upper, whole)
+    assert whole.length == 9
+    store.free(upper)
+    store.free(whole)
+    assert store.usage() == (0, 0)

@@ -13,6 +13,7 @@ def test_a_short_path_does_not_wait_for_all_of_a_long_one(make: MakeRig) -> None
     (long,) = rig.submit(Extend(rig.place(LONG), (), (Logits(400),)))
     rig.step()
     (short,) = rig.submit(Extend(rig.place([3] * 20), (), (Logits(20),)))
+    assert rig.scheduler.n_queued == 1
     rig.step(4)
     assert short.done
     assert not long.done

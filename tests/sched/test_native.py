@@ -437,3 +437,50 @@ def test_a_constraint_that_has_begun_stays_here() -> None:
     why = why_not_native(begun, engine.native)
     assert why == "a constraint that has begun before this node"
     rig.finish()
+
+
+def test_siblings_are_of_one_length() -> None:
+    rig = Rig(engine := fake())
+    items = [run(rig.place(PROMPT), i, temperature=0.9, max_tokens=2 + i) for i in range(3)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert [asked.max_tokens for asked in engine.native.started] == [2, 3, 4]
+    rig.finish()
+
+
+def test_no_more_is_asked_for_than_the_context_has_room_for() -> None:
+    rig = Rig(engine := fake(), n_ctx=len(PROMPT) + 3)
+    item = run(rig.place(PROMPT), max_tokens=50, stop_ids=frozenset())
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert [asked.max_tokens for asked in engine.native.started] == [3]
+    rig.finish()
+
+
+def test_runs_with_constraints_go_one_by_one() -> None:
+    """Each has a matcher of its own here, and is given to the engine with it."""
+    engine = fake()
+    engine.native.refusal = lambda params: None  # type: ignore[method-assign]
+    rig = Rig(engine)
+    items = [constrained(run(rig.place(PROMPT), i), AtMost(16, may_end=True)) for i in range(3)]
+    rig.drive(*items)
+    assert [len(asked.streams) for asked in engine.native.started] == [1, 1, 1]
+    rig.finish()
+
+
+def test_what_is_cancelled_is_cancelled_there_and_nobody_waits_for_it() -> None:
+    cancelled: list[int] = []
+    engine = made_by_hand(fake(), lambda asked, tell: None)
+    engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]
+    rig = Rig(engine)
+    tickets = rig.submit(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(3)))
+    rig.step()
+    abroad = rig.scheduler.abroad
+    assert abroad is not None
+    assert not abroad.is_idle
+    for ticket in tickets:
+        ticket.cancel()
+    rig.driver.drive(tickets)
+    assert sorted(cancelled) == [0, 1, 2]
+    assert abroad.is_idle
+    rig.finish()

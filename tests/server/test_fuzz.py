@@ -27,7 +27,7 @@ def fuzz(server: Served, n: int) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     loom = server.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
     failed: list[str] = []
-    for result in schema.get_all_operations():
+    for result in schema.include(path_regex="^/(api|healthz|readyz|metrics)").get_all_operations():
         operation = result.ok()
 
         @seed(1)
@@ -54,7 +54,7 @@ def fuzz(server: Served, n: int) -> None:
 
 
 def test_nothing_that_is_asked_makes_the_server_fail(fuzzed: Served) -> None:
-    fuzz(fuzzed, 4)
+    fuzz(fuzzed, 2)
 
 
 @pytest.mark.slow

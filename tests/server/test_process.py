@@ -17,6 +17,8 @@ import httpx2 as httpx
 import pytest
 
 import weft
+from weft.errors import ConfigError
+from weft.server.run import bound
 from weft.store.library import Library
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -100,15 +102,14 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        command = [sys.executable, "-m", "weft", "serve", "--port", port]
-        environment = {**os.environ, "WEFT_HOME": str(tmp_path)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert f"port {port} of 127.0.0.1 is taken" in done.stderr
-    assert "--port 0" in done.stderr
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken") as told:
+            bound("127.0.0.1", port)
+    assert "--port 0" in told.value.hint
+    with pytest.raises(ConfigError, match="no address"):
+        bound("no.such.name.invalid", 0)
 
 
 def killed(home: Path, n: int) -> None:

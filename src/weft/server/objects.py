@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,19 @@ def moment(seconds: float | None) -> str:
 
 
 def node_told(
-    live: LiveLoom, node: Heddle, *, n_below: int | None = None, fields: Collection[str] = ()
+    live: LiveLoom,
+    node: Heddle,
+    *,
+    n_below: int | None = None,
+    marks: Mapping[int, str] | None = None,
+    fields: Collection[str] = (),
 ) -> Json:
-    """Return what is told of a node. n_below: where it was counted. Cost: O(nodes below) if not."""
+    """Return what is told of a node. n_below: where it was counted. Cost: O(nodes below) if not.
+
+    marks: the loom's bookmarks, where they were looked up.
+    """
+    if marks is None:
+        marks = live.kept.bookmarks()
     numbers = {node.id: live.number(node)}
     if node.parent is not None:
         numbers[node.parent.id] = live.number(node.parent)
@@ -62,7 +72,7 @@ def node_told(
         "n_below": below(live, node) if n_below is None else n_below,
         "stop_string": node.stop_string,
         "growing": live.is_growing(node),
-        "bookmark": live.kept.bookmarks().get(numbers[node.id]),
+        "bookmark": marks.get(numbers[node.id]),
         "params": node.params.to_dict() if "params" in fields and node.params else None,
         "meta": node.meta if "meta" in fields else None,
     }
@@ -83,8 +93,11 @@ def nodes_told(
     fields: Collection[str] = (),
 ) -> list[Json]:
     """Return what is told of nodes, in NodeObject's words. sizes: of what stands below, by id."""
-    known = sizes or {}
-    return [node_told(live, node, n_below=known.get(node.id), fields=fields) for node in nodes]
+    known, marks = sizes or {}, live.kept.bookmarks()
+    return [
+        node_told(live, node, n_below=known.get(node.id), marks=marks, fields=fields)
+        for node in nodes
+    ]
 
 
 def node_reply(live: LiveLoom, node: Heddle, **more: Any) -> NodeObject:

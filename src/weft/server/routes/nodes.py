@@ -37,11 +37,11 @@ Wanted = Annotated[
 ]
 
 
-def within(live: LiveLoom, top: Heddle, depth: int | None) -> list[Heddle]:
-    """Return a node and those below it, parents first, so many levels down."""
+def within(live: LiveLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
+    """Return a node and those below it, parents first, so many levels down, so many at most."""
     found: list[Heddle] = []
     stack = [(top, 0)]
-    while stack:
+    while stack and (most is None or len(found) < most):
         node, level = stack.pop()
         found.append(node)
         if depth is None or level < depth:
@@ -85,7 +85,8 @@ def _page(
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    nodes = within(live, top, depth)
+    is_first = found is None and after is None
+    nodes = within(live, top, depth, limit + 1 if is_first else None)
     removed: list[int] = []
     if found is not None:
         changed, removed = found

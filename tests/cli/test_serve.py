@@ -1,0 +1,56 @@
+"""`weft serve` before anything is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.api.address import address
+from weft.cli.serve import engine_options
+from weft.errors import ConfigError
+
+
+def test_what_the_command_does_not_know_is_the_engines() -> None:
+    given = ["--tensor-parallel-size", "2", "--enforce-eager", "--dtype=half", "--x", "[1, 2]"]
+    assert engine_options(given) == {
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "dtype": "half",
+        "x": [1, 2],
+    }
+
+
+@pytest.mark.parametrize("given", [["size", "2"], ["--"], ["-x"]])
+def test_what_is_no_option_is_refused(given: list[str]) -> None:
+    with pytest.raises(ConfigError, match="begin with --"):
+        engine_options(given)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "url"),
+    [
+        ("", "", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "", "http://127.0.0.1:8000"),
+        ("box:9", "", "http://box:9"),
+        ("box:9", "7", "http://box:7"),
+        ("https://box", "", "https://box:443"),
+        ("http://box:80/", "", "http://box:80"),
+        ("::1", "", "http://[::1]:8000"),
+        ("[::1]:9", "", "http://[::1]:9"),
+    ],
+)
+def test_an_address_is_read_as_people_write_it(host: str, port: str, url: str) -> None:
+    assert address({"WEFT_HOST": host, "WEFT_PORT": port}).url == url
+
+
+@pytest.mark.parametrize(
+    "given", [{"WEFT_PORT": "x"}, {"WEFT_HOST": "a:b"}, {"WEFT_HOST": "ftp://x"}]
+)
+def test_what_is_no_address_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="allowed is"):
+        address(given)
+
+
+def test_an_option_of_no_engine_is_told(weft) -> None:
+    result = weft("serve", "--host", "0.0.0.0")
+    assert result.exit_code == 2
+    assert "API key" in result.stderr
