@@ -120,7 +120,7 @@ class Client:
                         branch = data["branches"][0]
                     elif name == "tok":
                         tokens += [entry[1] for entry in data["t"] if entry[1] is not None]
-                    elif name == "branch":
+                    elif name == "branch" and data["n_tokens"]:  # without one there is no node
                         half = self.figures.half_told.setdefault(path.split("/")[4], {})
                         half[branch["id"]] = tokens
                     elif name == "done":
