@@ -24,9 +24,11 @@ DISTRIBUTION = "weft-lm"
 
 __all__ = [
     "LM",
+    "AsyncClient",
     "AsyncLM",
     "Branch",
     "BranchStore",
+    "Client",
     "Heddle",
     "Loom",
     "SamplingParams",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from . import samples, search
     from .aio import AsyncLM, load_model_by_name
     from .branch import Branch, BranchStore
+    from .client import AsyncClient, Client
     from .errors import WeftError
     from .lm import LM
     from .loading import load
@@ -55,6 +58,7 @@ __getattr__ = lazily(
         "": "samples search",
         "aio": "AsyncLM load_model_by_name",
         "branch": "Branch BranchStore",
+        "client": "AsyncClient Client",
         "errors": "WeftError",
         "lm": "LM",
         "loading": "load",

@@ -25,6 +25,7 @@ WeftError
 ├── NotFound [LookupError]
 ├── Conflict
 ├── QueueFull
+├── Unreachable [ConnectionError]
 └── Cancelled
     └── BatchAbandoned [RuntimeError]
 
@@ -194,6 +195,10 @@ class QueueFull(WeftError):
     def __init__(self, message: str = "", *, retry_after_s: float = 1.0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class Unreachable(WeftError, ConnectionError):
+    """No server answers at that address, or it went away in the middle of an answer."""
 
 
 class Cancelled(WeftError):

@@ -75,6 +75,9 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.NotFound: Outcome(FAILURE, 404, "not_found_error", "not_found", "weft ls lists looms"),
     errors.Conflict: Outcome(FAILURE, 409, _CONFLICT, "revision_mismatch", "read it anew"),
     errors.QueueFull: Outcome(FAILURE, 429, "rate_limit_error", "queue_full", "try again later"),
+    errors.Unreachable: Outcome(
+        UNAVAILABLE, 503, _BUSY, "server_unreachable", "weft serve starts a server"
+    ),
     errors.Cancelled: Outcome(INTERRUPTED, CLIENT_GONE, _REQUEST, "cancelled"),
     errors.BatchAbandoned: Outcome(FAILURE, 503, _BUSY, "batch_abandoned", "try again"),
     MemoryError: Outcome(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER),

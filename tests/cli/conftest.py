@@ -16,11 +16,15 @@ from typer import testing
 from typer.testing import CliRunner, Result
 
 import forks
+from weft import Loom
 from weft.engines.checkpoint import Checkpoint
 from weft.engines.source import resolve
+from weft.store import KeptLoom, Library
 
 SOURCE = Path(__file__).parents[2] / "src"
 Weft = Callable[..., Result]
+# Where nobody listens: a server that runs on this machine is not this test's business.
+SERVER = ("WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY")
 MARK = "=====8<=====\r\n"
 # Runs command lines, given as JSON, as the process's own one after the other.
 ALL = """
@@ -41,7 +45,7 @@ Command = Callable[..., Done]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A WEFT_HOME of the test's own; no other wishes about the command."""
-    for name in ("WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG"):
+    for name in ("WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG", "WEFT_DB", *SERVER):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "weft-home"
     monkeypatch.setenv("WEFT_HOME", str(folder))
@@ -73,6 +77,33 @@ def once() -> Iterator[None]:
         patch.setattr(testing, "_get_command", parser)
         patch.setattr(engine, "read_weights", read_once)
         yield
+
+
+@contextlib.contextmanager
+def library() -> Iterator[Library]:
+    """The library that the commands of this test keep their looms in."""
+    found = Library()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def names() -> list[str]:
+    """The looms there are, the one changed last first."""
+    with library() as found:
+        return [row.name for row in found.looms()]
+
+
+def held(name: str) -> KeptLoom:
+    """A loom, to be read."""
+    with library() as found:
+        return found.open(name)
+
+
+def loom_of(name: str) -> Loom:
+    """The tree of a loom."""
+    return held(name).loom
 
 
 @pytest.fixture

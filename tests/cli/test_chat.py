@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import weft as weft_
+from cli.conftest import loom_of, names
 from weft import samples
-from weft.cli.shelf import Shelf
 from weft.viz.lanes import Plain
 
 # Of answers whose words do not matter.
@@ -91,7 +91,7 @@ def test_special_tokens_that_are_typed_are_text(weft) -> None:
     weft("grow", "1", typed, "-n", "1", "--max-tokens", "2")
     weft("run", "-i", "-n", "1", "--max-tokens", "2", "Hello", stdin=lines(f"1 {typed}", "q"))
     weft("chat", "--max-tokens", "2", stdin=lines(typed, typed))
-    looms = [weft_.Loom.open(Shelf().path(name)) for name in Shelf().names()]
+    looms = [loom_of(name) for name in names()]
     assert len(looms) == 3
     with weft_.load("tiny") as lm:
         text = lm.text
@@ -114,7 +114,7 @@ def test_special_tokens_of_a_raw_text_are_read_where_it_is_asked_for(weft) -> No
     assert weft("grow", "1", turn, "--raw", "--special", *few).exit_code == 0
     assert weft("run", "-c", turn, "--raw", "--special", *few).exit_code == 0
     assert weft("run", "-c", turn, "--raw", *few).exit_code == 0
-    loom = weft_.Loom.open(Shelf().path(Shelf().names()[0]))
+    loom = loom_of(names()[0])
     with weft_.load("tiny") as lm:
         assert loom.tokens == lm.text.encode_chat([user("Hello, who are you?")])
         delta, plain = lm.turn_delta([user("What is 37 + 58?")]), lm.text.continuation(turn)
@@ -135,7 +135,7 @@ def test_special_tokens_of_a_raw_text_are_read_where_it_is_asked_for(weft) -> No
 
 def test_clear_begins_another_loom(weft) -> None:
     weft("chat", stdin=lines(samples.sum, "/clear", samples.greeting))
-    assert sorted(Shelf().names()) == ["hello-who-you", "what-37-58"]
+    assert sorted(names()) == ["hello-who-you", "what-37-58"]
 
 
 def test_a_chat_goes_on_later_with_what_was_said(weft) -> None:
@@ -152,7 +152,7 @@ def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
     assert "/clear" in result.stdout
     assert "there is no command /frobnicate" in result.stderr
     assert "there is no answer to fork yet" in result.stderr
-    assert Shelf().names() == []
+    assert names() == []
 
 
 def test_a_message_that_is_too_long_keeps_the_chat_going(weft) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
+from cli.conftest import loom_of
 from weft import Loom, samples
 
 SHORT = ("--max-tokens", "8", "--seed", "1")
@@ -83,8 +83,7 @@ def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
 def test_children_stand_as_they_are_drawn_whichever_ended_first(weft, tmp_path: Path) -> None:
     weft("run", samples.story, "-n", "4", "--seed", "1")
     starts = [text_of(weft, node).split()[0] for node in (1, 2, 3, 4)]
-    kept = Loom.open(next(Path(os.environ["WEFT_HOME"]).rglob("*.2.loom.json")))
-    assert [child.text.split()[0] for child in kept.children] == starts
+    assert [child.text.split()[0] for child in loom_of("tell-story-about-fox.2").children] == starts
     for suffix in ("txt", "md", "dot", "mmd", "html"):
         weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
         written = (tmp_path / f"a.{suffix}").read_text("utf-8")

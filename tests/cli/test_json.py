@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cli.conftest import loom_of
 from weft import Loom, samples
 from weft.files import json_number
 from weft.store import wire
@@ -40,10 +41,10 @@ def names(found: dict[str, Any]) -> str:
     return " ".join(found)
 
 
-def test_growth_is_told_with_every_token(told, home) -> None:
+def test_growth_is_told_with_every_token(told) -> None:
     found = told("run", samples.story, *FEW)
     assert names(found) == GROWTH
-    loom = Loom.open(home / "looms" / f"{found['loom']}.loom.json")
+    loom = loom_of(found["loom"])
     for each in found["branches"]:
         node = loom.find(each["id"])
         assert names(each) == BRANCH
@@ -71,12 +72,12 @@ def test_a_chat_tells_what_was_said_before_what_was_grown(told) -> None:
     assert found["said"] == "hello"
 
 
-def test_trees_and_paths_are_told_node_by_node(told, home) -> None:
+def test_trees_and_paths_are_told_node_by_node(told) -> None:
     grown = told("run", samples.story, *FEW)
     tree, path = told("tree"), told("read", "1")
     assert names(tree) == "loom model prompt chat_template_used at nodes"
     assert names(path) == "loom node id prompt text ended path"
-    nodes = list(Loom.open(home / "looms" / f"{grown['loom']}.loom.json").walk())
+    nodes = list(loom_of(grown["loom"]).walk())
     numbers = {node.id: at for at, node in enumerate(nodes)}
     assert tree["nodes"] == [
         {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from cli.conftest import library, loom_of, names
 from weft import Loom, samples
-from weft.cli.shelf import Shelf, name_of
 
 SHORT = ("--max-tokens", "8", "--seed", "1")
 NAME = "tell-story-about-fox"
@@ -31,17 +30,18 @@ def numbers(weft) -> dict[int, int | None]:
     return {each["node"]: each["parent"] for each in told(weft("tree", "--json"))["nodes"]}
 
 
-def test_run_keeps_its_loom_as_a_file_that_the_library_opens(weft, grown, home: Path) -> None:
-    loom = Loom.open(home / "looms" / f"{NAME}.loom.json")
+def test_run_keeps_its_loom_where_the_library_opens_it(weft, grown) -> None:
+    loom = loom_of(NAME)
     assert loom.user_prompt == samples.story
     assert len(loom.children) == 3
     assert loom.meta["model"] == "tiny"
 
 
 def test_run_without_keeping_leaves_nothing(weft, home: Path) -> None:
-    made = told(weft("run", samples.sum, "-n", "1", "--no-keep", "--json"))
-    assert made["loom"] is None
-    assert not home.exists()
+    for flag in ("--no-log", "--no-keep"):
+        made = told(weft("run", samples.sum, "-n", "1", flag, "--json"))
+        assert made["loom"] is None
+        assert not home.exists()
 
 
 def test_grow_means_the_node_of_the_last_tree(weft, grown) -> None:
@@ -173,7 +173,7 @@ def test_ls_of_nothing_says_how_to_begin(weft) -> None:
 
 def test_rm_of_a_loom_can_be_undone_once(weft, grown) -> None:
     assert weft("rm", NAME).stdout == f"removed {NAME}\n"
-    assert Shelf().names() == []
+    assert names() == []
     assert weft("rm", "--undo").stdout == f"restored {NAME}\n"
     assert numbers(weft) == {0: None, 1: 0, 2: 0, 3: 0}
     assert weft("rm", "--undo").exit_code == 1
@@ -189,7 +189,7 @@ def test_rm_of_nodes_takes_what_is_below_and_undo_brings_the_loom_back(weft, gro
     after = told(weft("tree", "--json"))["nodes"]
     assert [each["node"] for each in after] == [0, 1, 4, 5, 2, 6, 3]
     assert after[5]["text"] == made["branches"][0]["text"]
-    assert Shelf().names() == [NAME]
+    assert names() == [NAME]
     assert weft("grow", "4", "-n", "1", *SHORT).exit_code == 0
     assert weft("rm", "--undo").exit_code == 1
 
@@ -200,18 +200,19 @@ def test_what_is_brought_back_takes_no_other_looms_place(weft, grown) -> None:
     result = weft("rm", "--undo")
     assert result.stdout == f"restored {NAME}.2\n"
     assert f"{NAME} is another loom by now" in result.stderr
-    assert sorted(Shelf().names()) == [NAME, f"{NAME}.2"]
+    assert sorted(names()) == [NAME, f"{NAME}.2"]
 
 
 def test_a_loom_with_a_name_of_any_kind_gets_that_back(weft, grown) -> None:
-    (Shelf().path(NAME)).rename(Shelf().path("My Loom.v1"))
+    with library() as found:
+        found.rename(NAME, "My Loom.v1")
     weft("rm", "My Loom.v1")
     assert weft("rm", "--undo").stdout == "restored My Loom.v1\n"
 
 
 def test_a_file_from_elsewhere_is_kept_when_it_is_drawn(weft, lm_file: Path, home: Path) -> None:
     assert weft("tree", str(lm_file)).exit_code == 0
-    assert Shelf().names() == ["mine"]
+    assert names() == ["mine"]
     assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
 
 
@@ -234,54 +235,6 @@ def test_a_solved_puzzle_is_kept_with_its_scores(weft) -> None:
     assert len(tree["nodes"]) == made["nodes"]
     assert any(each["score"] is not None for each in tree["nodes"])
     assert told(weft("read", "--json"))["path"][-1]["text"] == made["path"][-1]["text"]
-
-
-def test_the_index_is_small_and_can_be_lost(weft, grown, home: Path) -> None:
-    index = home / "index.json"
-    assert index.stat().st_size < 300
-    for content in (b"", b"{}", b"[1]", b'{"looms": {"x": 1}}', b"\xff", b"[" * 9999):
-        index.write_bytes(content)
-        assert weft("read", "1").exit_code == 2
-        assert weft("tree").exit_code == 0
-        assert weft("read", "1").exit_code == 0
-    os.unlink(index)
-    assert "no tree of this loom has been drawn yet" in weft("grow", "1").stderr
-
-
-def test_no_half_written_files_are_left(weft, grown, home: Path) -> None:
-    weft("grow", "1", "-n", "1", *SHORT)
-    assert sorted(file.name for file in home.rglob("*") if file.is_file()) == [
-        ".lock",
-        "index.json",
-        f"{NAME}.loom.json",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "name"),
-    [
-        (samples.story, NAME),
-        (samples.game24, "use-4-9-10-13"),
-        ("", "loom"),
-        ("...", "loom"),
-        ("24", "loom-24"),
-        ("con", "loom-con"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("x" * 500, "x" * 40),
-        ("Erzähl mir vom Füchslein", "erzähl-mir-vom-füchslein"),
-    ],
-)
-def test_names_come_from_prompts_and_suit_any_file_system(prompt: str, name: str) -> None:
-    assert name_of(prompt) == name
-
-
-def test_a_name_that_is_taken_is_counted(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    shelf.looms.mkdir()
-    for name in ("loom-7", "loom-7.2", "loom-7.3"):
-        assert shelf.fresh_name("a 7") == name
-        shelf.path(name).touch()
-    assert shelf.fresh_name("loom-7.2") == "loom-7-2"
 
 
 def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:

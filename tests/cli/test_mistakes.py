@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from weft import errors, samples
 from weft.outcomes import OUTCOMES, outcome_of
+from weft.store.database import Database
 
 MISTAKES = [
     (["run", ""], 2, "the prompt is empty"),
@@ -49,8 +52,8 @@ MISTAKES = [
     (["tree"], 1, "there is no loom yet"),
     (["tree", "nosuch"], 2, "there is no loom 'nosuch'"),
     (["tree", "../../no/etc/passwd"], 2, "there is no loom"),
-    (["tree", __file__], 1, f"{__file__} is no saved loom"),
-    (["read", "--loom", __file__], 1, f"{__file__} is no saved loom"),
+    (["tree", __file__], 1, f"{__file__}: it is no JSON"),
+    (["read", "--loom", __file__], 1, f"{__file__}: it is no JSON"),
     (["tree", str(Path(__file__).parent)], 2, "there is no loom"),
     (["read"], 1, "there is no loom yet"),
     (["next"], 1, "there is no loom yet"),
@@ -148,16 +151,28 @@ def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
 
 @pytest.fixture
 def kept(weft, home: Path) -> Path:
-    """The file of a small loom that was drawn last."""
+    """The database with a small loom that was drawn last."""
     result = weft("run", samples.story, "-n", "2", "--max-tokens", "4", "--seed", "1")
     assert result.exit_code == 0
-    return home / "looms" / "tell-story-about-fox.loom.json"
+    return home / "weft.db"
+
+
+def dumped(database: Path) -> list[str]:
+    """All that is in a database."""
+    with closing(sqlite3.connect(database)) as connection:
+        return list(connection.iterdump())
+
+
+def changed(database: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["grow", "9"], "there is no node 9; allowed is a number of the last tree drawn: 0"),
+        (["grow", "9"], "there is no node 9; allowed is 0 (the prompt) to 2"),
         (["grow", "x"], "NODE is 'x'"),
         (["grow", "--", "-1"], "NODE is '-1'"),
         (["grow", "9" * 400], "NODE is '999"),
@@ -175,11 +190,11 @@ def kept(weft, home: Path) -> Path:
     ],
 )
 def test_a_mistake_on_a_kept_loom_leaves_it_as_it_was(weft, kept, arguments, said: str) -> None:
-    before = kept.read_bytes()
+    before = dumped(kept)
     result = weft(*arguments)
     assert result.exit_code == 2, result.output
     assert said in result.stderr
-    assert kept.read_bytes() == before
+    assert dumped(kept) == before
 
 
 def test_a_node_that_was_removed_is_not_there_any_more(weft, kept) -> None:
@@ -189,37 +204,21 @@ def test_a_node_that_was_removed_is_not_there_any_more(weft, kept) -> None:
     assert "node 2 is not in the loom any more" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("content", "verb"),
-    [
-        *((each, ("tree",)) for each in (b"", b"{", b"[]", b"\xff", b'{"format": "other"}', b"{}")),
-        *((b"{", verb) for verb in (("grow", "1"), ("read",), ("export", "a.md"))),
-    ],
-)
-def test_a_broken_file_is_told_by_its_path(weft, kept, content: bytes, verb) -> None:
-    kept.write_bytes(content)
+@pytest.mark.parametrize("verb", [("tree",), ("ls",), ("grow", "1"), ("read",), ("rm", "1")])
+def test_a_broken_database_is_told_by_its_path(weft, kept, verb) -> None:
+    for extra in ("-wal", "-shm"):
+        Path(f"{kept}{extra}").unlink(missing_ok=True)
+    kept.write_bytes(b"this was a database" * 500)
     result = weft(*verb)
     assert result.exit_code == 1, result.output
-    assert str(kept) in result.stderr or "this is no saved loom" in result.stderr
+    assert str(kept) in result.stderr
     assert "Traceback" not in result.output
-    listed = weft("ls")
-    assert listed.exit_code == 0
-    assert "broken" in listed.stdout
-    assert weft("rm", "tell-story-about-fox").exit_code == 0
-
-
-def test_a_newer_format_is_not_read(weft, kept) -> None:
-    kept.write_text(kept.read_text().replace('"version": 1', '"version": 99'))
-    result = weft("tree")
-    assert result.exit_code == 1
-    assert "format version 99" in result.stderr
 
 
 @pytest.mark.parametrize("verb", [("grow", "1"), ("next",), ("run", "-c"), ("chat", "-c")])
 def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> None:
-    data = json.loads(kept.read_text())
-    data["model"]["fingerprint"] = "another"
-    kept.write_text(json.dumps(data))
+    head = "json_set(head, '$[0][1]', 'another')"
+    changed(kept, f"UPDATE looms SET head = {head}")
     result = weft(*verb)
     assert result.exit_code == 1
     assert "was made with another model than tiny" in result.stderr
@@ -230,7 +229,12 @@ def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> N
 
 
 def test_a_model_that_is_gone_is_told_with_what_to_do(weft, kept) -> None:
-    kept.write_text(kept.read_text().replace('"model": "tiny"', '"model": "./gone"'))
+    meta = "json_set(meta, '$.model', './gone')"
+    changed(
+        kept,
+        "UPDATE looms SET model = './gone'",
+        f"UPDATE nodes SET meta = {meta} WHERE number = 0",
+    )
     result = weft("grow", "1")
     assert result.exit_code == 3
     assert "was made with ./gone: there is no folder ./gone" in result.stderr
@@ -275,18 +279,23 @@ def test_doctor_says_that_nothing_can_be_kept(weft, nowhere) -> None:
 
 
 def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch) -> None:
-    before = kept.read_bytes()
+    before = weft("tree", "--json").stdout
+    set_up = Database._set_up
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def small(self, connection, record) -> None:
+        set_up(self, connection, record)
+        connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
 
-    monkeypatch.setattr("os.fsync", full)
-    result = weft("grow", "1", "-n", "1", "--max-tokens", "2")
-    assert "not kept: cannot write" in result.stderr
-    assert kept.read_bytes() == before
-    assert [file.name for file in kept.parent.iterdir()] == [kept.name]
-    weft("run", samples.sum, "-n", "1")
-    assert [file.name for file in kept.parent.iterdir()] == [kept.name]
+    monkeypatch.setattr(Database, "_set_up", small)
+    result = weft("grow", "1", "-n", "4", "--max-tokens", "200")
+    assert result.exit_code == 0
+    assert "not kept: " in result.stderr
+    assert "full" in result.stderr
+    assert "make room on that disk" in result.stderr
+    assert result.stdout
+    monkeypatch.setattr(Database, "_set_up", set_up)
+    assert weft("tree", "--json").stdout == before
+    assert weft("grow", "1", "-n", "1", "--max-tokens", "2").exit_code == 0
 
 
 def test_an_error_under_json_is_one_object_on_stderr(weft) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 import weft as package
+from cli.conftest import library
 from weft import Loom
 from weft.viz.out import shows
 
@@ -20,23 +21,21 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-
 OURS = re.compile(r"\x1b\[(?:\d+(?:;\d+)*)?[mAKG]|\x1b\[2K|\x1b\[\?25[lh]")
 # A colour by C1, text that runs backwards, a window's title, a line that breaks elsewhere, a bell.
 NASTY = "\x9b31mred\u202edrawkcab\u2066 \x1b]0;title\x07 \u2028\x85\x9d0;other\x9c end"
-NAME = "bad-\x9bname\u202e"
+NAME = "bad-\x9bname\u202e"  # no loom can have it
 
 
 @pytest.fixture
-def shelf(home: Path) -> Path:
+def shelf(home: Path) -> None:
     """One loom with nasty texts in its prompt, in what was said and in a node, and a nasty name."""
-    folder = home / "looms"
-    folder.mkdir(parents=True)
     with package.load("tiny") as lm, Loom(lm, f"Say {NASTY}") as loom:
         loom.meta["model"] = "tiny"
         (grown,) = loom.grow(1, max_tokens=3, seed=1)
         said = grown.add(f"Well {NASTY}")
         said.meta["said"] = f"Well {NASTY}"
-        said.add(f"No {NASTY}\n{NASTY}")
-        loom.save(folder / "nasty.loom.json")
-        loom.save(folder / f"{NAME}.loom.json")
-    return folder
+        with library() as found:
+            kept = found.create(loom, name="nasty")
+            said.add(f"No {NASTY}\n{NASTY}")
+            kept.commit("add")
 
 
 def harmful(output: str) -> set[str]:
@@ -56,7 +55,9 @@ VERBS = [
     ("run", f"Say {NASTY}", "-n", "2", "--max-tokens", "4", "--json"),
     ("run", f"Say {NASTY}", "-n", "2", "--max-tokens", "4", "--color", "prob"),
     ("solve", f"Say {NASTY}", "--strategy", "greedy"),
-    ("rm", NAME),
+    ("find", "Well"),
+    ("undo", "--loom", "nasty"),
+    ("redo", "--loom", "nasty"),
 ]
 
 
@@ -80,6 +81,8 @@ def test_a_chat_that_goes_on_is_shown_harmlessly(shelf, weft, in_terminal) -> No
 
 MISTAKES = [
     ("tree", NAME + "x"),
+    ("rm", NAME),
+    ("find", NASTY, "--loom", NAME),
     ("tree", NAME + "x", "--json"),
     ("run", "hi", "-m", f"./{NASTY}"),
     ("run", "hi", "-m", f"./{NASTY}", "--json"),
@@ -160,12 +163,12 @@ def test_nothing_is_wider_than_the_terminal(in_terminals, encoding: str) -> None
 
 
 def test_a_deep_tree_keeps_to_the_width(home: Path, in_terminals) -> None:
-    (home / "looms").mkdir(parents=True)
     with package.load("tiny") as lm, Loom(lm, "Deep") as loom:
         node = loom
         for turn in range(40):
             node = node.add(f" turn {turn} of a talk that goes on … and on")
-        loom.save(home / "looms" / "deep.loom.json")
+        with library() as found:
+            found.create(loom, name="deep")
     for encoding in ("ascii", "utf-8"):
         (output,) = in_terminals([("tree", "deep")], PYTHONIOENCODING=encoding).values()
         lines = OURS.sub("", output).replace("\r", "").split("\n")

@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import forks
-import weft as package
+from cli.conftest import held, loom_of, names
 from weft import Loom, samples
-from weft.cli import kept as kept_module
-from weft.cli import shelf as shelf_module
-from weft.cli import shelf as terminal_module
-from weft.cli.kept import Kept
-from weft.cli.shelf import Shelf, terminal
+from weft.cli import here
+from weft.cli import terminal as terminal_module
+from weft.cli.terminal import terminal
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
 NAME = "tell-story-about-fox"
@@ -34,18 +34,12 @@ def grown(weft) -> None:
     assert weft("run", samples.story, "-n", "3", *SHORT).exit_code == 0
 
 
-@pytest.fixture(scope="module")
-def lm() -> Iterator[package.LM]:
-    with package.load("tiny") as lm:
-        yield lm
-
-
 @pytest.fixture
 def in_terminal_named(weft, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`in_terminal_named("A", "read")`: the command, typed in that terminal."""
 
     def run(mark: str, *arguments: str) -> Any:
-        monkeypatch.setattr(shelf_module, "terminal", lambda: mark)
+        monkeypatch.setattr(here, "terminal", lambda: mark)
         return weft(*arguments)
 
     return run
@@ -56,268 +50,157 @@ def told(result) -> dict:
     return json.loads(result.stdout)
 
 
-def shape(name: str = NAME) -> list[tuple[int | None, list[int]]]:
-    loom = Loom.open(Shelf().path(name))
-    index = {node.id: at for at, node in enumerate(loom.walk())}
-    return [(index[n.parent.id] if n.parent else None, n.tokens) for n in loom.walk()]
-
-
 # One loom, many commands
-
-
-def test_what_two_commands_add_is_both_there(weft, grown, lm: package.LM) -> None:
-    mine = Kept.open(Shelf(), NAME, lm)
-    added = mine.loom.children[1].add([5, 6])
-    theirs = told(weft("grow", "1", "-n", "2", "--json", *SHORT))
-    mine.save()
-    assert mine.name == NAME
-    nodes = {node.id for node in Loom.open(Shelf().path(NAME)).walk()}
-    assert len(nodes) == 4 + 2 + 1
-    assert {added.id, *(each["id"] for each in theirs["branches"])} <= nodes
-    # And here it goes on with both.
-    assert {node.id for node in mine.loom.walk()} == nodes
-    more = mine.loom.children[0].children[0].add([7])
-    mine.save()
-    assert mine.name == NAME
-    assert Loom.open(Shelf().path(NAME)).find(more.id).tokens == [7]
-
-
-def test_numbers_that_one_command_told_are_not_given_again_by_another(
-    weft, grown, lm: package.LM
-) -> None:
-    mine = Kept.open(Shelf(), NAME, lm)
-    added = mine.loom.children[1].add([5, 6])
-    assert mine.number(added) == 4
-    theirs = told(weft("grow", "1", "-n", "2", "--json", *SHORT))
-    assert [each["node"] for each in theirs["branches"]] == [4, 5]
-    mine.save()
-    assert mine.number(added) == 6
-    drawn = {each["id"]: each["node"] for each in told(weft("tree", "--json"))["nodes"]}
-    assert {each["id"]: each["node"] for each in theirs["branches"]}.items() <= drawn.items()
-    assert drawn[added.id] == 6
-
-
-def test_what_was_removed_on_one_side_is_gone_and_what_was_added_on_the_other_is_there(
-    weft, grown, lm: package.LM
-) -> None:
-    mine = Kept.open(Shelf(), NAME, lm)
-    mine.at = mine.loom.children[2]
-    mine.loom.children[0].add([5, 6])
-    assert weft("rm", "3").exit_code == 0
-    mine.save()
-    assert mine.name == NAME
-    assert mine.at is mine.loom
-    assert len(shape()) == 4
-    mine.loom.children[1].remove()
-    told(weft("grow", "1", "-n", "1", "--json", *SHORT))
-    mine.save()
-    assert mine.name == NAME
-    assert len(shape()) == 4
-
-
-@pytest.mark.parametrize("removes", ["they", "we"])
-def test_what_grew_below_a_node_that_was_removed_is_kept_apart(
-    weft, grown, lm: package.LM, removes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mine = Kept.open(Shelf(), NAME, lm)
-    if removes == "they":
-        mine.loom.children[0].add([5, 6])
-        assert weft("rm", "1").exit_code == 0
-    else:
-        mine.loom.children[0].remove()
-        told(weft("grow", "1", "-n", "1", "--json", *SHORT))
-    theirs = shape()
-    mine.save()
-    assert mine.name == f"{NAME}.2"
-    assert shape() == theirs
-    assert len(shape(f"{NAME}.2")) == (5 if removes == "they" else 3)
-    assert "kept apart" in capsys.readouterr().err
-
-
-def test_another_loom_under_the_same_name_is_left_alone(weft, grown, lm: package.LM) -> None:
-    mine = Kept.open(Shelf(), NAME, lm)
-    weft("run", samples.sum, "-n", "1")
-    Shelf().path(OTHER).replace(Shelf().path(NAME))
-    mine.save()
-    assert mine.name == f"{NAME}.2"
-    assert len(shape()) == 2
-
-
-def test_a_loom_that_was_removed_meanwhile_is_kept_again(weft, grown, lm: package.LM) -> None:
-    mine = Kept.open(Shelf(), NAME, lm)
-    weft("rm", NAME)
-    mine.save()
-    assert mine.name == NAME
-    assert len(shape()) == 4
-
-
-MANY = """
-import os, sys
-import weft
-from weft.cli.kept import Kept
-from weft.cli.shelf import Shelf
-
-n_processes, n_each = int(sys.argv[1]), int(sys.argv[2])
-lm = weft.load("tiny")
-Kept.new(weft.Loom(lm, [1, 2, 3]), "tiny", "auto").save()
-(name,) = Shelf().names()
-pids = []
-for process in range(n_processes):
-    if not (pid := os.fork()):
-        try:
-            for n in range(n_each):
-                kept = Kept.open(Shelf(), name, lm)
-                kept.loom.add([process, n]).add([9])
-                kept.save()
-                assert kept.name == name
-                # A loom of its own, too, of a name that all want.
-                Kept.new(weft.Loom(lm, [4]), "tiny", "auto").save()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    pids.append(pid)
-assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
-"""
-
-
-@posix
-@pytest.mark.parametrize(
-    ("n_processes", "n_each"), [(4, 4), pytest.param(16, 40, marks=pytest.mark.slow)]
-)
-def test_many_processes_that_read_change_and_write_lose_nothing(
-    command_environment, n_processes: int, n_each: int
-) -> None:
-    many = (str(n_processes), str(n_each))
-    done = forks.run(MANY, *many, env=command_environment(), timeout=280)
-    assert done.returncode == 0, done.stderr
-    names = Shelf().names()
-    assert len(names) == 1 + n_processes * n_each
-    all_tokens = [
-        sorted(child.tokens for child in Loom.open(Shelf().path(name)).children) for name in names
-    ]
-    made = sorted([process, n] for process in range(n_processes) for n in range(n_each))
-    assert [each for each in all_tokens if each] == [made]
-    numbers = Shelf().seen(max(names, key=lambda name: Shelf().summary(name).n_nodes)).numbers
-    assert len(set(numbers)) == len(numbers) == 1 + 2 * len(made)
 
 
 @posix
 @pytest.mark.parametrize(
     ("n_at_once", "n_rounds"),
-    [
-        (3, 1),
-        pytest.param(3, 8, marks=pytest.mark.slow),
-        pytest.param(8, 4, marks=pytest.mark.slow),
-    ],
+    [(8, 1), pytest.param(8, 8, marks=pytest.mark.slow)],
 )
-def test_grows_at_the_same_time_lose_nothing(
+def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
     weft, grown, started, n_at_once: int, n_rounds: int
 ) -> None:
+    said: dict[int, str] = {}
     for _ in range(n_rounds):
-        running = [
-            started("grow", str(1 + i % 3), "-n", "1", "--max-tokens", "2")
-            for i in range(n_at_once)
-        ]
+        few = ("-n", "2", "--max-tokens", "2", "--json")
+        running = [started("grow", str(1 + i % 3), *few) for i in range(n_at_once)]
         for process in running:
-            _, errors = process.communicate(timeout=200)
+            output, errors = process.communicate(timeout=200)
             assert process.returncode == 0, errors.decode()
-    assert Shelf().names() == [NAME]
-    loom = Loom.open(Shelf().path(NAME))
-    assert [len(each.children) for each in loom.children] == [
-        n_rounds * len(range(i, n_at_once, 3)) for i in range(3)
+            for branch in json.loads(output)["branches"]:
+                assert branch["node"] not in said
+                said[branch["node"]] = branch["id"]
+    assert names() == [NAME]
+    assert [len(each.children) for each in loom_of(NAME).children] == [
+        2 * n_rounds * len(range(i, n_at_once, 3)) for i in range(3)
     ]
-    drawn = [each["node"] for each in told(weft("tree", "--json"))["nodes"]]
-    assert sorted(drawn) == list(range(4 + n_at_once * n_rounds))
+    drawn = {each["node"]: each["id"] for each in told(weft("tree", "--json"))["nodes"]}
+    assert sorted(drawn) == list(range(4 + 2 * n_at_once * n_rounds))
+    assert said.items() <= drawn.items()
 
 
-HOLD = """
-import sys
-from weft.cli.shelf import Shelf
-with Shelf().locked():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+@posix
+def test_looms_begun_at_the_same_time_have_names_of_their_own(weft, started) -> None:
+    running = [started("run", samples.sum, "-n", "1", "--max-tokens", "2") for _ in range(4)]
+    for process in running:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors.decode()
+    assert sorted(names()) == [OTHER, *(f"{OTHER}.{n}" for n in (2, 3, 4))]
 
 
-@pytest.fixture
-def holder(command_environment) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock until its input ends, or it is killed."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD],
-        env=command_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
+HOT = ("--temp", "100", "--max-tokens", "1500")  # hardly a branch ends by itself in time
 
 
-def test_a_process_that_is_killed_while_it_holds_the_lock_stops_nobody(
-    weft, grown, holder: subprocess.Popen[str]
-) -> None:
-    os.kill(holder.pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
-    holder.wait()
-    assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
-    assert len(shape()) == 5
+@posix
+@pytest.mark.parametrize("n_times", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n_times) -> None:
+    for round_ in range(n_times):
+        n_before = loom_of(NAME).count_children()
+        process = started("grow", "0", "--tree", "-n", "4", *HOT, "--seed", str(round_))
+        began = time.monotonic()
+        assert process.stdout.read(4).startswith(b"[")
+        time.sleep(1.5 + (round_ % 5) / 10)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        loom = loom_of(NAME)
+        new = [node for node in loom.children if node.finish_reason == "interrupted"]
+        assert loom.count_children() == n_before + 4
+        assert len(new) == 4 * (round_ + 1)
+        assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in new[-4:])
+        assert time.monotonic() - began < 60
+    assert weft("grow", str(held(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
 
 
-def test_who_waits_for_the_lock_is_told_and_then_goes_on(
-    grown, started, holder: subprocess.Popen[str]
-) -> None:
-    waiting = started("read", "1")
-    assert b"waiting for another weft command" in iter_until(waiting.stderr, b"waiting")
-    assert waiting.poll() is None
-    holder.communicate("")
+@posix
+def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
+    process = started("run", samples.story, "--tree", "-n", "3", *HOT)
+    assert process.stdout.read(4) == b"[1] "
+    time.sleep(1.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reasons = [node.finish_reason for node in loom_of(NAME).children]
+    assert reasons == ["interrupted"] * 3
+    assert "interrupted" in weft("tree", NAME).stdout
+
+
+def test_who_waits_for_a_database_that_is_in_use_goes_on_then(grown, started, home: Path) -> None:
+    with closing(sqlite3.connect(home / "weft.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        waiting = started("grow", "1", "-n", "1", "--max-tokens", "2")
+        time.sleep(3)
+        assert waiting.poll() is None
+        connection.execute("COMMIT")
     waiting.communicate(timeout=60)
     assert waiting.returncode == 0
+    assert loom_of(NAME).count_children() == 5
 
 
-def iter_until(pipe: Any, word: bytes) -> bytes:
-    for line in pipe:
-        if word in line:
-            return bytes(line)
-    return b""
+def test_what_grew_below_a_node_that_was_removed_meanwhile_is_there(weft, grown, started) -> None:
+    process = started("grow", "1", "--tree", "-n", "1", *HOT)
+    assert process.stdout.read(4).startswith(b"[")
+    assert weft("rm", "1").exit_code == 0
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    loom = loom_of(NAME)
+    assert [len(node.children) for node in loom.children] == [1, 0, 0]
 
 
-def test_where_files_cannot_be_locked_one_is_warned_and_goes_on(
-    weft, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class NoLock:
-        def acquire(self, *_: object, **__: object) -> None:
-            raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(shelf_module, "_lock", lambda folder: NoLock())
-    monkeypatch.setattr(shelf_module, "_NO_LOCKS", (37,))
-    result = weft("run", samples.sum, "-n", "1")
-    assert result.exit_code == 0
-    assert "undo each other's work: [Errno 37] No locks" in result.stderr
-    assert Shelf().names() == [OTHER]
+# Undo and redo
 
 
-def test_an_interrupted_save_lets_go_of_the_lock(grown, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    mine = Kept.open(Shelf(), NAME)
-    with monkeypatch.context() as patched:
-        patched.setattr(kept_module.Kept, "_write", stop)
-        with pytest.raises(KeyboardInterrupt):
-            mine.save()
-    with Shelf().locked():
-        pass
+def numbers(weft) -> list[int]:
+    return sorted(each["node"] for each in told(weft("tree", "--json"))["nodes"])
 
 
-def test_links_to_nothing_folders_and_pipes_are_no_looms(weft, grown, tmp_path: Path) -> None:
-    looms = Shelf().looms
-    (looms / "a.loom.json").mkdir()
-    if os.name != "nt":
-        (looms / "b.loom.json").symlink_to("nothing")
-        os.mkfifo(looms / "c.loom.json")
-    assert Shelf().names() == [NAME]
-    assert weft("ls").exit_code == 0
+def test_undo_and_redo_go_through_what_was_done_and_say_it(weft, grown) -> None:
+    weft("grow", "1", "-n", "2", *SHORT)
+    weft("rm", "2", "4")
+    assert numbers(weft) == [0, 1, 3, 5]
+    result = weft("undo")
+    assert result.stdout.startswith(f"undid remove in {NAME}: 2 nodes back (2, 4)\n")
+    assert "├── 2  " in result.stdout
+    assert "next: weft redo" in result.stderr
+    result = told(weft("undo", "--json"))
+    assert (result["kind"], result["removed"]) == ("grow", [4, 5])
+    assert numbers(weft) == [0, 1, 2, 3]
+    assert weft("redo").stdout.startswith(f"did again grow in {NAME}: 2 nodes back (4-5)\n")
+    assert told(weft("redo", "--json"))["removed"] == [2, 4]
+    nothing = weft("redo")
+    assert nothing.exit_code == 1
+    assert "there is nothing to redo" in nothing.stderr
+    weft("undo")
+    weft("grow", "3", "-n", "1", *SHORT)
+    assert weft("redo").exit_code == 1  # something else was done since
+    assert numbers(weft) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_where_one_stood_is_gone_after_undo_one_stands_above(weft, grown) -> None:
+    weft("grow", "1", "-n", "1", *SHORT)
+    weft("read", "4")
+    told(weft("undo", "--json"))
+    assert told(weft("tree", "--json"))["at"] == 1
+    assert weft("undo").exit_code == 0
+    assert weft("undo").exit_code == 1  # a loom's beginning is not undone
+    assert weft("undo", "--loom", "nosuch").exit_code == 2
+
+
+def test_rm_undo_brings_back_what_was_removed_last_and_no_other_change(weft, grown) -> None:
+    weft("rm", "1")
+    weft("grow", "2", "-n", "1", *SHORT)
+    weft("rm", "3")
+    weft("grow", "2", "-n", "1", *SHORT)
+    for there in ([0, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]):
+        assert told(weft("rm", "--undo", "--json"))["restored"] == [NAME]
+        assert numbers(weft) == there
+    weft("run", samples.sum, "-n", "1")
+    weft("rm", NAME)
+    assert told(weft("rm", "--undo", "--json"))["restored"] == [NAME]
+    weft("rm", "1", "--loom", NAME)
+    weft("tree", OTHER)
+    assert weft("rm", "--undo").exit_code == 1
+    assert weft("rm", "--undo", "--loom", NAME).exit_code == 0
+    assert numbers(weft) == [0, 1]
 
 
 # Terminals
@@ -409,7 +292,7 @@ def test_every_verb_takes_a_loom_by_name(weft, grown, tmp_path: Path) -> None:
 
 
 def samples_name() -> str:
-    return next(name for name in Shelf().names() if name != NAME)
+    return next(name for name in names() if name != NAME)
 
 
 @pytest.mark.parametrize(
@@ -448,10 +331,10 @@ def test_a_file_that_is_no_loom_is_not_kept(weft, tmp_path: Path) -> None:
     result = weft("tree", str(file))
     assert result.exit_code == 1
     assert f"{file}: this is no saved loom" in result.stderr
-    assert Shelf().names() == []
+    assert names() == []
 
 
-MARK = "from weft.cli.shelf import terminal; print(terminal())"
+MARK = "from weft.cli.terminal import terminal; print(terminal())"
 
 
 @posix

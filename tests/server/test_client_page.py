@@ -61,8 +61,13 @@ def test_llm_takes_the_file_of_the_page(
     (second,) = json.loads(run("logs", "-n", "1", "--json"))
     details = json.loads(second["token_details"])
     assert details["prompt_tokens_details"]["cached_tokens"] > 8
-    schema = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
-    made = run("-m", "weft", "--schema", schema, "A number", "-o", "max_tokens", "40")
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    made = run("-m", "weft", "--schema", json.dumps(schema), "A number", "-o", "max_tokens", "40")
     assert isinstance(json.loads(made)["a"], int)
     run("-m", "weft-text", "Once upon a", "-o", "max_tokens", "4", "-o", "logprobs", "3")
     (logged,) = json.loads(run("logs", "-n", "1", "--json"))

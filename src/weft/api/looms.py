@@ -19,6 +19,9 @@ class LoomObject(Reply):
     created: str = Field(default="", description="ISO 8601.")
     changed: str = Field(default="", description="ISO 8601.")
     rev: int = Field(description="Rises with every change.")
+    chat_template_used: bool | None = Field(
+        default=None, description="Whether the prompt is a chat; told of one loom, not in lists."
+    )
     growing: int = Field(default=0, description="Branches that grow now.")
     meta: Json | None = Field(default=None, description="Notes; told of one loom, not in lists.")
     bookmarks: dict[str, str] | None = Field(
@@ -125,6 +128,7 @@ class Imported(Reply):
 
 
 class RestoredLooms(Reply):
-    """The looms that came back."""
+    """The looms that came back, or whose nodes did."""
 
     data: list[LoomObject]
+    names: list[str] = Field(description="The names that they had before.")

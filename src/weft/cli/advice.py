@@ -12,8 +12,7 @@ from ..viz.out import Out
 from .model import TINY
 
 if TYPE_CHECKING:
-    from ..lm import LM
-    from ..loom import Heddle, Loom
+    from ..loom import Heddle
     from .kept import Kept
 
 _LONG = 60  # a prompt above this is not repeated
@@ -45,26 +44,25 @@ def after_growth(kept: Kept, made: Sequence[Heddle]) -> None:
         return
     at = kept.at if any(node is kept.at for node in made) else made[0]
     number = str(numbers[at.id])
-    lm = kept.loom.lm
-    can = None if lm is None else lm.info.abilities
     going = next((node for node in made if not node.terminal), None)
-    if going is not None and (can is None or can.continues):
+    if going is not None and kept.grower.continues:
         grow = ["weft", "grow", str(numbers[going.id]), "-n", "4"]
     else:
         # None can go on: from where they began, others can be had.
         begin = at.parent or kept.loom
         grow = ["weft", "grow", str(numbers[begin.id]), "-n", "4"]
-    has_next = can is None or can.steps
-    suggest(grow, ["weft", "read", number], *([["weft", "next", number]] if has_next else []))
+    ask = [["weft", "next", number]] if kept.grower.has_next else []
+    suggest(grow, ["weft", "read", number], *ask)
 
 
-def after_unkept(lm: LM, loom: Loom) -> None:
+def after_unkept(kept: Kept) -> None:
     """Suggest how to go on where nothing is kept: the same model, asked in the same way."""
     from ..search import Game24
 
+    loom = kept.loom
     asked = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
-    same = of_model(str(loom.meta.get("model", TINY)))
-    if not loom.chat_template_used and lm.text.chat_template is not None:
+    same = of_model(kept.model)
+    if not loom.chat_template_used and kept.grower.has_template:
         same.append("--raw")
     puzzle = asked if Game24.read(asked) is not None else samples.game24
     suggest(

@@ -11,16 +11,20 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..viz.out import Out, write_object
 from . import failures, options, screen
+from .bring import import_
 from .chat import chat
 from .demo import demo
 from .doctor import doctor, models
 from .export import export
+from .find import find
 from .look import next_, read, tree
 from .looms import ls, rm
+from .page import open_
 from .run import grow, run
 from .screen import show
 from .serve import serve
 from .solve import solve
+from .undo import redo, undo
 
 
 class Verbs(TyperGroup):
@@ -58,7 +62,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, run, grow, tree, read, next_, chat, solve, ls, rm, export, models, doctor):
+VERBS = (
+    *(demo, run, grow, tree, read, next_, chat, solve, ls, find, rm, undo, redo),
+    *(export, import_, open_, models, doctor),
+)
+for verb in VERBS:
     app.command(verb.__name__.rstrip("_"))(verb)
 # What it does not know is the engine's.
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

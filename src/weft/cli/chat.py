@@ -9,19 +9,20 @@ import typer
 
 from .. import samples
 from ..errors import ConfigError, WeftError
-from ..interchange.turns import said_at
+from ..interchange.said import said_at
 from ..viz.lanes import Plain, Silent
 from ..viz.out import Out
 from . import advice, options
+from .desk import with_grower, with_model
 from .draw import grow_watched, show_tree
 from .failures import guarded, tell
-from .kept import Kept, say, template_hint, with_model
-from .model import TINY, load_model
+from .model import TINY
 from .run import ask, settings_of, write_growth
 
 if TYPE_CHECKING:
-    from ..lm import LM
     from ..loom import Heddle
+    from .desk import Grower
+    from .kept import Kept
 
 _HELP = """\
   /fork [N]   N other answers to what you said last (4), and choose; Enter keeps the first
@@ -65,14 +66,13 @@ def chat(
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
-        with with_model(loom, own, engine, kv_budget) as (lm, kept):
-            source = str(kept.loom.meta.get("model", kept.loom.saved_by.name))
-            talk = Chat(out, lm, source, engine, sampling, kept=kept, as_json=as_json)
+        with with_model(loom, own, engine, kv_budget) as kept:
+            talk = Chat(out, kept.grower, sampling, kept=kept, as_json=as_json)
             talk.show_so_far()
             talk.run()
         return
-    with load_model(model, engine, kv_budget) as lm:
-        Chat(out, lm, model, engine, sampling, system=system, as_json=as_json).run()
+    with with_grower(options.chosen_model(context, model), engine, kv_budget) as grower:
+        Chat(out, grower, sampling, system=system, as_json=as_json).run()
 
 
 class Chat:
@@ -84,23 +84,20 @@ class Chat:
     def __init__(
         self,
         out: Out,
-        lm: LM,
-        model: str,
-        engine: str,
+        grower: Grower,
         sampling: dict[str, Any],
         *,
         system: str | None = None,
         kept: Kept | None = None,
         as_json: bool = False,
     ) -> None:
-        if lm.text.chat_template is None:
+        if not grower.has_template:
             raise ConfigError(
-                f"{model} has no chat template: it continues text and does not answer",
-                hint=template_hint(lm, 'weft run "…" --raw continues a text'),
+                f"{grower.source} has no chat template: it continues text and does not answer",
+                hint=grower.template_hint('weft run "…" --raw continues a text'),
             )
         self.out = out
-        self.lm = lm
-        self.source = (model, engine)
+        self.grower = grower
         self.sampling = sampling
         self.system = system
         self.kept = kept
@@ -109,7 +106,9 @@ class Chat:
     def run(self) -> None:
         """Read lines until the end of input; a mistake is told and the next line read."""
         if not self.as_json:
-            self.out.line((f"{self.source[0]} · /help lists the commands, Ctrl-D leaves", "dim"))
+            self.out.line(
+                (f"{self.grower.source} · /help lists the commands, Ctrl-D leaves", "dim")
+            )
         line = self._ask("> ")
         while line is not None and line not in ("/quit", "/exit", "/q"):
             typed = None
@@ -120,7 +119,7 @@ class Chat:
             line = self._ask("> ") if typed is None else typed
         if self.as_json:
             return
-        stats = self.lm.stats()
+        stats = self.grower.stats()
         if stats.steps:
             self.out.facts(str(stats))
         if self.kept is not None and self.kept.name:
@@ -159,25 +158,20 @@ class Chat:
     def answer(self, text: str) -> None:
         """Say a text, and let the model answer once."""
         if self.kept is None:
-            from ..loom import Loom
-            from .spoken import Spoken
-
-            turns = [{"role": "user", "content": text}]
-            loom = Loom(self.lm, turns, system=self.system, heddle_class=Spoken)
-            self.kept = Kept.new(loom, *self.source)
-            node: Heddle = loom
+            self.kept = self.grower.begin(text, chat=True, system=self.system, special=False)
+            node: Heddle = self.kept.loom
         else:
-            node = say(self.lm, self.kept.at, text, chat=True)
+            node = self.kept.say(self.kept.at, text, chat=True)
         shown = Silent() if self.as_json else Plain(self.out)
         sampling = self._sampling(node)
-        made, done = grow_watched(self.out, self.lm, self.kept, node, 1, sampling, shown)
+        made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)
         if not done:
             self.out.line(("stopped", "dim"))
         if not made or not made[0].text:
-            advice.warn_if_poor(self.source[0], made)
+            advice.warn_if_poor(self.grower.source, made)
         is_kept = self.kept.try_save()
         if self.as_json:
-            write_growth(self.lm, self.kept, made, is_kept=is_kept, said=text)
+            write_growth(self.kept, made, is_kept=is_kept, said=text)
 
     def fork(self, number: str) -> str | None:
         """Grow other answers to what was said last, and go on from the one that is chosen.
@@ -192,17 +186,17 @@ class Chat:
         n, shown = int(number or 4), Silent() if self.as_json else None
         first = kept.at if kept.at is not node else None
         sampling = self._sampling(node)
-        made, _ = grow_watched(self.out, self.lm, kept, node, n, sampling, shown)
+        made, _ = grow_watched(self.out, kept, node, n, sampling, shown)
         kept.at = first or kept.at
         numbers = kept.numbers()
         if self.out.is_live:
             for each in made:
                 self.out.block(str(numbers[each.id]), each.text.strip("\n"))
-        advice.warn_if_poor(self.source[0], made)
+        advice.warn_if_poor(self.grower.source, made)
         is_kept = kept.try_save()
         if self.as_json:
             said = said_at(node) or kept.loom.user_prompt
-            write_growth(self.lm, kept, made, is_kept=is_kept, said=said)
+            write_growth(kept, made, is_kept=is_kept, said=said)
         typed = self._choose(kept, node) if made else None
         self.out.line((f"going on from {kept.number(kept.at)}", "dim"))
         if kept.name:

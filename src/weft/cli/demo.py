@@ -48,7 +48,7 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         if as_json:
             from ..store.wire import stats_object
 
-            stats = stats_object(lm)
+            stats = stats_object(lm.stats())
             told = {"model": TINY, "word_problem": problem, "game_of_24": game}
             write_object({**told, "seconds": seconds, "stats": stats})
             return

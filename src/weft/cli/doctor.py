@@ -20,14 +20,24 @@ from ..outcomes import UNAVAILABLE
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, engines, options, screen
+from .desk import desk
 from .failures import guarded
 from .model import TINY, load_model
-from .shelf import Shelf, home
 
 if TYPE_CHECKING:
     from ..lm import LM
 
-VARIABLES = ("WEFT_HOME", "WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG", "HF_HOME")
+VARIABLES = (
+    "WEFT_HOME",
+    "WEFT_DB",
+    "WEFT_HOST",
+    "WEFT_PORT",
+    "WEFT_MODEL",
+    "WEFT_ENGINE",
+    "WEFT_KV_BUDGET",
+    "WEFT_LOG",
+    "HF_HOME",
+)
 
 
 @guarded
@@ -76,7 +86,7 @@ def try_embedded() -> Tried:
 def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
     """Return the report for --json."""
     total, available = memory()
-    looms, problem = kept_looms()
+    looms, where, problem = kept_looms()
     return {
         "weft": __version__,
         "clash": clash() or None,
@@ -90,7 +100,7 @@ def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
         "engines": engines.engines_object(),
         "plugins": engines.plugin_problems(),
         "tiny": tried._asdict(),
-        "home": str(home()),
+        "home": where,
         "home_problem": problem or None,
         "looms": looms,
         "cache": screen.cache_folder(),
@@ -114,16 +124,13 @@ def clash() -> str:
     return f"weft {other}, another distribution, has the same package and command"
 
 
-def kept_looms() -> tuple[int, str]:
-    """Return how many looms are kept, and why none can be kept; "" for nothing wrong."""
-    folder = home()
+def kept_looms() -> tuple[int, str, str]:
+    """Return how many looms are kept, where, and why none can be kept; "" for nothing wrong."""
     try:
-        n_looms = len(Shelf(folder).names())
+        with desk() as at:
+            return len(at.rows()), at.where(), ""
     except WeftError as error:
-        return 0, str(error)
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    can_write = there.is_dir() and os.access(there, os.W_OK)
-    return n_looms, "" if can_write else f"{there} cannot be written"
+        return 0, os.environ.get("WEFT_HOME", ""), str(error)
 
 
 def _system(out: Out) -> None:
@@ -162,8 +169,8 @@ def _one_token(lm: LM) -> str:
 
 
 def _kept(out: Out) -> None:
-    looms, problem = kept_looms()
-    row(out, "looms", f"{looms} in {home()}")
+    looms, where, problem = kept_looms()
+    row(out, "looms", f"{looms} in {where}" if where else str(looms))
     if problem:
         row(out, "", ("x ", "red"), f"{problem}: set WEFT_HOME to a folder that you can write")
     for name, value in environment().items():

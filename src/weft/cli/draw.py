@@ -9,21 +9,18 @@ from rich.text import Text
 
 from ..viz.lanes import Lanes, LaneWatcher, Printer, watch
 from ..viz.out import Out
-from ..viz.outline import counted
 from ..viz.text import Picture, legend, tinted
 from .options import Tint
 
 if TYPE_CHECKING:
-    from ..lm import LM
     from ..loom import Heddle
-    from .kept import Kept
+    from .kept import Kept, Sprouts
 
 _WHOLE = 40  # nodes up to which a tree is drawn whole after each growth
 
 
 def grow_watched(
     out: Out,
-    lm: LM,
     kept: Kept,
     node: Heddle,
     n: int,
@@ -37,37 +34,33 @@ def grow_watched(
     watcher: what shows them; None takes lanes on a terminal, plain lines elsewhere.
     On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
     """
-    from ..loom.node import by_call
     from .kept import best_of
 
-    kept.numbers()
-    before = {child.id for child in node.children}
-    deltas = node.stream(n=n, force=force, **sampling)
-    done = watch(watcher or _watcher(out, lm, node, n, kept.numbering.next), deltas)
-    made = by_call(child for child in node.children if child.id not in before)
-    kept.numbers()
+    growing = kept.grow(node, n, sampling, force=force)
+    done = watch(watcher or _watcher(out, n, growing), growing.deltas)
+    made = growing.made()
     kept.at = best_of(made) or node
     return made, done
 
 
 def show_growth(
-    out: Out, lm: LM, kept: Kept, made: Sequence[Heddle], tint: Tint | None, *, is_kept: bool
+    out: Out, kept: Kept, made: Sequence[Heddle], tint: Tint | None, *, is_kept: bool
 ) -> None:
     """Show the texts where the tree has no room for them, the tree, and what was saved."""
     numbers = kept.numbers()
     if out.is_live or tint is not None:
-        show_texts(out, lm, [(numbers[node.id], node) for node in made], tint)
+        show_texts(out, kept, [(numbers[node.id], node) for node in made], tint)
     elif made:
         out.line()
     show_tree(out, kept, made)
     out.line()
-    show_cost(out, lm, kept, is_kept=is_kept)
+    show_cost(out, kept, is_kept=is_kept)
 
 
-def show_cost(out: Out, lm: LM, kept: Kept, *, is_kept: bool) -> None:
+def show_cost(out: Out, kept: Kept, *, is_kept: bool) -> None:
     """Write what was computed and saved, and the name of the loom."""
     told = f" · kept as {kept.name}" if is_kept else ""
-    out.facts(str(lm.stats()) + told)
+    out.facts(str(kept.grower.stats()) + told)
 
 
 def show_tree(out: Out, kept: Kept, made: Sequence[Heddle] = ()) -> None:
@@ -85,7 +78,9 @@ def below_root(kept: Kept) -> dict[str, int]:
     return numbers
 
 
-def show_texts(out: Out, lm: LM, branches: Sequence[tuple[int, Heddle]], tint: Tint | None) -> None:
+def show_texts(
+    out: Out, kept: Kept, branches: Sequence[tuple[int, Heddle]], tint: Tint | None
+) -> None:
     """Write out what does not fit into the tree's lines; equal texts once."""
     same: dict[str, list[tuple[int, Heddle]]] = {}
     for number, node in branches:
@@ -97,25 +92,17 @@ def show_texts(out: Out, lm: LM, branches: Sequence[tuple[int, Heddle]], tint: T
         out.line()
     for text, group in same.items():
         head = " ".join(str(number) for number, _ in group)
-        out.block(head, text if tint is None else _stripped(out, lm, group[0][1], tint))
+        out.block(head, text if tint is None else _stripped(out, kept, group[0][1], tint))
         out.line()
 
 
-def _stripped(out: Out, lm: LM, node: Heddle, tint: Tint) -> Text:
-    made = tinted(out, lm.text, node, tint.ramp)
+def _stripped(out: Out, kept: Kept, node: Heddle, tint: Tint) -> Text:
+    made = tinted(out, kept.pieces(node), node, tint.ramp)
     start = len(made.plain) - len(made.plain.lstrip("\n"))
     return made[start:]
 
 
-def _watcher(out: Out, lm: LM, node: Heddle, n: int, first: int) -> LaneWatcher:
+def _watcher(out: Out, n: int, growing: Sprouts) -> LaneWatcher:
     if not out.is_live:
-        return Printer(out, n, first=first)
-    counters = lm.scheduler.counters
-    before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
-
-    def waiting() -> str:
-        done = min(counters.prefilled - before, length)
-        of = f", {100 * done // length} %" if done and length else ""
-        return f"reading {counted(length, 'token')}{of} …"
-
-    return Lanes(out, n, waiting, first=first)
+        return Printer(out, n, first=growing.first)
+    return Lanes(out, n, growing.waiting, first=growing.first)

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
-from ..interchange.exporters import EXPORTERS, exporter_of, write
-from ..interchange.pairs import ranking
+from ..interchange.exporters import EXPORTERS, exporter_of
 from ..interchange.scope import Scope
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, options
+from .desk import opened, with_model
 from .failures import guarded
-from .kept import Kept, opened, with_model
+from .kept import Kept
 from .options import Tint, complete_nodes
 
 SUFFIXES = tuple(dict.fromkeys(each.suffix for each in EXPORTERS.values()))
@@ -92,15 +92,11 @@ def export(
     refuse_place(path, force=force)
     with ExitStack() as stack:
         if kv:
-            kept = stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
+            kept = stack.enter_context(with_model(loom, None, "auto", "auto"))
         else:
             kept = opened_for(exporter.name, loom, stack)
         at = kept.node(node) if chosen is not Scope.TREE else kept.loom
-        if exporter.name == "markdown":
-            own["name"] = kept.name
-        if exporter.name == "html":
-            own["mark"] = kept.at
-        write(at, path, format=exporter.name, scope=chosen, numbers=kept.numbers(), kv=kv, **own)
+        kept.export(at, path, exporter.name, chosen, kv=kv, **own)
         number = kept.number(at)
     if as_json:
         told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
@@ -119,6 +115,8 @@ def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> di
         return {"tint": _TINTS[color or Tint.PROB], "top": top}
     if by is None:
         return {}
+    from ..interchange.pairs import ranking
+
     ranking(by, lambda node: None)  # refused before a loom is opened
     return {"by": by}
 
@@ -148,10 +146,10 @@ def opened_for(format: str, loom: str | None, stack: ExitStack) -> Kept:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
     if format in ("html", "tokens"):
         try:
-            return stack.enter_context(with_model(loom, None, "auto", "auto"))[1]
+            return stack.enter_context(with_model(loom, None, "auto", "auto"))
         except (EngineError, ModelMismatch) as error:
             note = f"without its model the {format} shows no tokens apart: {error}"
             if format == "tokens":
                 note = f"without its model tokens have no texts: {error}"
             Out.of(sys.stderr).line((note, "yellow"))
-    return opened(loom)
+    return stack.enter_context(opened(loom))

@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
-from ..interchange.turns import said_at, written
+from ..interchange.said import said_at, written
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, called, legend, show_distribution, tinted
 from ..viz.tint import Ramp
 from . import advice, options
+from .desk import opened, with_model
 from .draw import below_root
 from .failures import guarded
-from .kept import Kept, opened, with_model
 from .options import Tint
 
 if TYPE_CHECKING:
-    from ..lm import LM
     from ..loom import Heddle
     from ..results import Distribution
-    from ..tokens.tokenizer import Tokenizer
+    from .kept import Kept
 
 
 @guarded
@@ -42,12 +41,16 @@ def tree(
     """
     if loom is not None and named is not None and loom != named:
         raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
-    kept = opened(loom or named)
+    with opened(loom or named) as kept:
+        show_loom(kept, top, as_json=as_json)
+
+
+def show_loom(kept: Kept, top: int, *, as_json: bool) -> None:
+    """Draw a loom, or write it as an object."""
     if as_json:
         from ..store.wire import tree_object
 
-        model = kept.shelf.summary(kept.name).model
-        write_object(tree_object(kept.loom, kept.name, model, kept.at, kept.numbers()))
+        write_object(tree_object(kept.loom, kept.name, kept.model, kept.at, kept.numbers()))
         kept.try_note()
         return
     out = Out.of(sys.stdout)
@@ -70,11 +73,10 @@ def facts_of(kept: Kept) -> str:
         depth[node.id] = above + len(node.tokens)
         if not node.children:
             unshared += depth[node.id]
-    model = kept.shelf.summary(kept.name).model
     n_leaves = kept.loom.count_leaves()
     return (
         f"{kept.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
-        f"{counted(held, 'token')} ({unshared} unshared) · {model}"
+        f"{counted(held, 'token')} ({unshared} unshared) · {kept.model}"
     )
 
 
@@ -102,15 +104,19 @@ def read(
 
     One then stands at its end: `weft run -c` and `weft chat -c` go on from there.
     """
-    kept = opened(loom)
+    with opened(loom) as kept:
+        read_node(kept, node, color, as_json=as_json)
+
+
+def read_node(kept: Kept, node: str | None, color: Tint | None, *, as_json: bool) -> None:
+    """Write a path, or an object of it; the reader stands at its end."""
     at = kept.at = kept.node(node)
     if as_json:
         from ..store.wire import path_object
 
         write_object(path_object(at, kept.name, written(at.path[1:]), kept.numbers()))
     else:
-        text = None if color is None else tokenizer_of(kept)
-        show_path(Out.of(sys.stdout), kept, at, text, color)
+        show_path(Out.of(sys.stdout), kept, at, color)
     kept.try_note()
     if not as_json:
         number = str(kept.number(at))
@@ -127,7 +133,6 @@ def show_path(
     out: Out,
     kept: Kept,
     node: Heddle,
-    text: Tokenizer | None = None,
     tint: Tint | None = None,
 ) -> None:
     """Write the prompt, what follows down to the node, and how it ended."""
@@ -138,10 +143,10 @@ def show_path(
         else:
             out.write(f"{prompt}\n")
         out.line()
-    if text is not None and tint is not None:
+    if tint is not None:
         out.lines([legend(out, tint.ramp)])
         out.line()
-        _show_tinted(out, node, text, tint.ramp)
+        _show_tinted(out, kept, node, tint.ramp)
     elif kept.loom.chat_template_used:
         _write(out, written(node.path[1:]))
     else:
@@ -172,22 +177,14 @@ def ending(node: Heddle) -> str:
     }.get(node.finish_reason, str(node.finish_reason))
 
 
-def tokenizer_of(kept: Kept) -> Tokenizer:
-    """Load the tokenizer alone: colours are a token's, and the text does not say where it ends."""
-    from ..engines.source import resolve
-    from ..tokens.tokenizer import Tokenizer
-
-    return Tokenizer.from_folder(resolve(kept.shelf.summary(kept.name).model))
-
-
-def _show_tinted(out: Out, node: Heddle, text: Tokenizer, ramp: Ramp) -> None:
+def _show_tinted(out: Out, kept: Kept, node: Heddle, ramp: Ramp) -> None:
     from rich.text import Text
 
     whole = Text()
     for each in node.path[1:]:
         said = said_at(each)
         whole.append_text(
-            tinted(out, text, each, ramp)
+            tinted(out, kept.pieces(each), each, ramp)
             if said is None
             else out.text((f"\n\n> {said}\n\n", "bold"))
         )
@@ -213,29 +210,29 @@ def next_(
     verbose: options.Verbose = 0,
 ) -> None:
     """Show the likeliest next tokens at a node."""
-    with with_model(loom, model, engine, kv_budget) as (lm, kept):
+    with with_model(loom, model, engine, kv_budget) as kept:
         at = kept.at = kept.node(node)
-        found = at.next(top=top)
+        found = kept.next(at, top)
         if as_json:
             from ..store.wire import next_object
 
-            write_object(next_object(lm, at, kept.name, found, kept.numbers()))
+            write_object(next_object(at, kept.name, found, kept.numbers(), kept.grower.stats()))
             kept.try_note()
             return
         out = Out.of(sys.stdout)
         show_next(out, kept, at, found)
         out.line()
-        out.facts(str(lm.stats()))
+        out.facts(str(kept.grower.stats()))
         kept.try_note()
         number = str(kept.number(at))
-        other = other_way(lm, kept, found)
+        other = other_way(kept, found)
         take = [["weft", "grow", number, *other, "-n", "4"]] if other else []
         advice.suggest(*take, ["weft", "read", number], ["weft", "tree"])
 
 
-def other_way(lm: LM, kept: Kept, found: Distribution) -> list[str]:
+def other_way(kept: Kept, found: Distribution) -> list[str]:
     """Return how to take the second likeliest token, where it is one that can be typed."""
-    if len(found) < 2 or found[1].p < 0.01 or lm.is_stop_token(found[1].id):
+    if len(found) < 2 or found[1].p < 0.01 or kept.grower.is_stop_token(found[1].id):
         return []
     text = found[1].text
     if not Out.of(sys.stderr).is_as_typed(text) or "\ufffd" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 TINY = "tiny"
 _QUIET_S = 10.0  # between two plain lines of progress
 _SLOW_S = 0.3  # a load that takes longer gets a bar
+_LONG_S = 4.0  # a load that takes longer is worth a server
 _log = logging.getLogger(__name__)
 
 
@@ -43,10 +45,13 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
             lm = load(model, engine=engine, kv_budget=kv_budget, progress=progress)
             seconds = time.perf_counter() - began
             _log.info("loaded %s on the %s engine in %.2f s", model, lm.info.name, seconds)
-            return lm
         except ConfigError as error:
             # What is left to be wrong is the model's name: there is no such model here.
             raise ModelLoadError(str(error), hint=error.hint) from error
+    if seconds > _LONG_S and model != TINY:
+        note = f"loaded in {seconds:.0f} s (keep it warm: weft serve {shlex.quote(model)})"
+        Out.of(sys.stderr).line((note, "dim"))
+    return lm
 
 
 class LoadProgress:

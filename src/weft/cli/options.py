@@ -63,30 +63,26 @@ def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tu
 
 
 def _looms() -> Iterator[tuple[str, str]]:
-    from .shelf import Shelf
+    from .desk import desk
 
-    shelf = Shelf()
     try:
-        names = shelf.names()
+        with desk() as at:
+            rows = at.rows()
     except WeftError:
         return
-    for name in filter(str.isprintable, names):
-        try:
-            yield name, _line(shelf.summary(name).prompt)
-        except WeftError:
-            yield name, "broken"
+    for row in rows:
+        if row.name.isprintable():
+            yield row.name, _line(row.prompt)
 
 
 def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
-    from .kept import Kept
-    from .shelf import Shelf
+    from .desk import desk
 
-    shelf = Shelf()
-    kept = Kept.open(shelf, loom or shelf.own() or shelf.anybodys())
-    here = {node.id: node for node in kept.loom.walk()}
-    for number, node_id in enumerate(kept.numbering.ids):
-        if node_id in here:
-            yield str(number), _line(called(here[node_id]))
+    with desk() as at:
+        kept = at.open(loom or at.own() or at.anybodys())
+        texts = {kept.number(node): called(node) for node in kept.loom.walk()}
+    for number in sorted(texts):
+        yield str(number), _line(texts[number])
 
 
 def _line(text: str) -> str:
@@ -154,7 +150,12 @@ Special = Annotated[
     ),
 ]
 Keep = Annotated[
-    bool, typer.Option("--keep/--no-keep", help="Keep the loom, for grow, tree, read, export.")
+    bool,
+    typer.Option(
+        "--log/--no-log",
+        "--keep/--no-keep",
+        help="Keep the loom, for grow, tree, read, export.",
+    ),
 ]
 System = Annotated[
     str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
@@ -347,6 +348,12 @@ def constraint(schema: Path | None) -> dict[str, Any]:
         return {"constraint": made}
     except GrammarError as error:
         raise GrammarError(f"{schema}: {error}", hint=error.hint) from error
+
+
+def chosen_model(context: typer.Context, model: str) -> str | None:
+    """Return the model that was asked for, by a flag or the environment; None for the default."""
+    source = context.get_parameter_source("model")
+    return None if source is not None and source.name == "DEFAULT" else model
 
 
 def was_typed(context: typer.Context, name: str) -> bool:

@@ -15,16 +15,16 @@ from ..outcomes import INTERRUPTED
 from ..viz.lanes import Printer, Silent
 from ..viz.out import Out, write_object
 from . import advice, options
+from .desk import with_grower, with_model
 from .draw import grow_watched, show_cost, show_growth, show_tree
 from .failures import guarded, tell
-from .kept import Kept, refuse_special, say, with_model
 from .look import show_next, show_path
-from .model import TINY, load_model
+from .model import TINY
 from .options import Tint
 
 if TYPE_CHECKING:
-    from ..lm import LM
-    from ..loom import Heddle, Loom
+    from ..loom import Heddle
+    from .kept import Kept
 
 
 @guarded
@@ -80,16 +80,23 @@ def run(
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
-        with with_model(loom, own, engine, kv_budget) as (lm, kept):
-            carry_on(lm, kept, text, chat, wish, special=special)
+        with with_model(loom, own, engine, kv_budget) as kept:
+            carry_on(kept, text, chat, wish, special=special)
         return
-    with load_model(model, engine, kv_budget) as lm:
-        kept = Kept.new(make_loom(lm, text, chat, system, special=special), model, engine)
-        grow_and_report(lm, kept, kept.loom, wish)
+    with with_grower(options.chosen_model(context, model), engine, kv_budget) as grower:
+        kept = grower.begin(text, chat=chat, system=system, special=special, keep=keep)
+        try:
+            grow_and_report(kept, kept.loom, wish)
+        except WeftError:
+            keep = keep and bool(kept.loom.children)
+            raise
+        finally:
+            if not keep:
+                kept.discard()
 
 
 def carry_on(
-    lm: LM, kept: Kept, text: str, chat: bool | None, wish: Wish, *, special: bool = False
+    kept: Kept, text: str, chat: bool | None, wish: Wish, *, special: bool = False
 ) -> None:
     """Say a text to the node where the reader stands, and grow there; "" grows on as it is."""
     node = kept.at
@@ -98,26 +105,8 @@ def carry_on(
     if special and not text:
         raise ConfigError("--special is about the text that is said to the node; give one")
     if text:
-        node = say(lm, node, text, chat=chat, special=special)
-    grow_and_report(lm, kept, node, wish)
-
-
-def make_loom(
-    lm: LM, text: str, chat: bool | None, system: str | None, *, special: bool = False
-) -> Loom:
-    """Return the loom of a prompt; `chat` true insists on the chat template."""
-    from ..loom import Loom
-    from .spoken import Spoken
-
-    is_chat = chat or (chat is None and lm.text.chat_template is not None)
-    if is_chat:
-        refuse_special(special)
-    if chat and text:
-        turns = [{"role": "user", "content": text}]
-        return Loom(lm, turns, system=system, heddle_class=Spoken)
-    return Loom(
-        lm, text, template=chat is None, special=special, system=system, heddle_class=Spoken
-    )
+        node = kept.say(node, text, chat=chat, special=special)
+    grow_and_report(kept, node, wish)
 
 
 @guarded
@@ -173,12 +162,12 @@ def grow(
         options.check_text(said, "the text")
     elif special:
         raise ConfigError("--special is about the TEXT that is said to the node; give one")
-    with with_model(loom, model, engine, kv_budget) as (lm, kept):
+    with with_model(loom, model, engine, kv_budget) as kept:
         at = kept.node(node)
         wish = wish.with_settings_of(at)
         if said is not None:
-            at = say(lm, at, said, chat=chat, special=special)
-        grow_and_report(lm, kept, at, wish)
+            at = kept.say(at, said, chat=chat, special=special)
+        grow_and_report(kept, at, wish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,33 +206,33 @@ def settings_of(node: Heddle) -> dict[str, Any]:
     return {name: value for name, value in params.keywords().items() if name not in left_out}
 
 
-def grow_and_report(lm: LM, kept: Kept, node: Heddle, wish: Wish) -> None:
+def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
     """Grow, keep, show, suggest; with `stays`, go on by keys. Leaves with 130 on Ctrl-C."""
     out = Out.of(sys.stdout)
-    made, done = grown(out, lm, kept, node, wish)
+    made, done = grown(out, kept, node, wish)
     is_kept = wish.keep and kept.try_save()
     if wish.as_json:
-        write_growth(lm, kept, made, is_kept=is_kept)
+        write_growth(kept, made, is_kept=is_kept)
     else:
         if wish.as_text:
-            show_cost(Out.of(sys.stderr), lm, kept, is_kept=is_kept)
+            show_cost(Out.of(sys.stderr), kept, is_kept=is_kept)
         else:
-            show_growth(out, lm, kept, made, wish.tint, is_kept=is_kept)
+            show_growth(out, kept, made, wish.tint, is_kept=is_kept)
         if done:
-            advice.warn_if_poor(str(kept.loom.meta.get("model", "")), made)
+            advice.warn_if_poor(kept.model, made)
     if wish.stays:
-        converse(out, lm, kept, wish)
+        converse(out, kept, wish)
     elif done and not wish.as_json:
         if is_kept:
             advice.after_growth(kept, made)
         else:
-            advice.after_unkept(lm, kept.loom)
+            advice.after_unkept(kept)
     if not done and not wish.stays:
         Out.of(sys.stderr).line("interrupted: the branches are as far as they came")
         raise typer.Exit(INTERRUPTED)
 
 
-def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
+def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
     """Grow at a node, watched; a node that has ended is told by its number.
 
     Branches that had ended when the model call failed, or its server died, are kept.
@@ -251,7 +240,7 @@ def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[
     shown = Silent() if wish.as_json else Printer(out, wish.n, first=None) if wish.as_text else None
     n_before = len(node.children)
     try:
-        return grow_watched(out, lm, kept, node, wish.n, wish.sampling, shown, force=wish.force)
+        return grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
     except EngineError:
         if wish.keep and len(node.children) > n_before and kept.try_save():
             Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
@@ -265,12 +254,21 @@ def grown(out: Out, lm: LM, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[
         ) from None
 
 
-def write_growth(lm: LM, kept: Kept, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
+def write_growth(kept: Kept, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
     """Write what was grown as an object, after `more`."""
     from ..store.wire import growth_object
 
     name, numbers = (kept.name, kept.numbers()) if is_kept else (None, None)
-    write_object({**more, **growth_object(lm, kept.loom, made, name, numbers)})
+    told = growth_object(
+        kept.loom,
+        made,
+        name,
+        numbers,
+        model=kept.model,
+        engine=kept.grower.engine,
+        stats=kept.grower.stats(),
+    )
+    write_object({**more, **told})
 
 
 _HELP = """\
@@ -280,35 +278,35 @@ _HELP = """\
 r and n alone mean the node last read or grown; 0 is the prompt."""
 
 
-def converse(out: Out, lm: LM, kept: Kept, wish: Wish) -> None:
+def converse(out: Out, kept: Kept, wish: Wish) -> None:
     """Read keys until q or the end of input; a mistake is told and the next key read."""
     while True:
         out.line()
-        last = kept.numbering.next - 1
+        last = kept.highest()
         keys = f"{'1-' if last > 1 else ''}{last} grow · r read · n next · q quit"
         line = ask(out, f"{keys} > ")
         if line is None or line in ("q", "quit", "exit"):
             return
         try:
-            obey(out, lm, kept, wish, line)
+            obey(out, kept, wish, line)
         except WeftError as error:
             tell(error, "run")
         except KeyboardInterrupt:
             Out.of(sys.stderr).line("interrupted")
 
 
-def obey(out: Out, lm: LM, kept: Kept, wish: Wish, line: str) -> None:
+def obey(out: Out, kept: Kept, wish: Wish, line: str) -> None:
     """Do what one line says."""
     word, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if word.isdecimal():
-        _grow(out, lm, kept, wish, word, rest)
+        _grow(out, kept, wish, word, rest)
     elif word in ("r", "read"):
         kept.at = kept.node(rest or None)
         show_path(out, kept, kept.at)
     elif word in ("n", "next"):
         kept.at = kept.node(rest or None)
-        show_next(out, kept, kept.at, kept.at.next())
+        show_next(out, kept, kept.at, kept.next(kept.at))
     elif word in ("t", "tree"):
         show_tree(out, kept)
     else:
@@ -317,18 +315,18 @@ def obey(out: Out, lm: LM, kept: Kept, wish: Wish, line: str) -> None:
         kept.try_note()
 
 
-def _grow(out: Out, lm: LM, kept: Kept, wish: Wish, number: str, text: str) -> None:
+def _grow(out: Out, kept: Kept, wish: Wish, number: str, text: str) -> None:
     node = kept.node(number)
     wish = wish.with_settings_of(node)
     if text:
-        node = say(lm, node, text)
+        node = kept.say(node, text)
     # A seed that was given belongs to the first call: the same branches would come again.
     fresh = {name: value for name, value in wish.sampling.items() if name != "seed"}
     wish = Wish(wish.n, fresh, wish.tint, keep=wish.keep, force=wish.force)
-    made, _ = grown(out, lm, kept, node, wish)
+    made, _ = grown(out, kept, node, wish)
     is_kept = wish.keep and kept.try_save()
-    show_growth(out, lm, kept, made, wish.tint, is_kept=is_kept)
-    advice.warn_if_poor(str(kept.loom.meta.get("model", "")), made)
+    show_growth(out, kept, made, wish.tint, is_kept=is_kept)
+    advice.warn_if_poor(kept.model, made)
 
 
 def ask(out: Out, prompt: str) -> str | None:

@@ -21,14 +21,15 @@ from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, show_votes
 from . import advice, options
+from .desk import with_grower
 from .failures import guarded
-from .kept import Kept
-from .model import TINY, load_model
+from .model import TINY
 
 if TYPE_CHECKING:
-    from ..lm import LM
     from ..loom import Heddle, Loom
     from ..search import Level, SearchResult
+    from .desk import Grower
+    from .kept import Kept
 
 _TOP = 3  # children of a node that are drawn, beside those on the path
 _VOTES = 5
@@ -115,28 +116,38 @@ def solve(
     by = STRATEGIES[strategy or begun.get("strategy", DEFAULT)]
     chosen = {**begun.get("options", {}), **chosen}
     refuse_wrong(by, chosen)
+    wished = options.chosen_model(context, model)
     if not options.was_typed(context, "model"):
-        model = begun.get("model", model)
-    with load_model(model, engine, kv_budget) as lm:
-        from ..loom import Loom
-
-        loom, out = Loom(lm, text), Out.of(sys.stdout)
-        kept = Kept.new(loom, model, engine)
+        wished = begun.get("model", wished)
+    with with_grower(wished, engine, kv_budget) as grower:
+        model = grower.source
+        out = Out.of(sys.stdout)
+        kept = grower.begin(text, chat=None, system=None, special=False)
+        loom = kept.loom
         how = {name: value for name, value in chosen.items() if name in _FLAGS}
         loom.meta[SOLVE] = {"strategy": by.name, "options": how}
         asked = {**chosen, **options.given(resume=resume)}
         if not as_json:
             _tell_unchecked(loom)
-        result = _search_to_end(out, lm, kept, by, asked, is_drawn=not (as_json or as_text))
+        result = _search_to_end(out, grower, kept, by, asked, is_drawn=not (as_json or as_text))
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
             from ..store.wire import search_object
 
             name, answer = kept.name if is_kept else None, answer_of(result)
-            write_object(search_object(lm, model, by.name, result, answer, name))
+            told = search_object(
+                by.name,
+                result,
+                answer,
+                name,
+                model=model,
+                engine=grower.engine,
+                stats=grower.stats(),
+            )
+            write_object(told)
         else:
-            _report(out, lm, model, by, result, kept.name if is_kept else "", as_text=as_text)
+            _report(out, grower, model, by, result, kept.name if is_kept else "", as_text=as_text)
 
 
 def _tell_unchecked(loom: Loom) -> None:
@@ -220,7 +231,13 @@ def verdict(result: SearchResult) -> tuple[str, str]:
 
 
 def _search_to_end(
-    out: Out, lm: LM, kept: Kept, strategy: Strategy, chosen: dict[str, Any], *, is_drawn: bool
+    out: Out,
+    grower: Grower,
+    kept: Kept,
+    strategy: Strategy,
+    chosen: dict[str, Any],
+    *,
+    is_drawn: bool,
 ) -> SearchResult:
     quiet = out if is_drawn else Out(out.console, False, out.is_ascii)
 
@@ -232,16 +249,14 @@ def _search_to_end(
         result: SearchResult = watched(
             quiet,
             kept.loom,
-            lambda show: strategy.run(
-                lm, kept.loom, progress=lambda level: noted(level, show), **chosen
-            ),
+            lambda show: grower.search(kept, strategy, chosen, lambda level: noted(level, show)),
         )
         kept.loom = result.loom
     except KeyboardInterrupt:
         is_kept = kept.try_save()
         if is_drawn:
             out.console.print(picture_of(out, kept.loom))
-            out.facts(str(lm.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
+            out.facts(str(grower.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
         where = "above" if is_drawn else f"kept as {kept.name}" if is_kept else "not kept"
         Out.of(sys.stderr).line(f"interrupted; the tree so far is {where}")
         raise typer.Exit(INTERRUPTED) from None
@@ -250,7 +265,7 @@ def _search_to_end(
 
 def _report(
     out: Out,
-    lm: LM,
+    grower: Grower,
     model: str,
     strategy: Strategy,
     result: SearchResult,
@@ -264,9 +279,9 @@ def _report(
     else:
         _draw_result(out, result)
     out.facts(f"{strategy.title} · {result.cost}", "")
-    out.facts(str(lm.stats()) + (f" · kept as {name}" if name else ""))
+    out.facts(str(grower.stats()) + (f" · kept as {name}" if name else ""))
     kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
-    advice.suggest(*_again(lm, model, strategy, result), *kept)
+    advice.suggest(*_again(grower, model, strategy, result), *kept)
 
 
 def _draw_result(out: Out, result: SearchResult) -> None:
@@ -281,12 +296,12 @@ def _draw_result(out: Out, result: SearchResult) -> None:
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
 
 
-def _again(lm: LM, model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
+def _again(grower: Grower, model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
     """Return a command that searches for the same in another way."""
     asked, same = result.loom.user_prompt, advice.of_model(model)
     if not advice.can_repeat(asked):
         return [["weft", "run", samples.story, "-n", "4", *same]]
-    can = list(STRATEGIES) if lm.info.abilities.steps else list(UNASKED)
+    can = list(STRATEGIES) if grower.has_next else list(UNASKED)
     if result.solved is False and "adaptive" in can:
         surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
         return [["weft", "solve", asked, *surest, *same]]

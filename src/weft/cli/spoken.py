@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..interchange.turns import said_at
+from ..interchange.said import said_at
 from ..loom import Heddle
 
 

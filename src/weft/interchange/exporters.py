@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import files
 from ..errors import ConfigError
-from ..store import sidecar
-from ..store.file import chunks
-from ..viz import to_dot, to_html, to_mermaid
-from .pairs import pair_lines
-from .prose import markdown_lines, text_lines
-from .scope import Extract, Scope, extract_of
-from .table import node_rows, token_rows
-from .turns import message_lines
+from .scope import Scope
 
 if TYPE_CHECKING:
     from ..loom import Heddle
+    from .extract import Extract
 
 
 class Exporter(NamedTuple):
@@ -41,6 +36,8 @@ class Exporter(NamedTuple):
 
 def loom_lines(part: Extract) -> Iterator[str]:
     """Yield a `.loom.json`; where a model's folder lies on this machine is left out."""
+    from ..store.file import chunks
+
     model = part.loom.meta.get("model")
     if isinstance(model, str) and Path(model).is_absolute():
         del part.loom.meta["model"]
@@ -51,6 +48,8 @@ def page(
     part: Extract, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
 ) -> Iterator[str]:
     """Yield an HTML page; see `Heddle.to_html`. mark: a node of the loom that is exported."""
+    from ..viz import to_html
+
     marked = None
     if mark is not None:
         marked = next((node for node in part.loom.walk() if node.id == mark.id), None)
@@ -59,12 +58,28 @@ def page(
 
 def digraph(part: Extract, *, limit: int | None = None) -> Iterator[str]:
     """Yield a graph in Graphviz's language; see `Heddle.to_dot`."""
+    from ..viz import to_dot
+
     yield to_dot(part.top, limit=limit)
 
 
 def flowchart(part: Extract, *, limit: int | None = 150) -> Iterator[str]:
     """Yield a Mermaid flowchart; see `Heddle.to_mermaid`."""
+    from ..viz import to_mermaid
+
     yield to_mermaid(part.top, limit=limit)
+
+
+def _by(module: str, name: str) -> Callable[..., Iterator[str]]:
+    """Return the function of that name; its module is imported when it is called."""
+
+    def write(part: Extract, **options: Any) -> Iterator[str]:
+        lines: Iterator[str] = getattr(import_module(f".{module}", __package__), name)(
+            part, **options
+        )
+        return lines
+
+    return write
 
 
 _PATH, _TREE = Scope.PATH, Scope.TREE
@@ -76,14 +91,14 @@ EXPORTERS: Mapping[str, Exporter] = {
     each.name: each
     for each in (
         Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines),
-        Exporter("text", ".txt", "text/plain", "the text", _PATH, text_lines),
+        Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("prose", "text_lines")),
         Exporter(
             "markdown",
             ".md",
             "text/markdown",
             "the text, or a nested list",
             _PATH,
-            markdown_lines,
+            _by("prose", "markdown_lines"),
             frozenset({"name"}),
         ),
         Exporter(
@@ -119,7 +134,7 @@ EXPORTERS: Mapping[str, Exporter] = {
             "text/csv",
             "a row a node",
             _TREE,
-            node_rows,
+            _by("table", "node_rows"),
             frozenset({"bookmark"}),
         ),
         Exporter(
@@ -128,17 +143,24 @@ EXPORTERS: Mapping[str, Exporter] = {
             "text/csv",
             "a row a token",
             _TREE,
-            token_rows,
+            _by("table", "token_rows"),
             frozenset({"ranks"}),
         ),
-        Exporter("messages", ".jsonl", _LINES, "chat messages a path", _TREE, message_lines),
+        Exporter(
+            "messages",
+            ".jsonl",
+            _LINES,
+            "chat messages a path",
+            _TREE,
+            _by("turns", "message_lines"),
+        ),
         Exporter(
             "pairs",
             ".jsonl",
             _LINES,
             "preference pairs of siblings",
             _TREE,
-            pair_lines,
+            _by("pairs", "pair_lines"),
             frozenset({"by", "bookmark"}),
             {_PATH: _NO_SIBLINGS},
         ),
@@ -194,6 +216,8 @@ def export(
     chosen = exporter.default if scope is None else Scope.of(scope)
     if chosen in exporter.refused:
         raise ConfigError(f"{format} of a {chosen}: {exporter.refused[chosen]}")
+    from .extract import extract_of
+
     return exporter.write(extract_of(node, chosen, numbers), **options)
 
 
@@ -219,6 +243,8 @@ def write(
     pieces = export(node, exporter.name, scope=scope, numbers=numbers, **options)
     files.write(path, pieces)
     if kv:
+        from ..store import sidecar
+
         chosen = exporter.default if scope is None else Scope.of(scope)
         top = node.path[0] if chosen is Scope.TREE else node
         sidecar.save(top, sidecar.beside(path), below=chosen is not Scope.PATH)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import ConfigError
 from ..loom import Heddle
-from .scope import Extract
+from .extract import Extract
 from .turns import ROLE, messages_of
 
 Rank = Callable[[Heddle], float | None]

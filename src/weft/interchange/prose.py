@@ -7,8 +7,10 @@ from pathlib import Path
 
 from ..loom import Heddle
 from ..viz.text import called, draw, folded
-from .scope import Extract, Scope
-from .turns import ROLE, messages_of, written
+from .extract import Extract
+from .said import written
+from .scope import Scope
+from .turns import ROLE, messages_of
 
 _INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
 

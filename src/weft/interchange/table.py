@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import ConfigError
 from ..loom import Heddle
 from ..viz.tokens import look, p_of
+from .extract import Extract
 from .pairs import Label, bookmark_of
-from .scope import Extract
 
 NODE_COLUMNS = (
     "node", "id", "parent", "height", "text", "n_tokens", "logprob", "mean_logprob", "mean_p",

@@ -8,29 +8,15 @@ from typing import Any
 
 from ..loom import Heddle, Loom
 from ..loom.loom import MESSAGES
-from .scope import Extract, Scope
+from .extract import Extract
+from .said import said_at
+from .scope import Scope
 
-SAID = "said"  # in a node's meta: what the user said, without the template around it
 ROLE = "role"  # in a node's meta: whose message of a chat its text is
 # Of an imported message, what stands beside role and content and belongs to it.
 BESIDE = ("name", "tool_calls", "tool_call_id")
 
 Message = dict[str, Any]
-
-
-def said_at(node: Heddle) -> str | None:
-    """Return what the user said at this node; None for what a model made or was added as text."""
-    said = node.meta.get(SAID)
-    return said if isinstance(said, str) else None
-
-
-def written(nodes: Sequence[Heddle]) -> str:
-    """Return the text of nodes below a root, turns set apart."""
-    parts = []
-    for node in nodes:
-        said = said_at(node)
-        parts.append(node.text if said is None else f"\n\n> {said}\n\n")
-    return "".join(parts)
 
 
 def messages_of(path: Sequence[Heddle]) -> list[Message]:

@@ -25,13 +25,17 @@ from .routes import (
     models,
     nodes,
     server,
+    terminals,
     texts,
 )
 from .security import Door
 from .service import Service
 
 # A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
-NATIVE = (server, models, texts, looms, nodes, growing, edits, jobs, kv, interchange)
+NATIVE = (
+    *(server, models, texts, looms, nodes, growing),
+    *(edits, jobs, kv, interchange, terminals),
+)
 ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
 
 

@@ -206,7 +206,15 @@ class Searched:
                         work = self._next(found)
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
-            told = search_object(lm, self.job.model or "", self.asked.strategy, work, answer, name)
+            told = search_object(
+                self.asked.strategy,
+                work,
+                answer,
+                name,
+                model=self.job.model or "",
+                engine=lm.info.name,
+                stats=lm.stats(),
+            )
             self.job.result = {**told, "best": self.live.number(work.best)}
         finally:
             self.job.usage = usage_of(self.job)

@@ -156,6 +156,8 @@ def loom_of_row(row: LoomRow, live: LiveLoom | None) -> LoomObject:
 def loom_reply(row: LoomRow, live: LiveLoom) -> LoomObject:
     """Return what is told of an open loom."""
     told = loom_of_row(row, live)
+    told.prompt = live.kept.loom.user_prompt
+    told.chat_template_used = live.kept.loom.chat_template_used
     told.meta = dict(live.kept.loom.meta)
     told.bookmarks = {str(number): label for number, label in live.kept.bookmarks().items()}
     told.rev = live.kept.rev

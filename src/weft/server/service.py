@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from ..api.proof import make_secret
 from ..errors import QueueFull, WeftError
 from ..lm import LM
 from ..store.library import Library
@@ -30,6 +31,7 @@ class Service:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.secret: bytes | None = None  # by which commands of its user know it
         self.models = ModelShelf(config)
         self.metrics = ServerMetrics(self.models)
         self.is_draining = False
@@ -40,6 +42,7 @@ class Service:
 
     async def start(self) -> None:
         """Open the looms and begin to load the models; requests are answered meanwhile."""
+        self.secret = await asyncio.to_thread(make_secret)
         library = await asyncio.to_thread(lambda: Library(self.config.db, lease_s=LEASE_S))
         self._looms = LiveLooms(library, self.models)
         self._looms.start()

@@ -457,14 +457,16 @@ class KeptLoom:
 
     # Undoing
 
-    def undo(self) -> Change:
+    def undo(self, key: int | None = None) -> Change:
         """Take back the loom's last operation, whoever did it. What is not committed is the last.
+
+        key: of an operation of `history` that is taken back instead, as the last removal.
 
         Raises: StoreError where there is none; Conflict where something grows just now from a node
         that would go.
         """
         self.commit("edit")
-        return self._turn("undo", DONE, _operations.c.key.desc())
+        return self._turn("undo", DONE, _operations.c.key.desc(), key)
 
     def redo(self) -> Change:
         """Do again what `undo` took back last. Raises: StoreError where there is none."""
@@ -480,10 +482,12 @@ class KeptLoom:
         return [Operation(*row) for row in rows]
 
     @_whole
-    def _turn(self, kind: str, state: str, order: Any) -> Change:
+    def _turn(self, kind: str, state: str, order: Any, key: int | None = None) -> Change:
         query = sa.select(_operations.c.key).where(
             _operations.c.loom == self._key, _operations.c.state == state
         )
+        if key is not None:
+            query = query.where(_operations.c.key == key)
         query = query.order_by(order).limit(1)
         key = self._database.read(lambda connection: connection.execute(query).scalar())
         if key is None:

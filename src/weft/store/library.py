@@ -9,18 +9,19 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..errors import ConfigError, StoreError
+from ..home import home
 from ..loom import Heddle, Loom
 from .database import Database, lock
 from .find import Hit, find
 from .head import LoomHead
 from .kept import KeptLoom, begin, settle
+from .log import DONE, Operation
 from .records import NodeRow, PageOptions, page
 from .rows import is_plain, plain
 from .tables import looms, nodes, sampling, terminals
@@ -37,6 +38,7 @@ _SMALL = frozenset("a an the me my of to in and on for with is are it this that"
 # What Windows keeps for its devices.
 _RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 _REMEMBERED = 256  # terminals
+_FAR = 10_000  # operations to look back for a removal
 
 
 class LoomRow(NamedTuple):
@@ -85,17 +87,17 @@ class Library:
 
     # Looms
 
-    def create(self, loom: Loom, *, name: str | None = None) -> KeptLoom:
+    def create(self, loom: Loom, *, name: str | None = None, title: str | None = None) -> KeptLoom:
         """Keep a loom: durable when this returns. The tree goes on as the kept loom's.
 
-        name: None makes one from the prompt, which nobody has yet.
+        name: None makes one from the title or else the prompt, which nobody has yet.
         Raises: ConfigError for a name that is taken, or that is none.
         """
         if name is not None:
             check_name(name)
         mark = new_mark()
         kept, draft = self.database.write(
-            lambda connection: self._created(connection, loom, name, mark)
+            lambda connection: self._created(connection, loom, name, title, mark)
         )
         if draft is None:  # it was kept before, though the answer was lost
             kept.sync()
@@ -104,7 +106,12 @@ class Library:
         return kept
 
     def _created(
-        self, connection: Connection, loom: Loom, name: str | None, mark: str
+        self,
+        connection: Connection,
+        loom: Loom,
+        name: str | None,
+        title: str | None,
+        mark: str,
     ) -> tuple[KeptLoom, Draft | None]:
         row = connection.execute(sa.select(looms).where(looms.c.id == mark)).first()
         if row is not None:
@@ -112,7 +119,7 @@ class Library:
         lock(connection, is_sqlite=self.database.is_sqlite)  # names are given one by one
         if name is not None and _named(connection, name) is not None:
             raise ConfigError(f"there is a loom {name!r} already", hint="weft ls lists them all")
-        name = name or _fresh(connection, name_of(loom.user_prompt))
+        name = name or _fresh(connection, name_of(title or loom.user_prompt))
         return self._first(connection, loom, name, mark, {})
 
     def _first(
@@ -253,6 +260,27 @@ class Library:
 
         return [_shown(row) for row in self.database.write(work)]
 
+    def bring_back(
+        self, nodes_of: str | None = None, *, only_nodes: bool = False
+    ) -> list[tuple[str, str]]:
+        """Bring back what was removed last: looms, or nodes of the loom that is named.
+
+        only_nodes: of that loom only, whatever else was removed since. Returns the names that the
+        looms had and have: another where theirs was given away meanwhile. What was done since
+        stays. Raises: StoreError where nothing is removed.
+        """
+        removed = [] if only_nodes else self.removed()
+        if nodes_of is not None:
+            kept = self.open(nodes_of)
+            last = next((each for each in kept.history(_FAR) if _is_removal(each)), None)
+            if last is not None and (not removed or last.at > removed[0].changed):
+                kept.undo(last.key)
+                return [(kept.name, kept.name)]
+            if only_nodes:
+                raise StoreError(f"no node of {nodes_of} is removed: nothing is to be brought back")
+        names = {row.id: row.name for row in removed}
+        return [(names[row.id], row.name) for row in self.restore()]
+
     def removed(self) -> list[LoomRow]:
         """Return the looms that are removed and not purged, the last ones first."""
         query = sa.select(looms).where(looms.c.removed.is_not(None))
@@ -381,18 +409,13 @@ class Library:
         self.close()
 
 
+def _is_removal(operation: Operation) -> bool:
+    return operation.state == DONE and operation.n_removed > 0 and operation.n_added == 0
+
+
 def default_url() -> str:
     """Return where looms are kept unless somebody says otherwise: weft.db in WEFT_HOME."""
     return sa.URL.create("sqlite", database=str(home() / "weft.db")).render_as_string()
-
-
-def home() -> Path:
-    """Return the folder for what Weft keeps."""
-    if given := os.environ.get("WEFT_HOME"):
-        return Path(given).expanduser()
-    from platformdirs import user_data_path
-
-    return user_data_path("weft", appauthor=False)
 
 
 def name_of(prompt: str) -> str:

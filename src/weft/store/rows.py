@@ -129,16 +129,27 @@ def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequenc
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """Return token ids as bytes, four each, or eight where one is beyond that."""
-    wide = bool(ids) and (max(ids) >= 1 << 31 or min(ids) < -(1 << 31))
-    return np.asarray(ids, "<i8" if wide else "<i4").tobytes()
+    """Return token ids as bytes, four each, or eight where one is beyond that.
+
+    Ids of any length (those of texts at a server that tells no tokens) are JSON.
+    """
+    low, high = (min(ids), max(ids)) if ids else (0, 0)
+    for n_bytes in (4, 8):
+        if -(1 << (8 * n_bytes - 1)) <= low and high < 1 << (8 * n_bytes - 1):
+            return np.asarray(ids, f"<i{n_bytes}").tobytes()
+    data = json.dumps(list(ids)).encode()
+    return data + b" " * (len(data) in (4 * len(ids), 8 * len(ids)))
 
 
 def unpacked_ids(data: bytes, n: int) -> list[int]:
     """Return the token ids; n: how many there are."""
     if not n:
         return []
-    found: list[int] = np.frombuffer(data, "<i8" if len(data) == 8 * n else "<i4").tolist()
+    found: list[int]
+    if len(data) in (4 * n, 8 * n):
+        found = np.frombuffer(data, f"<i{len(data) // n}").tolist()
+    else:
+        found = json.loads(data) if data.startswith(b"[") else []
     if len(found) != n:
         raise StoreError(f"a node of {n} tokens has {len(found)}: the database is broken")
     return found

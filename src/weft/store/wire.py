@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from ..files import json_number
 
 if TYPE_CHECKING:
-    from ..lm import LM
     from ..loom import Heddle, Loom
     from ..results import Distribution
     from ..search import SearchResult
+    from ..stats import Stats
 
 Numbers = Mapping[str, int]
 Json = dict[str, Any]
 
 
-def stats_object(lm: LM) -> Json:
-    """Return the LM's figures."""
-    return asdict(lm.stats())
+def stats_object(stats: Stats) -> Json:
+    """Return what was computed and saved."""
+    return asdict(stats)
 
 
 def node_object(node: Heddle, numbers: Numbers) -> Json:
@@ -65,20 +65,27 @@ def _mean_logprob(node: Heddle) -> float | str | None:
 
 
 def growth_object(
-    lm: LM, loom: Loom, made: list[Heddle], name: str | None, numbers: Numbers | None
+    loom: Loom,
+    made: list[Heddle],
+    name: str | None,
+    numbers: Numbers | None,
+    *,
+    model: str,
+    engine: str,
+    stats: Stats,
 ) -> Json:
     """Return what a call grew. name, numbers: of the loom; None where it is not kept."""
     params = made[0].params if made else None
     return {
         "loom": name,
-        "model": loom.meta.get("model", lm.info.model),
-        "engine": lm.info.name,
+        "model": model,
+        "engine": engine,
         "prompt": loom.user_prompt,
         "chat_template_used": loom.chat_template_used,
         "prompt_tokens": len(loom.tokens),
         "params": params.to_dict() if params is not None else None,
         "branches": [branch_object(node, numbers) for node in made],
-        "stats": stats_object(lm),
+        "stats": stats_object(stats),
     }
 
 
@@ -107,7 +114,9 @@ def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
     }
 
 
-def next_object(lm: LM, node: Heddle, name: str, found: Distribution, numbers: Numbers) -> Json:
+def next_object(
+    node: Heddle, name: str, found: Distribution, numbers: Numbers, stats: Stats
+) -> Json:
     """Return the likeliest next tokens at a node."""
     return {
         "loom": name,
@@ -124,19 +133,26 @@ def next_object(lm: LM, node: Heddle, name: str, found: Distribution, numbers: N
             }
             for each in found
         ],
-        "stats": stats_object(lm),
+        "stats": stats_object(stats),
     }
 
 
 def search_object(
-    lm: LM, model: str, strategy: str, result: SearchResult, answer: str, name: str | None
+    strategy: str,
+    result: SearchResult,
+    answer: str,
+    name: str | None,
+    *,
+    model: str,
+    engine: str,
+    stats: Stats,
 ) -> Json:
     """Return what a search found. name: of the loom; None where it is not kept."""
     return {
         "loom": name,
         "strategy": strategy,
         "model": model,
-        "engine": lm.info.name,
+        "engine": engine,
         "prompt": result.loom.user_prompt,
         "solved": result.solved,
         "answer": answer,
@@ -145,7 +161,7 @@ def search_object(
         "votes": vote_objects((vote.answer, vote.count) for vote in result.votes),
         "nodes": result.loom.count_children(),
         "cost": asdict(result.cost),
-        "stats": stats_object(lm),
+        "stats": stats_object(stats),
     }
 
 

@@ -19,7 +19,6 @@ from .tint import Ramp
 if TYPE_CHECKING:
     from ..loom import Heddle
     from ..results import Distribution
-    from ..tokens.tokenizer import Tokenizer
 
 Label = Callable[["Heddle"], str]
 T = TypeVar("T")
@@ -292,14 +291,15 @@ def _style(node: Heddle) -> str:
     return colour_of(node.mean_p) if node.logprobs else ""
 
 
-def tinted(out: Out, text: Tokenizer, node: Heddle, ramp: Ramp) -> Text:
-    """Return a node's text with its tokens coloured; without colours, figures in braces."""
+def tinted(out: Out, pieces: Sequence[str], node: Heddle, ramp: Ramp) -> Text:
+    """Return a node's text with its tokens coloured; without colours, figures in braces.
+
+    pieces: the text of each token; a character that several make stands with the last of them.
+    """
     made = Text()
-    stream = text.stream()
     colours = out.has_colours
-    tokens, logprobs, entropies = node.tokens, node.logprobs, node.entropies
-    for at, token in enumerate(tokens):
-        piece = stream.push(token) + (stream.flush() if at == len(tokens) - 1 else "")
+    logprobs, entropies = node.logprobs, node.entropies
+    for at, piece in enumerate(pieces):
         if not (logprobs if ramp.key == "p" else entropies):
             made.append(out.shown(piece))
             continue

@@ -135,6 +135,10 @@ async def remove_node(
             " others: all but the path to it and what stands below."
         ),
     ] = "node",
+    also: Annotated[
+        list[Annotated[str, Query(max_length=64)]] | None,
+        Query(max_length=1000, description="More nodes that go with it, in one operation."),
+    ] = None,
 ) -> Response:
     """Remove nodes. What grows below them is cancelled, and nothing of it is kept."""
     async with service.looms.held(loom) as live:
@@ -145,6 +149,10 @@ async def remove_node(
             live.drop_one(found)
             return await changed(live, "remove", lambda: None, actor)
         going = _going(found, what)
+        for other in map(live.node, also or ()):
+            going += [each for each in _going(other, what) if each not in going]
+        # What stands below another of them goes with it.
+        going = [each for each in going if not any(up in going for up in each.path[:-1])]
         for each in going:
             live.drop_growing(each)
         if what == "children":

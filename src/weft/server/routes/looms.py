@@ -84,14 +84,28 @@ async def create_loom(asked: CreateLoom, service: Here) -> Response:
 
 
 @router.post("/looms/restore", response_model=RestoredLooms)
-async def restore_looms(service: Here) -> Response:
-    """Bring back what was removed last: the same looms, under their own names."""
+async def restore_looms(
+    service: Here,
+    nodes_of: Annotated[
+        str | None,
+        Query(max_length=300, description="Also nodes of this loom, if they were removed last."),
+    ] = None,
+    only_nodes: Annotated[bool, Query(description="Of that loom only.")] = False,
+) -> Response:
+    """Bring back what was removed last: the same looms, under their own names, or nodes."""
+    library = service.looms.library
+    if nodes_of is not None:
+        nodes_of = (await service.looms.row(nodes_of)).id
+    elif only_nodes:
+        raise ConfigError("only_nodes needs nodes_of: it says of which loom")
     try:
-        rows = await asyncio.to_thread(service.looms.library.restore)
+        names = await asyncio.to_thread(lambda: library.bring_back(nodes_of, only_nodes=only_nodes))
         service.looms.forget_rows()
     except StoreError as error:
         raise Refused(409, "nothing_to_restore", str(error)) from error
-    return answer(RestoredLooms(data=[loom_of_row(row, None) for row in rows]))
+    rows = [await service.looms.row(name) for _, name in names]
+    data = [loom_of_row(row, service.looms.open_one(row.id)) for row in rows]
+    return answer(RestoredLooms(data=data, names=[before for before, _ in names]))
 
 
 @router.get("/looms/{loom}", response_model=LoomObject)
@@ -221,11 +235,16 @@ async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> E
 async def search_all(
     service: Here,
     q: Annotated[str, Query(min_length=1, max_length=500, description="Words.")],
+    loom: Annotated[
+        str | None, Query(max_length=300, description="A loom's name or id: in this one only.")
+    ] = None,
     limit: Limit = 50,
 ) -> Response:
     """Search for words in the texts of all looms."""
     library = service.looms.library
-    hits = await asyncio.to_thread(lambda: library.find(q, limit=limit + 1))
+    own = None if loom is None else (await service.looms.row(loom)).id
+    most = min(limit + 1, 1000)
+    hits = await asyncio.to_thread(lambda: library.find(q, loom=own, limit=most))
     return answer(HitList(data=[hit_told(hit) for hit in hits[:limit]], more=len(hits) > limit))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from ... import __version__
 from ...api.jobs import StrategyList, StrategyObject
 from ...api.models import ServerObject
+from ...api.proof import proof
 from ...engines import engine_names
 from ...engines.abilities import OWN
 from ...interchange import EXPORTERS
@@ -20,7 +23,13 @@ router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
 
 
 @router.get("/server", response_model=ServerObject)
-async def read_server(service: Here) -> Response:
+async def read_server(
+    service: Here,
+    nonce: Annotated[
+        str | None,
+        Query(max_length=64, description="Answered by `proof`: the server is of the same user."),
+    ] = None,
+) -> Response:
     """Say what this server is, what it can do, and what one may ask of it."""
     shelf, limits = service.models, service.config.limits
     return answer(
@@ -33,6 +42,9 @@ async def read_server(service: Here) -> Response:
             formats=formats(),
             jobs=service.n_works,
             is_public=service.config.is_public,
+            proof=None
+            if nonce is None or service.secret is None
+            else proof(nonce, service.secret, service.config.db),
         )
     )
 

@@ -1,0 +1,76 @@
+"""`weft import`: looms of Weft's own files, and of other programs'."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError, StoreError
+from ..viz.out import Out, write_object
+from ..viz.outline import counted
+from . import advice, options
+from .desk import desk
+from .failures import guarded
+
+
+@guarded
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A .loom.json, or another program's file: the kind is found out.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="How to call it.", show_default="from the file's own title"),
+    ] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="What the file is, where that is found out wrongly.")
+    ] = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Turn texts into this model's tokens, so that it can grow them.",
+            autocompletion=options.complete_models,
+            show_default="texts stay texts, to be read",
+        ),
+    ] = None,
+    engine: options.Engine = "auto",
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Take looms in from a file of Weft's or of another program."""
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; give a file in it")
+    if not file.exists():
+        raise StoreError(f"there is no file {file}")
+    with desk() as at:
+        brought = at.bring(file, format=format, name=name, model=model, engine=engine)
+    if as_json:
+        write_object(
+            {
+                "looms": brought.names,
+                "recognised_as": brought.recognised_as,
+                "nodes": brought.n_nodes,
+                "dropped": brought.dropped,
+            }
+        )
+        return
+    out = Out.of(sys.stdout)
+    looms = ", ".join(brought.names[:8]) + (" …" if len(brought.names) > 8 else "")
+    what = f"{counted(len(brought.names), 'loom')}, {counted(brought.n_nodes, 'node')}"
+    out.line(f"imported {what} from {file.name} ({brought.recognised_as}): {looms}")
+    for each in brought.dropped:
+        out.line(("  left out: ", "yellow"), each)
+    first = brought.names[0]
+    if brought.is_text:
+        note = "these are texts without tokens, to be read; with -m MODEL they can be grown"
+        Out.of(sys.stderr).line((note, "dim"))
+    advice.suggest(["weft", "tree", first], ["weft", "ls"])

@@ -1,0 +1,269 @@
+"""What a verb asks for: looms by their names, and models that grow them.
+
+They are here, in this process (`here`), or at a server (`there`); verbs do not know where.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from .. import samples
+from ..errors import ConfigError, NotFound, StoreError
+from ..viz.out import Out
+from .kept import Kept
+
+if TYPE_CHECKING:
+    from ..search import Level, SearchResult
+    from ..search.strategies import Strategy
+    from ..stats import Stats
+    from ..store import Hit
+
+
+class Brought(NamedTuple):
+    """What came of a file. is_text: texts without tokens. dropped: what was left out, in words."""
+
+    names: list[str]
+    recognised_as: str
+    n_nodes: int
+    dropped: list[str]
+    is_text: bool = False
+
+
+class LoomFacts(Protocol):
+    """What a list says of a loom. changed: seconds since 1970."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def created(self) -> str: ...
+
+    @property
+    def changed(self) -> float: ...
+
+    @property
+    def n_nodes(self) -> int: ...
+
+
+class Grower(Protocol):
+    """A model that grows looms.
+
+    source: as -m names it. engine: the name of the one that runs it. has_next: whether it tells
+    what may come next. continues: whether what it has grown can be grown on.
+    """
+
+    source: str
+    engine: str
+    has_template: bool
+    has_next: bool
+    continues: bool
+
+    def stats(self) -> Stats:
+        """Return what it has computed and saved for this command."""
+        ...
+
+    def is_stop_token(self, token_id: int) -> bool:
+        """Whether this token ends a text."""
+        ...
+
+    def template_hint(self, otherwise: str) -> str:
+        """Return what to do without a chat template."""
+        ...
+
+    def begin(
+        self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
+    ) -> Kept:
+        """Return the loom of a prompt. chat: True insists on the chat template, None takes one."""
+        ...
+
+    def search(
+        self,
+        kept: Kept,
+        strategy: Strategy,
+        options: dict[str, Any],
+        progress: Callable[[Level], object],
+    ) -> SearchResult:
+        """Search in a loom that is just begun; the result is of another where a file goes on."""
+        ...
+
+
+class LoomDesk(ABC):
+    """Where the looms are."""
+
+    @abstractmethod
+    def where(self) -> str:
+        """Return where they are kept, in words."""
+
+    @abstractmethod
+    def rows(self, limit: int | None = None) -> Sequence[LoomFacts]:
+        """Return what is kept, the one changed last first."""
+
+    @abstractmethod
+    def row(self, name: str) -> LoomFacts:
+        """Return what a list says of one loom. Raises: ConfigError for none such."""
+
+    @abstractmethod
+    def own(self) -> str | None:
+        """Return the loom drawn last in this terminal; None if there is none (any more)."""
+
+    @abstractmethod
+    def try_anybodys(self) -> str | None:
+        """Return the loom drawn last in any terminal, else the one changed last."""
+
+    @abstractmethod
+    def open(self, name: str) -> Kept:
+        """Open a loom to read it."""
+
+    @abstractmethod
+    def growing(
+        self, name: str, model: str | None, engine: str, kv_budget: str
+    ) -> AbstractContextManager[Kept]:
+        """Open a loom with the model that it was made with, or the one that is given."""
+
+    @abstractmethod
+    def model(
+        self, model: str | None, engine: str, kv_budget: str
+    ) -> AbstractContextManager[Grower]:
+        """Make a model ready for new looms; None: the one that there is."""
+
+    @abstractmethod
+    def bring(
+        self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
+    ) -> Brought:
+        """Keep the looms of a file. model: make its texts tokens of this one."""
+
+    def page(self) -> str | None:
+        """Return the address of the page; None where no server runs, "" where it has none."""
+        return None
+
+    @abstractmethod
+    def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
+        """Return the nodes that have these words."""
+
+    @abstractmethod
+    def remove(self, names: Sequence[str]) -> None:
+        """Take looms away."""
+
+    @abstractmethod
+    def restore(self, loom: str | None) -> list[tuple[str, str]]:
+        """Bring back what was removed last: looms, or nodes of the loom drawn last here.
+
+        Returns the names that they had and have. loom: nodes of this one.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is open; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What is the same everywhere
+
+    def known(self, name: str) -> str:
+        """Return the name of a loom that is here. A file's path keeps a copy of it first."""
+        try:
+            return self.row(name).name
+        except (ConfigError, NotFound):
+            file = Path(name)
+            if not _is_file(file):
+                raise
+        brought = self.bring(file, format="weft", name=None, model=None, engine="auto")
+        return brought.names[0]
+
+    def anybodys(self) -> str:
+        """As `try_anybodys`. Raises: StoreError for none."""
+        last = self.try_anybodys()
+        if last is None:
+            raise StoreError(
+                "there is no loom yet", hint=f'weft run "{samples.story}" -n 4 makes one'
+            )
+        return last
+
+    def chosen(self, name: str | None) -> str:
+        """Return the loom that a verb is about: the one named, else the one drawn last here.
+
+        A terminal in which none was drawn gets the one drawn last in another, and is told so.
+        """
+        if name is not None:
+            return self.known(name)
+        if (own := self.own()) is not None:
+            return own
+        last = self.anybodys()
+        note = f"this terminal has no loom of its own: taking {last}, drawn last elsewhere"
+        Out.of(sys.stderr).line((f"{note}; --loom takes another", "dim"))
+        return last
+
+
+def desk() -> LoomDesk:
+    """Return where this command's looms are.
+
+    At the server that WEFT_HOST names; else at one of this user that answers where servers do, with
+    the same looms; else here.
+    """
+    from .here import DeskHere
+
+    if os.environ.get("WEFT_HOST") or os.environ.get("WEFT_PORT"):
+        return _there()
+    from ..api.address import address
+    from .probe import is_ours
+
+    at = address()
+    return _there(at.url, DeskHere()) if is_ours(at) else DeskHere()
+
+
+def _there(url: str | None = None, here: LoomDesk | None = None) -> LoomDesk:
+    from ..client import Client
+    from .there import DeskThere
+
+    # A server that was found and not named gets no key: whoever answers there need not know it.
+    return DeskThere(Client(url, None if url is None else ""), here)
+
+
+@contextmanager
+def opened(name: str | None = None) -> Iterator[Kept]:
+    """Open a loom to read it: the one with this name, or the one drawn last."""
+    with desk() as at:
+        yield at.open(at.chosen(name))
+
+
+@contextmanager
+def with_grower(model: str | None, engine: str, kv_budget: str) -> Iterator[Grower]:
+    """Make a model ready for new looms; None: the one that there is."""
+    with desk() as at, at.model(model, engine, kv_budget) as grower:
+        yield grower
+
+
+@contextmanager
+def with_model(name: str | None, model: str | None, engine: str, kv_budget: str) -> Iterator[Kept]:
+    """Open a loom, as `opened`, with the model that it was made with, or the one that is given."""
+    with desk() as at, at.growing(at.chosen(name), model, engine, kv_budget) as kept:
+        yield kept
+
+
+def _is_file(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

@@ -1,0 +1,468 @@
+"""Looms of this machine's library, grown by a model in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
+from ..interchange.said import SAID
+from ..viz.outline import counted
+from .desk import Brought, LoomDesk
+from .kept import Kept, Sprouts, Turned, refuse_special
+from .model import TINY, load_model
+from .spoken import Spoken
+from .terminal import terminal
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..loom import Heddle, Loom
+    from ..results import Delta, Distribution
+    from ..search import Level, SearchResult
+    from ..search.strategies import Strategy
+    from ..stats import Stats
+    from ..store import Change, Hit, KeptLoom, Library, LoomRow
+    from ..tokens.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class DeskHere(LoomDesk):
+    """The looms of the library."""
+
+    @cached_property
+    def library(self) -> Library:
+        """The library, opened when it is first needed."""
+        from ..store import Library
+
+        return Library()
+
+    def close(self) -> None:
+        """Let go of the library, if it was opened."""
+        if (library := self.__dict__.pop("library", None)) is not None:
+            library.close()
+
+    def where(self) -> str:
+        """Return where they are kept, in words."""
+        return self.library.database.name.removeprefix("sqlite:///")
+
+    def rows(self, limit: int | None = None) -> list[LoomRow]:
+        """Return what is kept, the one changed last first."""
+        return self.library.looms(limit=limit)
+
+    def row(self, name: str) -> LoomRow:
+        """Return what a list says of one loom."""
+        return self.library.row(name)
+
+    def own(self) -> str | None:
+        """Return the loom drawn last in this terminal."""
+        stand = self.library.last(terminal())
+        return None if stand is None else stand.loom
+
+    def try_anybodys(self) -> str | None:
+        """Return the loom drawn last in any terminal, else the one changed last."""
+        stand = self.library.anybodys()
+        return None if stand is None else stand.loom
+
+    def open(self, name: str) -> KeptHere:
+        """Open a loom to read it."""
+        return self.held(self.library.open(name, heddle_class=Spoken))
+
+    def held(self, kept: KeptLoom, grower: GrowerHere | None = None) -> KeptHere:
+        """Return a kept loom, where its reader stands."""
+        found = KeptHere(self, kept.loom, kept, grower)
+        stand = self.library.last(terminal())
+        if stand is not None and stand.loom == kept.name:
+            try:
+                found.at = kept.node(stand.number)
+            except ConfigError:
+                _log.info("the node that was read last is not in %s any more", kept.name)
+        return found
+
+    @contextmanager
+    def growing(
+        self, name: str, model: str | None, engine: str, kv_budget: str
+    ) -> Iterator[KeptHere]:
+        """Open a loom with its model. The engine is the one that it remembers, if that fits."""
+        from ..loading import fits
+
+        row = self.row(name)
+        if engine == "auto" and row.engine and fits(row.engine, model or row.model):
+            engine = row.engine
+        try:
+            lm = load_model(model or row.model, engine, kv_budget)
+        except ModelLoadError as error:
+            if model is not None:
+                raise
+            raise ModelLoadError(
+                f"the loom {name} was made with {row.model}: {error}",
+                hint="-m says where that model is now",
+            ) from error
+        with lm:
+            try:
+                held = self.library.open(name, lm, heddle_class=Spoken)
+            except ModelMismatch as error:
+                raise ModelMismatch(
+                    f"the loom {name} was made with another model than {model or row.model}: "
+                    "its tokens would mean something else",
+                    hint=f"-m {row.model}" if model else "fetch that version of the model again",
+                ) from error
+            if model is not None:
+                note_model(held.loom, model, engine)
+            yield self.held(held, GrowerHere(self, lm, model or row.model, engine))
+
+    @contextmanager
+    def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[GrowerHere]:
+        """Load a model for new looms; None: the embedded one."""
+        model = model or TINY
+        with load_model(model, engine, kv_budget) as lm:
+            yield GrowerHere(self, lm, model, engine)
+
+    def bring(
+        self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
+    ) -> Brought:
+        """Keep the looms of a file. model: make its texts tokens of this one."""
+        from ..interchange import read
+
+        with ExitStack() as stack:
+            lm = None
+            if model is not None:
+                lm = stack.enter_context(load_model(model, engine))
+            report = read(file, lm, format=format, heddle_class=Spoken)
+            stem = file.name.removesuffix(".json").removesuffix(".loom")
+            names = []
+            for each in report.looms:
+                if model is not None:
+                    note_model(each.loom, model, engine)
+                own = each.title or (stem if len(report.looms) == 1 else None)
+                given = {"name": name} if len(report.looms) == 1 else {}
+                kept = self.library.create(each.loom, title=name or own, **given)
+                names.append(kept.name)
+                if each.at is not each.loom:
+                    self.library.note(terminal(), kept.id, kept.number(each.at))
+        is_text = lm is None and not report.looms[0].loom.tokens
+        return Brought(names, report.recognised_as, report.n_nodes, list(report.dropped), is_text)
+
+    def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
+        """Return the nodes that have these words."""
+        return self.library.find(words, loom=loom, limit=limit)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Take looms away."""
+        self.library.remove(names)
+
+    def restore(self, loom: str | None) -> list[tuple[str, str]]:
+        """Bring back what was removed last: looms, or nodes of the loom drawn last here.
+
+        Returns the names that they had and have. loom: nodes of this one.
+        """
+        if loom is not None:
+            return self.library.bring_back(self.known(loom), only_nodes=True)
+        return self.library.bring_back(self.own())
+
+
+class GrowerHere:
+    """A model that is loaded in this process."""
+
+    def __init__(self, desk: DeskHere, lm: LM, source: str, asked: str) -> None:
+        """asked: the engine that was asked for."""
+        self.desk = desk
+        self.lm = lm
+        self.source = source
+        self.asked = asked
+        self.engine = lm.info.name
+        self.has_template = lm.text.chat_template is not None
+        self.has_next = lm.info.abilities.steps
+        self.continues = bool(lm.info.abilities.continues)
+
+    def stats(self) -> Stats:
+        """Return what it has computed and saved."""
+        return self.lm.stats()
+
+    def is_stop_token(self, token_id: int) -> bool:
+        """Whether this token ends a text."""
+        return self.lm.is_stop_token(token_id)
+
+    def template_hint(self, otherwise: str) -> str:
+        """Return what to do without a chat template; a server's model may have one over there."""
+        if self.lm.info.name != "remote":
+            return otherwise
+        address = self.lm.info.extra["address"].partition("#")[0]
+        return (
+            f"-m '{address}?api=chat' or -m '{address}?tokenizer=./folder' may have one; "
+            f"{otherwise}"
+        )
+
+    def begin(
+        self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
+    ) -> KeptHere:
+        """Return the loom of a prompt; it is kept from its first tokens on."""
+        from ..loom import Loom
+
+        if chat or (chat is None and self.has_template):
+            refuse_special(special)
+        if chat and text:
+            turns = [{"role": "user", "content": text}]
+            loom = Loom(self.lm, turns, system=system, heddle_class=Spoken)
+        else:
+            loom = Loom(
+                self.lm,
+                text,
+                template=chat is None,
+                special=special,
+                system=system,
+                heddle_class=Spoken,
+            )
+        note_model(loom, self.source, self.asked)
+        return KeptHere(self.desk, loom, None, self, keeps=keep)
+
+    def search(
+        self,
+        kept: Kept,
+        strategy: Strategy,
+        options: dict[str, Any],
+        progress: Callable[[Level], object],
+    ) -> SearchResult:
+        """Search in a loom that is just begun."""
+        result: SearchResult = strategy.run(self.lm, kept.loom, progress=progress, **options)
+        return result
+
+
+class KeptHere(Kept):
+    """A loom in memory, and its rows. held: None until it is kept."""
+
+    def __init__(
+        self,
+        desk: DeskHere,
+        loom: Loom,
+        held: KeptLoom | None,
+        grower: GrowerHere | None = None,
+        *,
+        keeps: bool = True,
+    ) -> None:
+        super().__init__(loom, "" if held is None else held.name, grower)
+        self.desk = desk
+        self.held = held
+        self.keeps = keeps
+        self._counted: dict[str, int] = {}  # numbers of a loom that is not kept
+
+    @property
+    def model(self) -> str:
+        """What to load to grow it."""
+        return str(self.loom.meta.get("model") or self.loom.saved_by.name)
+
+    # Numbers
+
+    def numbers(self) -> Mapping[str, int]:
+        """Return number by id."""
+        if self.held is not None:
+            return self.held.numbers()
+        from ..loom.node import numbered
+
+        for node in numbered(self.loom):
+            self._counted.setdefault(node.id, len(self._counted))
+        return self._counted
+
+    def node(self, given: str | None) -> Heddle:
+        """Return the node with this number or id."""
+        if given is None or self.held is None:
+            return super().node(given)
+        return self.held.node(given)
+
+    # Growing
+
+    def grow(self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool) -> Sprouts:
+        """Begin to grow n branches at a node; what has come is kept while more comes."""
+        from ..loom.grow import deltas, plan, refuse_terminal
+        from ..sampling.params import SamplingParams
+
+        lm = self._lm
+        params = SamplingParams.resolve({**sampling, "n": n}, lm.defaults)
+        if not force:
+            refuse_terminal(node)
+        growth = plan([node], params, force=force, streamed=True)
+        branches = [shoot.child for shoot in growth.shoots]
+        self._try_begin(branches)
+        counters = lm.scheduler.counters
+        before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
+
+        def waiting() -> str:
+            done = min(counters.prefilled - before, length)
+            of = f", {100 * done // length} %" if done and length else ""
+            return f"reading {counted(length, 'token')}{of} …"
+
+        first = self._first_of(branches)
+        news = self._kept_as_they_come(deltas(growth))
+        return Sprouts(first, news, lambda: list(growth.children), waiting)
+
+    def _first_of(self, branches: list[Heddle]) -> int:
+        numbers = self.numbers()
+        if self.held is None:
+            for branch in branches:
+                self._counted.setdefault(branch.id, len(self._counted))
+        return numbers.get(branches[0].id, len(numbers))
+
+    def _kept_as_they_come(
+        self, news: Generator[Delta, None, object]
+    ) -> Generator[Delta, None, None]:
+        from ..store.following import Follower
+
+        if self.held is None:
+            yield from news
+            return
+        follower = Follower(self.held)
+        try:
+            with closing(news):
+                for delta in news:
+                    if delta.token_ids:
+                        follower.add(delta.node)
+                    yield delta
+        finally:
+            follower.close()
+
+    def say(
+        self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
+    ) -> Heddle:
+        """Add what the user says at a node, and return it."""
+        if not text:
+            raise ConfigError("there is nothing to say: the text is empty")
+        if not (self.loom.chat_template_used if chat is None else chat):
+            return node.add(text, special=special)
+        refuse_special(special)
+        if not self.grower.has_template:
+            raise ConfigError(
+                "this model has no chat template: it continues text and does not answer",
+                hint=self.grower.template_hint("--raw adds the text as it is"),
+            )
+        said = node.add(self._lm.turn_delta([{"role": "user", "content": text}]))
+        said.meta[SAID] = text
+        return said
+
+    def next(self, node: Heddle, top: int = 10) -> Distribution:
+        """Return the likeliest next tokens at a node."""
+        return node.next(top=top)
+
+    def pieces(self, node: Heddle) -> list[str]:
+        """Return the text of each of a node's tokens."""
+        stream = self._text.stream()
+        pieces = [stream.push(token) for token in node.tokens]
+        if pieces:
+            pieces[-1] += stream.flush()
+        return pieces
+
+    def export(
+        self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
+    ) -> None:
+        """Write a part of the loom to a file."""
+        from ..interchange import write
+
+        if format == "markdown":
+            options["name"] = self.name
+        if format == "html":
+            options["mark"] = self.at
+        numbers = self.numbers()
+        write(node, path, format=format, scope=scope, numbers=numbers, kv=kv, **options)
+
+    @cached_property
+    def _text(self) -> Tokenizer:
+        if self.given_grower is not None:
+            return self._lm.text
+        from ..engines.source import resolve
+        from ..tokens.tokenizer import Tokenizer
+
+        return Tokenizer.from_folder(resolve(self.model))
+
+    @property
+    def _lm(self) -> LM:
+        assert isinstance(self.given_grower, GrowerHere)
+        return self.given_grower.lm
+
+    # Keeping
+
+    def save(self) -> None:
+        """Keep what has changed; a loom that is not kept yet gets its name."""
+        if self.held is None:
+            self._begin()
+        assert self.held is not None
+        self.held.commit("grow")
+        self.name = self.held.name
+        self.note()
+
+    def note(self) -> None:
+        """Remember that this is the loom drawn last in this terminal, and where one stands."""
+        if self.held is not None:
+            self.desk.library.note(terminal(), self.held.id, self.held.number(self.at))
+
+    def remove(self, nodes: Sequence[Heddle]) -> None:
+        """Take nodes away, with all below them."""
+        assert self.held is not None
+        for node in nodes:
+            node.remove()
+        self.held.commit("remove")
+
+    def undo(self) -> Turned:
+        """Undo the last change of this loom that is not undone."""
+        assert self.held is not None
+        return self._turned(self.held.undo)
+
+    def redo(self) -> Turned:
+        """Do again what was undone last."""
+        assert self.held is not None
+        return self._turned(self.held.redo)
+
+    def _turned(self, turn: Callable[[], Change]) -> Turned:
+        assert self.held is not None
+        before, path = {each.key: each for each in self.held.history()}, self.at.path
+        change = turn()
+        kind = next(
+            (each.kind for each in self.held.history() if before[each.key].state != each.state),
+            change.kind,
+        )
+        # Where one stood may be gone: then one stands at the nearest that is there.
+        self.at = next(node for node in reversed(path) if node.path[0] is self.loom)
+        numbers = self.held.numbers()
+        removed = [numbers[node_id] for node_id in change.removed]
+        return Turned(kind, change.added, change.changed, removed)
+
+    def discard(self) -> None:
+        """Forget a loom of which nothing came, or that was not to be kept."""
+        if self.held is not None:
+            with suppress(StoreError):
+                self.desk.library.remove(self.held.id)
+                self.desk.library.purge([self.held.id])
+            self.held, self.name = None, ""
+
+    def _begin(self) -> None:
+        self.held = self.desk.library.create(self.loom)
+        self.name = self.held.name
+
+    def _try_begin(self, branches: Iterable[Heddle]) -> None:
+        """Let branches have rows, and so numbers, before they have tokens."""
+        if not self.keeps:
+            return
+        try:
+            if self.held is None:
+                self._begin()
+            assert self.held is not None
+            self.held.commit("say")
+            self.held.append(branches)
+        except StoreError as error:
+            _log.info("not kept yet: %s", error)  # told at the end, if it lasts
+
+
+def note_model(loom: Loom, model: str, engine: str) -> None:
+    """Note in a loom what to load to grow it again: a folder by its whole path."""
+    from ..loading import is_url
+
+    is_folder = model != TINY and Path(model).is_dir()
+    loom.meta["model"] = str(Path(model).resolve()) if is_folder else model
+    if loom.lm is not None and is_url(model):
+        loom.meta["model"] = loom.lm.info.extra["address"]
+    if engine != "auto":
+        loom.meta["engine"] = engine
+    else:
+        loom.meta.pop("engine", None)  # of a model that was elsewhere, and in another form

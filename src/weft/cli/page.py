@@ -1,0 +1,50 @@
+"""`weft open`: a loom in the browser, at a server that runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from ..errors import Unreachable, Unsupported
+from ..viz.out import Out, write_object
+from . import options
+from .failures import guarded
+
+
+@guarded
+def open_(
+    loom: options.OptionalLoom = None,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open it, or write its address only.")
+    ] = True,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Open a loom in the browser, at the server that runs."""
+    from .desk import desk
+
+    with desk() as at:
+        base = at.page()
+        if base is None:
+            raise Unreachable(
+                "no server runs here, and the page is a server's",
+                hint="weft serve starts one; WEFT_HOST says where one is",
+            )
+        if not base:
+            raise Unsupported(
+                f"the server at {at.where()} has no page",
+                hint="weft tree, or weft export page.html",
+            )
+        name = at.chosen(loom)
+    url = f"{base}#{quote(name)}"
+    if as_json:
+        write_object({"url": url, "loom": name})
+        return
+    Out.of(sys.stdout).line(url)
+    if browser:
+        import webbrowser
+
+        webbrowser.open(url)

@@ -1,0 +1,75 @@
+"""How a client reaches its server: the address, the key, and what broken connections become."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+
+from ..api.address import ServerAddress, address
+from ..errors import ConfigError, Unreachable
+from .call import error_of
+
+_PATIENCE = httpx2.Timeout(600.0, connect=10.0)
+# Of a stream: the server sends something every 15 s.
+STREAM = httpx2.Timeout(45.0, connect=10.0)
+
+
+class ServerLine:
+    """What both clients have of a connection; the key is in no word of it."""
+
+    def __init__(self, base_url: str | None, api_key: str | None) -> None:
+        found: ServerAddress = address() if base_url is None else address({"WEFT_HOST": base_url})
+        self.base = found.url
+        key = os.environ.get("WEFT_API_KEY") if api_key is None else api_key
+        self._key = key or ""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the HTTP client."""
+        headers = {"user-agent": "weft"}
+        if self._key:
+            if not (self._key.isascii() and self._key.isprintable()):
+                raise ConfigError("the API key has characters that a header cannot carry")
+            headers["authorization"] = f"Bearer {self._key}"
+        return {
+            "base_url": self.base,
+            "headers": headers,
+            "timeout": _PATIENCE,
+            # NOTE: a proxy of the environment may read what is not encrypted, the key included.
+            "trust_env": self.base.startswith("https:"),
+            "follow_redirects": False,
+        }
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Let a connection that fails be told as such. Raises: Unreachable."""
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise Unreachable(
+                f"no server answers at {self.base}",
+                hint="weft serve starts one; WEFT_HOST says where",
+            ) from error
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise ConfigError(f"the address {self.base} cannot be asked: {error}") from error
+        except httpx2.HTTPError as error:
+            what = str(error) or type(error).__name__
+            raise Unreachable(f"the connection to {self.base} broke: {what}") from error
+
+    def check(self, response: httpx2.Response) -> None:
+        """Raise what an answer that is no success tells of; its body has been read."""
+        if not response.is_success:
+            raise error_of(response.status_code, response.content, response.headers, self.base)
+
+    def read(self, response: httpx2.Response, *, is_json: bool) -> Any:
+        """Return what an answer holds."""
+        self.check(response)
+        if not is_json:
+            return response.content
+        try:
+            return response.json() if response.content else None
+        except ValueError as error:
+            raise Unreachable(f"{self.base} answers, and not as Weft does") from error

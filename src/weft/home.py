@@ -1,0 +1,15 @@
+"""Where Weft keeps what it keeps, unless somebody says otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """Return the folder: WEFT_HOME, else the system's own place for a user's data."""
+    if given := os.environ.get("WEFT_HOME"):
+        return Path(given).expanduser()
+    from platformdirs import user_data_path
+
+    return user_data_path("weft", appauthor=False)

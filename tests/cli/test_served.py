@@ -1,0 +1,371 @@
+"""The verbs as clients of a server: they show what they show without one, and KV is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+
+import forks
+from cli.conftest import clean_environment, loom_of, names
+from serving import KEY, Served, serving
+from weft import samples
+from weft.api import proof
+from weft.server import ServerConfig
+
+FEW = ("--max-tokens", "6", "--seed", "1")
+NAME = "tell-story-about-fox"
+posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
+
+
+@pytest.fixture
+def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server over the looms of this test; commands are told of it."""
+    with serving(own()) as found:
+        monkeypatch.setenv("WEFT_HOST", found.url)
+        yield found
+
+
+def own(**options: Any) -> ServerConfig:
+    """Settings of a server over the looms that commands have here, too."""
+    return ServerConfig(port=0, db=f"sqlite:///{os.environ['WEFT_HOME']}/weft.db", **options)
+
+
+def told(result: Any) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+WALK = [
+    ("run", samples.story, "-n", "3", "--tree", *FEW),
+    ("grow", "1", "-n", "2", "--tree", *FEW),
+    ("tree",),
+    ("read", "4"),
+    ("read", "4", "--color", "prob"),
+    ("next", "4", "--top", "3"),
+    ("rm", "2", "4"),
+    ("tree",),
+    ("rm", "--undo"),
+    ("undo",),
+    ("redo",),
+    ("grow", "4", "And then?", "-n", "1", *FEW),
+    ("run", "-c", "Go on.", "-n", "1", "--raw", *FEW),
+    ("run", "Once upon", "--raw", "-n", "1", "--no-log", *FEW),
+    ("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1"),
+    ("find", "fox"),
+    ("read", "1", "--loom", NAME),
+    ("rm", NAME),
+    ("ls",),
+    ("rm", "--undo"),
+    ("ls",),
+]
+FIGURES = ("prefilled", "kept as", " · ")
+
+
+def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
+    """What verbs write, without what was computed: that is to differ."""
+    found = []
+    for verb in verbs:
+        result = weft(*verb)
+        assert result.exit_code == 0, (verb, result.output)
+        lines = [each for each in result.stdout.splitlines() if "prefilled" not in each]
+        lines = [each for each in lines if "tokens · " not in each]
+        found.append((verb[0], "\n".join(lines)))
+    return found
+
+
+def test_every_verb_shows_the_same_with_a_server_as_without(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shown(weft, WALK)
+    monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
+    with serving(own()) as server:
+        monkeypatch.setenv("WEFT_HOST", server.url)
+        there = shown(weft, WALK)
+    assert here == there
+
+
+def test_json_has_the_same_names_with_a_server_as_without(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbs = [
+        ("run", samples.story, "-n", "2", *FEW),
+        ("tree",),
+        ("read", "1"),
+        ("next", "1"),
+        ("find", "fox"),
+        ("undo",),
+        ("ls",),
+    ]
+
+    def shapes() -> list[list[str]]:
+        found = []
+        for verb in verbs:
+            made = told(weft(*verb, "--json"))
+            found.append([*made, *made.get("stats", {}), *(made.get("nodes") or [{}])[0]])
+        return found
+
+    here = shapes()
+    monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
+    with serving() as server:
+        monkeypatch.setenv("WEFT_HOST", server.url)
+        assert shapes() == here
+
+
+def test_what_the_server_knows_is_not_read_again(weft: Any, served: Served) -> None:
+    first = told(weft("run", samples.story, "-n", "2", "--json", *FEW))["stats"]
+    again = told(weft("grow", "0", "-n", "2", "--json", *FEW))["stats"]
+    assert (first["prefilled"], first["reused"]) == (12, 0)
+    assert again["prefilled"] <= 1
+    assert again["reused"] >= 11
+    assert again["decoded"] == 12
+    below = told(weft("grow", "1", "-n", "2", "--json", *FEW))["stats"]
+    assert below["prefilled"] <= 1
+
+
+def test_the_looms_are_the_ones_that_are_there_without_it(
+    weft: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = told(weft("run", samples.story, "-n", "2", "--json", *FEW))
+    monkeypatch.delenv("WEFT_HOST")
+    assert names() == [NAME] == [made["loom"]]
+    assert {child.id for child in loom_of(NAME).children} == {b["id"] for b in made["branches"]}
+    tree = told(weft("tree", "--json"))  # of the same terminal
+    assert tree["at"] in (1, 2)
+    grown = told(weft("grow", "1", "-n", "1", "--json", *FEW))
+    monkeypatch.setenv("WEFT_HOST", served.url)
+    seen = {each["node"]: each["id"] for each in told(weft("tree", "--json"))["nodes"]}
+    assert seen[grown["branches"][0]["node"]] == grown["branches"][0]["id"]
+
+
+def test_a_chat_goes_on_at_a_server_and_leaves_nothing_unkept(weft: Any, served: Served) -> None:
+    typed = f"{samples.sum}\n/fork 2\n\n/undo\n{samples.greeting}\n/quit\n"
+    result = weft("chat", "--max-tokens", "24", stdin=typed)
+    assert result.exit_code == 0, result.output
+    assert "The answer is 95." in result.stdout
+    assert weft("run", "Hi", "--no-log", "-n", "1", *FEW).exit_code == 0
+    assert sorted(names()) == ["hello-who-you", "what-37-58"]
+    json_lines = weft("chat", "--json", *FEW, stdin=f"{samples.sum}\n").stdout
+    assert json.loads(json_lines)["said"] == samples.sum
+
+
+MISTAKES = [
+    (("grow", "9"), 2, "there is no node 9"),
+    (("grow", "1", "-n", "0"), 2, "n: "),
+    (("run", "hi", "--temperature", "-1"), 2, "temperature"),
+    (("run", "hi there " * 1500), 2, "the context is 2048"),
+    (("tree", "nosuch"), 1, "there is no loom"),
+    (("run", "hi", "-m", "/etc/passwd"), 2, "refuses"),
+    (("run", "hi", "--kv-budget", "1MiB"), 2, "the server runs tiny"),
+    (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),
+    (("redo",), 1, "nothing to redo"),
+    (("open",), 3, "has no page"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), MISTAKES, ids=lambda each: str(each)[:30])
+def test_a_mistake_is_told_as_without_a_server(
+    weft: Any, served: Served, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    weft("run", samples.story, "-n", "1", *FEW)
+    result = weft(*arguments)
+    assert (result.exit_code, said in result.stderr) == (code, True), result.output
+    assert "Traceback" not in result.output
+
+
+def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path) -> None:
+    weft("run", samples.story, "-n", "2", *FEW)
+    for suffix in ("json", "md", "txt", "html", "dot", "mmd", "csv", "jsonl"):
+        result = weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
+        assert result.exit_code == 0, (suffix, result.output)
+        assert (tmp_path / f"a.{suffix}").stat().st_size
+    brought = told(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))
+    assert (brought["looms"], brought["nodes"]) == (["again"], 3)
+    assert told(weft("grow", "1", "--loom", "again", "-n", "1", "--json", *FEW))["loom"] == "again"
+
+
+def test_the_key_is_sent_where_a_server_is_named_and_asked_for_where_it_is_missing(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(own(api_key=KEY)) as server:
+        monkeypatch.setenv("WEFT_HOST", server.url)
+        refused = weft("ls")
+        assert refused.exit_code == 2
+        assert "set WEFT_API_KEY to the server's key" in refused.stderr
+        monkeypatch.setenv("WEFT_API_KEY", KEY)
+        assert weft("ls").exit_code == 0
+        monkeypatch.setenv("WEFT_API_KEY", KEY + "x")
+        wrong = weft("ls")
+        assert wrong.exit_code == 2
+        assert KEY not in wrong.output
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_a_server_that_is_named_and_does_not_answer_is_told(
+    weft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{free_port()}")
+    for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
+        result = weft(*verb)
+        assert result.exit_code == 3
+        assert "no server answers at http://127.0.0.1:" in result.stderr
+    monkeypatch.setenv("WEFT_HOST", "http://[")
+    assert weft("ls").exit_code == 2
+    monkeypatch.delenv("WEFT_HOST")
+    nothing = weft("open")
+    assert nothing.exit_code == 3
+    assert "weft serve starts one" in nothing.stderr
+
+
+# A server that nobody named
+
+
+def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    from weft.api import address
+
+    found = address.ServerAddress("127.0.0.1", int(url.rpartition(":")[2]))
+    at = address.address
+
+    def find(environment: Any = None) -> address.ServerAddress:
+        return found if environment is None else at(environment)
+
+    monkeypatch.setattr(address, "address", find)
+
+
+def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weft("run", samples.sum, "-n", "1")
+    with serving(own()) as server:
+        looked_for_at(monkeypatch, server.url)
+        assert told(weft("ls", "--json"))["where"] == server.url
+        warm = told(weft("grow", "0", "-n", "1", "--json", *FEW))["stats"]
+        assert warm["prefilled"] + warm["reused"] == 14
+        # Another model is loaded here, and the looms are the same.
+        folder = str(Path(samples.__file__).parent / "data" / "tiny")
+        numpy = ("-m", folder, "--engine", "numpy")
+        here = told(weft("run", "Hi", *numpy, "-n", "1", "--json", *FEW))
+        assert here["model"] == folder
+        assert here["loom"] in names()
+        # Somebody else's: other looms, or another secret.
+        monkeypatch.setenv("WEFT_DB", f"sqlite:///{home.parent}/other.db")
+        assert told(weft("ls", "--json"))["looms"] == []
+        monkeypatch.delenv("WEFT_DB")
+        monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
+        proof.make_secret()
+        assert "other" in told(weft("ls", "--json"))["where"]
+
+
+def test_nothing_is_asked_where_no_server_was_ever_started(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.2)
+        looked_for_at(monkeypatch, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert weft("ls").exit_code == 0
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_who_answers_and_is_no_server_of_ours_is_told_no_key_and_left_alone(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[bytes] = []
+    proof.make_secret()
+    monkeypatch.setenv("WEFT_API_KEY", KEY)
+
+    def answer(listener: socket.socket, said: bytes) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            heard.append(connection.recv(4096))
+            connection.sendall(said)
+
+    for body in (b"{}", b'{"proof": "0"}', b'{"proof": 3}', b"[", b"\xff"):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            said = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            thread = threading.Thread(target=answer, args=(listener, said))
+            thread.start()
+            looked_for_at(monkeypatch, f"http://127.0.0.1:{listener.getsockname()[1]}")
+            assert "weft.db" in told(weft("ls", "--json"))["where"]
+            thread.join()
+    assert len(heard) == 5
+    assert all(b"nonce=" in each and KEY.encode() not in each for each in heard)
+
+
+# A server that dies
+
+
+@pytest.fixture
+def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """`weft serve` as a process of its own; commands are told of it."""
+    port = free_port()
+    arguments = ("serve", "--port", str(port))
+    running = forks.start(forks.WEFT, *arguments, env=clean_environment())
+    monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield running
+    running.kill()
+    running.wait()
+
+
+HOT = ("--temp", "100", "--max-tokens", "1500")
+
+
+@posix
+def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
+    weft: Any, process: subprocess.Popen[bytes], started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing = started("run", samples.story, "--tree", "-n", "2", *HOT)
+    assert growing.stdout.read(4) == b"[1] "
+    time.sleep(1.5)
+    process.send_signal(signal.SIGKILL)
+    _, errors = growing.communicate(timeout=60)
+    assert growing.returncode == 3
+    assert b"does not answer any more" in errors
+    assert b"what has been grown so far is kept" in errors
+    monkeypatch.delenv("WEFT_HOST")
+    kept = [(child.finish_reason, bool(child.tokens)) for child in loom_of(NAME).children]
+    assert kept == [("interrupted", True)] * 2
+
+
+@posix
+def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
+    weft: Any, process: subprocess.Popen[bytes], started: Any
+) -> None:
+    growing = started("run", samples.story, "--tree", "-n", "2", *HOT)
+    assert growing.stdout.read(4) == b"[1] "
+    growing.send_signal(signal.SIGINT)
+    output, errors = growing.communicate(timeout=60)
+    assert growing.returncode == 130, errors
+    assert b"interrupted: the branches are as far as they came" in errors
+    assert b"kept as" in output
+    nodes = told(weft("tree", "--json"))["nodes"]
+    assert [each["finish_reason"] for each in nodes[1:]] == ["cancelled"] * 2
+    assert os.environ["WEFT_HOST"]

@@ -1,0 +1,353 @@
+"""The clients ask what the server has, and get back what would be here, errors too."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+
+import weft
+from serving import Served, serving
+from weft import errors
+from weft.api.jobs import BranchObject, JobReply
+from weft.client import AsyncClient, Client, call, calls
+from weft.client.call import ApiCall, Following, error_of, told_error
+from weft.client.growth import GrowthReader
+from weft.outcomes import OUTCOMES
+
+FEW: dict[str, Any] = {"max_tokens": 6, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.url) as made:
+        yield made
+
+
+def described() -> dict[str, Any]:
+    """All functions that describe a request, by name."""
+    return {
+        name: each
+        for name, each in vars(calls).items()
+        if inspect.isfunction(each)
+        and not name.startswith("_")
+        and str(inspect.signature(each).return_annotation).startswith("ApiCall[")
+    }
+
+
+# What each is called with, where its parameters do not say so by their names.
+WITH = {
+    "load_model": ("tiny",),
+    "create_loom": ("x",),
+    "detokenize": ([1],),
+    "apply_template": ([{"role": "user", "content": "x"}],),
+    "edit_loom": ("l",),
+    "export": ("l",),
+    "import_looms": (b"{}",),
+    "handle_kv": ("l", 1, "warm"),
+    "fork": ("l", 1, 1),
+    "move": ("l", 1, 0),
+    "note_drawn": ("t", "l"),
+}
+OPTIONS = {
+    "add": {"text": "x"},
+    "split": {"at_token": 1},
+    "clip": {"keep": 1},
+}
+
+
+def made(name: str) -> ApiCall[Any]:
+    """A request of each kind, with all that can be said by its parameters."""
+    build = described()[name]
+    needed = [
+        each
+        for each in inspect.signature(build).parameters.values()
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    ]
+    given = WITH.get(name) or tuple(1 if each.name == "node" else "x" for each in needed)
+    found: ApiCall[Any] = build(*given, **OPTIONS.get(name, {}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def schema(served: Served) -> dict[str, Any]:
+    found: dict[str, Any] = served.client.get("/openapi.json").json()
+    return found
+
+
+def route_of(schema: dict[str, Any], asked: ApiCall[Any]) -> tuple[str, dict[str, Any]]:
+    """The route that a request goes to: of several, the one with fewer parameters."""
+    found = []
+    for path, methods in schema["paths"].items():
+        pattern = re.sub(r"\{[^}]*\}", "[^/]+", path)
+        if re.fullmatch(pattern, asked.path) and asked.method.lower() in methods:
+            found.append((path.count("{"), path, methods[asked.method.lower()]))
+    assert found, (asked.method, asked.path)
+    return min(found, key=lambda each: each[0])[1:]
+
+
+@pytest.mark.parametrize("name", described())
+def test_every_request_is_one_of_the_servers(schema: dict[str, Any], name: str) -> None:
+    asked = made(name)
+    _, route = route_of(schema, asked)
+    build = described()[name]
+    queries = {each["name"] for each in route.get("parameters", []) if each["in"] == "query"}
+    assert set(asked.params) <= queries
+    answer = re.fullmatch(r"ApiCall\[(?:\w+\.)?(\w+)\]", inspect.signature(build).return_annotation)
+    assert answer is not None
+    success = [route["responses"][code] for code in route["responses"] if code.startswith("2")]
+    shapes = str(success)
+    assert answer[1] == "bytes" or f"schemas/{answer[1]}'" in shapes
+
+
+def test_every_route_of_the_native_api_has_its_method(schema: dict[str, Any]) -> None:
+    asked = {(each.method, route_of(schema, each)[0]) for each in map(made, described())}
+    asked.add(("GET", "/api/v1/jobs/{job}/events"))
+    there = {
+        (method.upper(), path)
+        for path, methods in schema["paths"].items()
+        for method in methods
+        if path.startswith("/api/v1/")
+    }
+    # Not asked by a program in Python: a copy, and what only a page follows.
+    left = {("POST", "/api/v1/looms/{loom}/nodes/{node}/copy")}
+    left |= {("GET", "/api/v1/looms/{loom}/events"), ("GET", "/api/v1/looms/{loom}/kv")}
+    assert there - asked <= left
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    for name in described():
+        assert getattr(Client, name).__wrapped__ is getattr(AsyncClient, name).__wrapped__
+        assert getattr(Client, name).__doc__
+    public = [{each for each in vars(kind) if not each.startswith("_")} for kind in KINDS]
+    assert public[0] == public[1]
+
+
+KINDS = (Client, AsyncClient)
+
+
+def test_a_loom_is_made_grown_read_and_undone(client: Client) -> None:
+    loom = client.create_loom("Tell me a story about a fox.", name="a walk").name
+    texts = {0: "", 1: ""}
+    ends = {}
+    for delta in client.grow(loom, n=2, **FEW):
+        assert len(delta.token_ids) == len(delta.logprobs) == len(delta.entropies)
+        texts[delta.branch] += delta.text
+        if delta.finish_reason is not None:
+            ends[delta.branch] = delta.finish_reason
+    assert ends == {0: "length", 1: "length"}
+    nodes = client.nodes(loom, fields=["tokens"]).data
+    assert [node.text for node in nodes[1:]] == [texts[0], texts[1]]
+    with weft.load("tiny") as lm:
+        here = weft.Loom(lm, "Tell me a story about a fox.").grow(2, **FEW)
+    assert [node.token_ids for node in nodes[1:]] == [node.tokens for node in here]
+    assert client.next_tokens(loom, 1, top=2).next[0].rank == 0
+    assert client.find("fox", loom=loom).data
+    child = client.add(loom, 1, text=" And").added[0].node
+    assert client.path(loom, child).text.endswith(" And")
+    assert client.undo(loom).removed == [child]
+    assert client.redo(loom).added[0].node == child
+    job = client.wait(client.begin_search(loom, strategy="best-of-n", n=2, **FEW).job)
+    assert job.status == "ok"
+    file = client.export(loom)
+    assert client.import_looms(file, name="again").nodes == client.loom(loom).n_nodes
+    client.remove_loom(loom)
+    assert [each.name for each in client.restore_looms().data] == [loom]
+
+
+def test_the_async_client_does_the_same(served: Served) -> None:
+    async def walk() -> list[str | None]:
+        async with AsyncClient(served.url) as client:
+            loom = (await client.create_loom("Once upon a time", template=False)).id
+            found = [delta async for delta in client.grow(loom, n=2, **FEW)]
+            assert (await client.loom(loom)).n_nodes == 3
+            async with aclosing(client.grow(loom, n=1, max_tokens=1500, temperature=50.0)) as more:
+                async for _ in more:
+                    break
+            job = (await client.jobs()).data[0]
+            ended = await client.wait(job.id)
+            assert ended.status == "cancelled"
+            with pytest.raises(errors.NotFound):
+                await client.node(loom, 99)
+            return [delta.finish_reason for delta in found]
+
+    assert asyncio.run(walk()).count("length") == 2
+
+
+def test_leaving_a_growth_early_keeps_what_came(client: Client) -> None:
+    loom = client.create_loom("Once upon a time", template=False).id
+    with closing(client.grow(loom, n=2, max_tokens=1500, temperature=50.0)) as deltas:
+        next(deltas)
+    job = client.jobs().data[0]
+    assert client.wait(job.id).status == "cancelled"
+    nodes = client.nodes(loom).data
+    assert [each.finish_reason for each in nodes[1:]] == ["cancelled"] * 2
+
+
+def test_a_stream_that_breaks_goes_on_where_it_was(served: Served) -> None:
+    """Through a door between that closes after so many bytes, again and again."""
+    with door(served.url, n_bytes=3000) as url, Client(url) as client:
+        loom = client.create_loom("Tell me a story about a fox.").id
+        texts = ["", ""]
+        for delta in client.grow(loom, n=2, max_tokens=120, seed=3, temperature=1.5):
+            texts[delta.branch] += delta.text
+    with Client(served.url) as client:
+        assert [node.text for node in client.nodes(loom).data[1:]] == texts
+
+
+class door:
+    """A proxy that passes so many bytes of each answer on, then hangs up."""
+
+    def __init__(self, url: str, n_bytes: int) -> None:
+        self.port = int(url.rpartition(":")[2])
+        self.n_bytes = n_bytes
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.threads = [threading.Thread(target=self._serve)]
+
+    def __enter__(self) -> str:
+        self.threads[0].start()
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for thread in self.threads:
+            thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asker, _ = self.listener.accept()
+            except OSError:
+                return
+            self.threads.append(threading.Thread(target=self._pass, args=(asker,)))
+            self.threads[-1].start()
+
+    def _pass(self, asker: socket.socket) -> None:
+        with asker, socket.create_connection(("127.0.0.1", self.port)) as server:
+            asker.settimeout(0.02)
+            server.settimeout(0.02)
+            left = self.n_bytes
+            while left > 0:
+                for source, target in ((asker, server), (server, asker)):
+                    try:
+                        data = source.recv(512)
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        return
+                    if not data:
+                        return
+                    try:
+                        target.sendall(data)
+                    except OSError:
+                        return
+                    left -= len(data) if target is asker else 0
+
+
+def test_who_missed_too_much_is_told_the_rest_of_each_text() -> None:
+    branches = [BranchObject(branch=0, node=1, id="a", parent=0)]
+    reader = GrowthReader(JobReply(job="j", status="running", branches=branches))
+    first = reader.take("tok", {"t": [[0, 5, "One ", -0.5, 0.1]]})
+    assert (first[0].text, first[0].token_ids, first[0].node) == ("One ", (5,), 1)
+    told = {"branch": 0, "node": 1, "id": "a", "finish_reason": "length"}
+    rest = reader.take("snapshot", {"texts": [{**told, "text": "One two"}], "branches": [told]})
+    assert [(each.text, each.finish_reason) for each in rest] == [("two", None), ("", "length")]
+    assert reader.take("branch", {"branch": 0, "finish_reason": "length"}) == []
+
+
+# Errors
+
+
+@pytest.mark.parametrize("kind", [each for each in OUTCOMES if each is not MemoryError])
+def test_an_error_of_the_server_is_the_error_that_would_be_raised_here(kind: Any) -> None:
+    outcome = OUTCOMES[kind]
+    told = {"message": "so", "type": outcome.kind, "code": outcome.code, "hint": "do"}
+    error = told_error(told, outcome.status)
+    assert OUTCOMES[type(error)].code == outcome.code
+    assert (str(error), error.hint) == ("so", "do")
+
+
+def test_what_an_error_carries_comes_with_it(client: Client) -> None:
+    loom = client.create_loom("Once", template=False).id
+    with pytest.raises(errors.NotFound) as missing:
+        client.loom("no such")
+    assert missing.value.what == "loom"
+    with pytest.raises(errors.ContextOverflow) as long:
+        client.create_loom("word " * 3000)
+    assert long.value.n_ctx == 2048
+    rev = client.loom(loom).rev
+    child = client.add(loom, 0, text=" a").added[0].node
+    client.edit(loom, child, text=" b", in_place=True)
+    with pytest.raises(errors.Conflict) as old:
+        client.edit(loom, child, rev=rev, text=" c", in_place=True)
+    assert old.value.rev is not None
+    for wrong in (
+        {"temperatur": 1},
+        {"temperature": -1},
+        {"regex": "a", "lark": "b"},
+        {"stream": True},
+    ):
+        with pytest.raises(errors.ConfigError, match="allowed|greater|exclude|follow"):
+            client.begin(loom, 0, **wrong)
+    for name in ("", ".", ".."):
+        with pytest.raises(errors.ConfigError):
+            client.loom(name)
+    assert isinstance(error_of(502, b"<html>", {}, "http://x"), errors.Unreachable)
+    busy = told_error({"message": "x", "code": "queue_full"}, 429, {"retry-after": "7"})
+    assert isinstance(busy, errors.QueueFull)
+    assert busy.retry_after_s == 7
+
+
+def test_names_of_any_kind_reach_their_loom(client: Client) -> None:
+    for name in ("ünïcode ✓", "a?b#c%20d", "dots..and.more"):
+        client.create_loom("Once", template=False, name=name)
+        assert client.loom(name).name == name
+
+
+def test_no_server_is_told_at_once_and_a_stream_is_given_up_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Client("http://127.0.0.1:9") as client, pytest.raises(errors.Unreachable, match="127"):
+        client.looms()
+    following = Following("/x", "http://x")
+    pauses = [following.pause_s(OSError("gone")) for _ in range(call._TRIES)]
+    assert sum(pauses) < 30
+    with pytest.raises(errors.Unreachable, match="does not answer any more"):
+        following.pause_s(OSError("gone"))
+    with pytest.raises(errors.ConfigError):
+        Client("ftp://x")
+
+
+def test_the_top_level_names_load_nothing_until_they_are_used() -> None:
+    code = (
+        "import sys, weft; assert 'httpx2' not in sys.modules; weft.Client; weft.AsyncClient; "
+        "print('httpx2' in sys.modules, 'torch' in sys.modules, 'sqlalchemy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "False"]
+
+
+def test_the_code_of_the_page_runs(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "python-client.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.setenv("WEFT_HOST", served.url)
+    exec(compile(code, str(page), "exec"), {})
