@@ -17,7 +17,7 @@ from ..lm import LM
 from ..loom import Heddle
 from ..loom.grow import plan, refuse_terminal
 from ..sampling.params import SamplingParams
-from ..search.core import Grow, Level, SearchResult
+from ..search.core import Cost, Grow, Level, SearchResult
 from ..search.strategies import STRATEGIES
 from ..store.wire import search_object
 from .branches import JobBranches
@@ -171,6 +171,7 @@ class Searched:
         self.job = job
         self.asked = asked
         self._steps: Any = None
+        self._cost: Cost | None = None  # told last
         self._has_asked = False  # of the model, beside what is grown here
 
     def begin(self, lm: LM, node: Heddle) -> None:
@@ -208,6 +209,7 @@ class Searched:
                         found = await self._ask(work)
                     async with self.live.lock:
                         work = self._next(found)
+            self._cost = work.cost
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
             told = search_object(
@@ -221,7 +223,7 @@ class Searched:
             )
             self.job.result = {**told, "best": self.live.number(work.best)}
         finally:
-            self.job.usage = self._usage(work)
+            self.job.usage = self._usage()
             async with self.live.lock:
                 await self.live.keep("run", actor)
                 if self.job.result is not None:
@@ -231,18 +233,6 @@ class Searched:
         """Let the search do work of its own: proposals, questions."""
         self._has_asked = True
         return await work.arun()
-
-    def _usage(self, work: Any) -> TokenUsage:
-        """Return what was read and written. What the search did itself is told by its cost."""
-        grown = usage_of(self.job)
-        if not self._has_asked:
-            return grown
-        cost = asdict(work.cost) if isinstance(work, SearchResult) else self.job.progress
-        return TokenUsage(
-            prompt_tokens=grown.prompt_tokens + cost.get("prompt_tokens", 0),
-            completion_tokens=max(grown.completion_tokens, cost.get("tokens", 0)),
-            cached_tokens=None,
-        )
 
     async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
@@ -265,8 +255,19 @@ class Searched:
             live.end(branches)
         return [shoot.child for shoot in branches.growth.shoots if shoot.attached]
 
+    def _usage(self) -> TokenUsage:
+        """Return what was read and written: proposals, questions and their answers, too."""
+        usage = usage_of(self.job)
+        if self._cost is not None:
+            usage.prompt_tokens += self._cost.prompt_tokens
+            usage.completion_tokens = max(usage.completion_tokens, self._cost.tokens)
+        if self._has_asked:  # nobody knows how much of that was there
+            usage.cached_tokens = None
+        return usage
+
     def _tell(self, level: Level) -> None:
         """Tell of a round. Called by the search, with the lock held."""
+        self._cost = level.cost
         number = self.live.number
         self.job.progress = {"round": level.depth, **asdict(level.cost)}
         self.job.events.put(
