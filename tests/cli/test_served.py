@@ -163,11 +163,12 @@ def test_a_chat_goes_on_at_a_server_and_leaves_nothing_unkept(weft: Any, served:
 
 
 MISTAKES = [
-    (("grow", "9"), 2, "there is no node 9"),
+    (("grow", "9"), 2, "there is no node 9; allowed is 0 (the prompt) to 1"),
     (("grow", "1", "-n", "0"), 2, "n: "),
     (("run", "hi", "--temperature", "-1"), 2, "temperature"),
     (("run", "hi there " * 1500), 2, "the context is 2048"),
-    (("tree", "nosuch"), 1, "there is no loom"),
+    (("read", "nosuch"), 2, "allowed is a number, 0 (the prompt) to 1, or an id"),
+    (("tree", "nosuch"), 2, f"there is no loom 'nosuch'; there are {NAME}"),
     (("run", "hi", "-m", "/etc/passwd"), 2, "refuses"),
     (("run", "hi", "--kv-budget", "1MiB"), 2, "the server runs tiny"),
     (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),
@@ -192,6 +193,12 @@ def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path
         result = weft("export", str(tmp_path / f"a.{suffix}"), "--scope", "tree")
         assert result.exit_code == 0, (suffix, result.output)
         assert (tmp_path / f"a.{suffix}").stat().st_size
+    wrong = weft("import", str(tmp_path / "a.md"))
+    assert wrong.exit_code == 1
+    assert f"{tmp_path / 'a.md'}: it is no JSON" in wrong.stderr
+    assert "hint: weft export loom.json" in wrong.stderr
+    words = weft("import", str(tmp_path / "a.json"), "--name", "words").stdout
+    assert words.startswith("imported 1 loom, 2 nodes from a.json")
     brought = told(weft("import", str(tmp_path / "a.json"), "--name", "again", "--json"))
     assert (brought["looms"], brought["nodes"]) == (["again"], 3)
     assert told(weft("grow", "1", "--loom", "again", "-n", "1", "--json", *FEW))["loom"] == "again"

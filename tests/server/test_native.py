@@ -344,6 +344,13 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     assert desk.get("/kv")["hot"] == 1
 
 
+def test_a_body_that_does_not_say_it_is_json_is_told_so(served: Served) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = served.client.post("/api/v1/looms", content=b'{"prompt": "Hi"}', headers=form)
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
 def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     desk = Desk(served, "Use 1 2 3 4 to make 24.")
     told = desk.post("/runs", strategy="tot", breadth=2, n=4, wait=True, seed=1)
@@ -355,7 +362,10 @@ def test_a_search_is_a_job_with_rounds(served: Served) -> None:
         names = [name for _, name, _ in events(answer.iter_lines())]
     assert "score" in names
     assert len(desk.nodes(limit=1000)) > 3
-    assert desk.get("/history")["data"][0]["kind"] == "run"
+    kinds = {each["kind"] for each in desk.get("/history")["data"]}
+    assert kinds == {"create", "run"}
+    # What the search asked of the model beside its branches is counted, too.
+    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"]
 
 
 def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:

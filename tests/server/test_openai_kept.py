@@ -39,6 +39,9 @@ def test_the_choices_are_nodes_of_a_new_loom(served: Served) -> None:
     assert texts == [choice["text"] for choice in plain["choices"]]
     there = nodes(served, made["loom"]["loom"])
     assert there[0]["text"].endswith(PROMPT)
+    loom = served.client.get(f"/api/v1/looms/{made['loom']['loom']}").json()
+    assert (loom["prompt"], loom["name"]) == (PROMPT, made["loom"]["name"])
+    assert loom["name"].startswith("once-upon-time")
     assert [there[number]["text"] for number in made["loom"]["nodes"]] == texts
     assert {there[number]["parent"] for number in made["loom"]["nodes"]} == {0}
     assert made["loom"]["sampling"]["seed"] == 3

@@ -98,8 +98,11 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         time.sleep(0.3)
         began = time.monotonic()
         server.popen.send_signal(signal.SIGTERM)
-        assert server.end()[0] == -signal.SIGTERM
+        code, said = server.end()
+        assert code == -signal.SIGTERM
         assert time.monotonic() - began < 5
+        # Commands look at the usual port only: how they are told of another one is said.
+        assert f"WEFT_HOST={server.url.removeprefix('http://')}" in said
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from weft import load
 from weft.errors import ConfigError
 from weft.loom import Loom
 from weft.store.library import Library
@@ -92,3 +93,18 @@ def test_a_text_too_long_for_any_index_is_kept_and_found_by_its_beginning(
     assert found(library, "w99999") == []
     one_word = library.create(Loom(None, "y" * 1_500_000))
     assert library.open(one_word.name).loom.text == "y" * 1_500_000
+
+
+def test_what_a_chat_template_puts_around_a_prompt_is_neither_shown_nor_found(
+    library: Library,
+) -> None:
+    with load("tiny") as tiny:
+        name = library.create(Loom(tiny, "Tell me a story about a fox.")).name
+        library.create(Loom(tiny, "and so on " * 400 + "at last a walrus"))
+    (hit,) = library.find("fox")
+    assert (hit.loom, hit.snippet) == (name, "Tell me a story about a fox.")
+    assert [hit.snippet[start:end] for start, end in hit.marks] == ["fox"]
+    assert found(library, "assistant") == []
+    (hit,) = library.find("walrus")
+    assert hit.snippet.startswith("…")
+    assert "a walrus" in hit.snippet

@@ -65,7 +65,8 @@ def import_(
         return
     out = Out.of(sys.stdout)
     looms = ", ".join(brought.names[:8]) + (" …" if len(brought.names) > 8 else "")
-    what = f"{counted(len(brought.names), 'loom')}, {counted(brought.n_nodes, 'node')}"
+    below = brought.n_nodes - len(brought.names)  # prompts are not counted, as in `weft ls`
+    what = f"{counted(len(brought.names), 'loom')}, {counted(below, 'node')}"
     out.line(f"imported {what} from {file.name} ({brought.recognised_as}): {looms}")
     for each in brought.dropped:
         out.line(("  left out: ", "yellow"), each)

@@ -80,19 +80,25 @@ class Kept(ABC):
         if given is None:
             return self.at
         numbers = self.numbers()
-        allowed = f"a number of the last tree drawn: 0 (the prompt) to {max(numbers.values())}"
+        last = max(numbers.values())
         if not given.isdecimal() or len(given) > 9:
             try:
                 return self.loom.find(given)
             except TreeError:
                 raise ConfigError(
-                    f"NODE is {given!r}; allowed is {allowed}", hint="weft tree shows them"
+                    f"NODE is {given!r}; allowed is a number, 0 (the prompt) to {last}, or an id",
+                    hint="weft tree shows them",
                 ) from None
         for node in self.loom.walk():
             if numbers[node.id] == int(given):
                 return node
+        if int(given) <= last:
+            raise ConfigError(
+                f"node {given} is not in the loom any more", hint="weft tree draws what is there"
+            )
         raise ConfigError(
-            f"there is no node {given}; allowed is {allowed}", hint="weft tree draws it again"
+            f"there is no node {given}; allowed is 0 (the prompt) to {last}",
+            hint="weft tree draws it again",
         )
 
     def highest(self) -> int:

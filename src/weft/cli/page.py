@@ -30,7 +30,7 @@ def open_(
         base = at.page()
         if base is None:
             raise Unreachable(
-                "no server runs here, and the page is a server's",
+                "no server of yours answers at the usual port, and the page is a server's",
                 hint="weft serve starts one; WEFT_HOST says where one is",
             )
         if not base:

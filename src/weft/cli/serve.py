@@ -162,7 +162,14 @@ def serve(
         limits=ServerLimits(n=max_n, tokens=max_tokens, jobs=max_jobs),
     )
     out = Out.of(sys.stderr)
-    serve_forever(config, lambda url: out.line("serving ", (model, "cyan"), " at ", (url, "bold")))
+
+    def announce(url: str) -> None:
+        out.line("serving ", (model, "cyan"), " at ", (url, "bold"))
+        if url.rpartition(":")[2] != str(said.port):
+            place = url.partition("//")[2].replace("0.0.0.0", said.host)
+            out.line((f"commands are told of it by WEFT_HOST={place}", "dim"))
+
+    serve_forever(config, announce)
 
 
 def engine_options(arguments: list[str]) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from ..api.jobs import JobReply, TokenUsage
 from ..api.nodes import NodeObject
 from ..api.sampling import SamplingFields
 from ..client.call import ApiCall
-from ..errors import ConfigError, ModelLoadError, NotFound, StoreError, Unsupported, WeftError
+from ..errors import (
+    ConfigError,
+    FormatError,
+    ModelLoadError,
+    NotFound,
+    StoreError,
+    Unsupported,
+    WeftError,
+)
 from ..files import number, read, write
 from ..viz.outline import counted
 from .desk import Brought, LoomDesk
@@ -87,7 +95,12 @@ class DeskThere(LoomDesk):
 
     def row(self, name: str) -> RowThere:
         """Return what a list says of one loom."""
-        return _row(self.client.loom(name))
+        try:
+            return _row(self.client.loom(name))
+        except NotFound as error:
+            if error.what != "loom":
+                raise
+            raise ConfigError(str(error), hint=error.hint) from error
 
     def own(self) -> str | None:
         """Return the loom drawn last in this terminal."""
@@ -172,7 +185,10 @@ class DeskThere(LoomDesk):
             if found is None and self.here is not None:
                 return self.here.bring(file, format=format, name=name, model=model, engine=engine)
             model = (found or self._loaded(model, engine, "auto")).id
-        told = self.client.import_looms(read(file), format=format, model=model, name=name)
+        try:
+            told = self.client.import_looms(read(file), format=format, model=model, name=name)
+        except FormatError as error:
+            raise FormatError(f"{file}: {error}", hint=error.hint) from error
         names = [each.name for each in told.looms]
         return Brought(names, told.recognised_as, told.nodes, told.dropped)
 

@@ -165,7 +165,10 @@ def _json(data: bytes) -> object:
     except ValueError as problem:
         lines = [line for line in data.splitlines() if line.strip()]
         if len(lines) < 2 or not lines[0].lstrip(b"\xef\xbb\xbf").startswith((b"{", b"[")):
-            raise FormatError(f"it is no JSON: {problem}") from problem
+            raise FormatError(
+                f"it is no JSON: {problem}",
+                hint="weft export loom.json writes what weft import reads again",
+            ) from problem
         return [
             _line(line, number) for number, line in enumerate(data.splitlines(), 1) if line.strip()
         ]

@@ -126,6 +126,8 @@ def _of_validation(error: RequestValidationError) -> Refused:
         param, message = "", f"the body is not JSON: {first['msg']}"
     elif first["type"] == "missing":
         message = f"{param or 'the body'} is missing"
+    elif isinstance(first.get("input"), bytes) and not param:
+        message = "the body was not read as JSON: send it with Content-Type: application/json"
     else:
         given = first.get("input")
         shown = "" if isinstance(given, dict | list) else f" is {given!r:.80}"

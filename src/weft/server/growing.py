@@ -172,6 +172,7 @@ class Searched:
         self.asked = asked
         self._steps: Any = None
         self._cost: Cost | None = None  # told last
+        self._has_asked = False  # of the model, beside what is grown here
 
     def begin(self, lm: LM, node: Heddle) -> None:
         """Check what was asked. Raises: ConfigError, Refused."""
@@ -202,7 +203,10 @@ class Searched:
         try:
             with closing(self._steps):
                 while not isinstance(work, SearchResult):
-                    found = await (self._grow(lm, work) if isinstance(work, Grow) else work.arun())
+                    if isinstance(work, Grow):
+                        found = await self._grow(lm, work, actor)
+                    else:
+                        found = await self._ask(work)
                     async with self.live.lock:
                         work = self._next(found)
             self._cost = work.cost
@@ -225,15 +229,23 @@ class Searched:
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 
-    async def _grow(self, lm: LM, work: Grow) -> list[Heddle]:
+    async def _ask(self, work: Any) -> Any:
+        """Let the search do work of its own: proposals, questions."""
+        self._has_asked = True
+        return await work.arun()
+
+    async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
         live, rows = self.live, list(work.rows)
         if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in looms of theirs
-            return await work.arun()
+            result: list[Heddle] = await self._ask(work)
+            return result
         params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []
+            # What the search has added by itself stands in the log as the search's.
+            await live.keep("run", actor)
             branches = await planned(live, self.job, rows, params)
         try:
             await live.number_new(branches)
@@ -249,6 +261,8 @@ class Searched:
         if self._cost is not None:
             usage.prompt_tokens += self._cost.prompt_tokens
             usage.completion_tokens = max(usage.completion_tokens, self._cost.tokens)
+        if self._has_asked:  # nobody knows how much of that was there
+            usage.cached_tokens = None
         return usage
 
     def _tell(self, level: Level) -> None:

@@ -347,7 +347,7 @@ class LiveLooms:
         try:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
-            raise _no_loom(given, error.hint) from error
+            raise NotFound(str(error), what="loom", hint=error.hint) from error
         except StoreError as error:
             gone = await asyncio.to_thread(self.library.removed)
             if not any(given in (each.id, each.name) for each in gone):

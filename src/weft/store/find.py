@@ -11,7 +11,7 @@ from ..checks import whole_number
 from ..errors import ConfigError
 from .rows import text_of
 from .tables import looms, nodes
-from .words import Word, words_of
+from .words import Word, without_template, words_of
 
 _AROUND = 60  # characters shown before and after what was found
 _SHOWN = 240  # and of all of it
@@ -85,6 +85,7 @@ _COLUMNS = (
     nodes.c.id,
     nodes.c.text,
     nodes.c.exact,
+    looms.c.prompt,
 )
 
 
@@ -118,7 +119,12 @@ def _postgresql(terms: list[Term]) -> sa.Select[Any]:
 
 
 def _hit(row: Any, terms: list[Term]) -> Hit:
-    snippet, marks = snippet_of(text_of(row), terms)
+    text = text_of(row)
+    snippet, marks = snippet_of(text, terms)
+    if row.number == 0 and (own := without_template(text, row.prompt)) != text:
+        without = snippet_of(own, terms)
+        if without[1]:  # else it was kept with the words of its template
+            snippet, marks = without
     return Hit(row.loom_name, row.loom_id, row.number, row.id, snippet, marks, float(row.found))
 
 

@@ -11,11 +11,10 @@ from ..loom import Heddle, Loom
 from ..loom.loom import Prompt
 from .file import ModelMark, bare_loom, check_model, mark_of
 from .rows import plain
+from .words import PROMPT_MOST
 
 if TYPE_CHECKING:
     from ..lm import LM
-
-_SHOWN = 2000  # characters of the prompt, for lists
 
 
 class LoomHead(NamedTuple):
@@ -62,7 +61,7 @@ class LoomHead(NamedTuple):
             "head": self.dumped(),
             "model": plain(self.load),
             "engine": plain(self.engine),
-            "prompt": plain(self.user_prompt[:_SHOWN]),
+            "prompt": plain(self.user_prompt[:PROMPT_MOST]),
         }
 
     def loom(self, lm: LM | None, heddle_class: type[Heddle], *, force: bool) -> Loom:

@@ -17,7 +17,7 @@ from ..loom.node import set_text, set_tokens
 from ..sampling.params import SamplingParams
 from ..sched.work import FinishReason
 from .tables import nodes, sampling
-from .words import searchable
+from .words import searchable, without_template
 
 _DIGEST = 16
 _CHUNK = 500  # values that one statement names
@@ -204,12 +204,12 @@ def text_of(row: Any) -> str:
 # Groups to columns and back --------------------------------------------------------------------
 
 
-def content_values(content: Content, text: str, params: Params) -> Values:
-    """Return the columns of what a node holds."""
+def content_values(content: Content, text: str, params: Params, prompt: str = "") -> Values:
+    """Return the columns of what a node holds. prompt: of the loom, for its root."""
     return {
         "text": plain(text),
         "exact": exact(text),
-        "words": searchable(text),
+        "words": searchable(without_template(text, prompt)),
         "n_tokens": len(content.tokens),
         "tokens": packed_ids(content.tokens),
         "logprobs": packed_figures(content.logprobs),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 # Of a node, in characters: PostgreSQL's vector of words holds a megabyte.
 MOST = 100_000
+PROMPT_MOST = 2000  # characters of the prompt that a loom's row has, for lists
 _ASCII = re.compile("[A-Za-z0-9]+")
 # Scripts that are written without spaces between words.
 _UNSPACED = (
@@ -35,6 +36,18 @@ class Word(NamedTuple):
 def searchable(text: str) -> str:
     """Return the folded words of a text, joined by spaces."""
     return " ".join(word.text for word in words_of(text[:MOST]))
+
+
+def without_template(text: str, prompt: str) -> str:
+    """Return what a root has of its prompt: without what a chat template puts around it.
+
+    prompt: whole, or its first `PROMPT_MOST` characters, as the loom's row has it. A text that has
+    been given another prompt since is returned as it is.
+    """
+    start = text.find(prompt) if prompt else -1
+    if start < 0:
+        return text
+    return text[start : start + len(prompt) if len(prompt) != PROMPT_MOST else None]
 
 
 def words_of(text: str) -> list[Word]:

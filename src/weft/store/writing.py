@@ -189,7 +189,8 @@ class _Writing:
         params = self._snapshot.params
         for group in groups:
             if group == "content":
-                found.update(content_values(known.content, known.node.text, params))
+                prompt: str = getattr(known.node, "user_prompt", "")  # of a root
+                found.update(content_values(known.content, known.node.text, params, prompt))
             else:
                 found.update({name: getattr(known, name) for name in GROUPS[group]})
         return found

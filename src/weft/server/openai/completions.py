@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from ...lm import LM
-from ...loom import Loom
 from ...sampling.params import SamplingParams
 from ..config import ServerLimits
 from ..limits import check_most
@@ -116,11 +115,7 @@ class Completion:
         (prompt,) = prompts
         is_path = body.prompt is None and body.loom.loom is not None
         ids = None if is_path else prompt.ids
-
-        def make() -> Loom:
-            return Loom(lm, prompt.ids)
-
-        async with keeping(service, body.loom, name, ids, make) as kept:
+        async with keeping(service, body.loom, name, ids, prompt.loom) as kept:
             if is_path:
                 call.prompts = [TextPrompt(lm, kept.node.get_prefix_tokens(), None)]
             call.prompts[0].node = kept.node

@@ -31,6 +31,15 @@ class TextPrompt:
         """The prompt as `echo` tells it."""
         return self._lm.text.decode(self.ids, first=True) if self._given is None else self._given
 
+    def loom(self) -> Loom:
+        """Make a loom of it, whose prompt is what was asked, without a begin token."""
+        made = Loom(self._lm, self.ids)
+        has_begin = self.ids[0] == self._lm.text.bos_token_id and len(self.ids) > 1
+        decode = self._lm.text.decode
+        made.user_prompt = self._given or (decode(self.ids[1:], first=True) if has_begin else "")
+        made.user_prompt = made.user_prompt or self.text
+        return made
+
     def offsets(self) -> list[int]:
         """Return where the text of each token begins, in letters of `text`."""
         stream = self._lm.text.stream(first=True)
