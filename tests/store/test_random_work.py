@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+import weft
 from weft.errors import Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
 from weft.store.kept import KeptLoom
@@ -32,7 +33,7 @@ def shape(loom: Loom) -> Shape:
     ]
 
 
-def edit(kept: KeptLoom, rng: random.Random, grown: set[str]) -> None:
+def edit(kept: KeptLoom, rng: random.Random, grown: set[str], *, marks: bool = True) -> None:
     """Change something in the tree, by any of its methods."""
     nodes = list(kept.loom.walk())
     node = rng.choice(nodes)
@@ -53,7 +54,7 @@ def edit(kept: KeptLoom, rng: random.Random, grown: set[str]) -> None:
         node.remove()
     elif what < 0.95:
         node.to_leaf()
-    else:
+    elif marks:
         with suppress(Conflict):  # somebody else has removed it
             kept.bookmark(node, rng.choice(["x", None]))
 
@@ -247,3 +248,32 @@ def test_rows_are_a_tree_for_long(tmp_path: Path) -> None:
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         for seed in range(10, 30):
             law(library, seed, 80)
+
+
+def test_a_tree_is_put_back_whatever_was_done_to_it(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    with weft.load("tiny") as lm, Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        kept = library.create(Loom(lm, "root"))
+        for _ in range(40):
+            for _ in range(4):
+                put_wrong(kept, rng)
+            kept.commit("work")
+            before = shape(kept.loom)
+            for _ in range(rng.randint(1, 6)):
+                put_wrong(kept, rng)
+            kept.put_back()
+            assert shape(kept.loom) == before
+            assert not kept.commit("nothing")
+        agree(library, kept)
+
+
+def put_wrong(kept: KeptLoom, rng: random.Random) -> None:
+    """Change something in a tree with a model, its contents, too."""
+    node = rng.choice(list(kept.loom.walk()))
+    what = rng.random()
+    if what < 0.1 and node.parent is not None:
+        node.text = f"other {rng.randrange(99)}"
+    elif what < 0.2 and len(node.tokens) > 1:
+        node.split(1)
+    else:
+        edit(kept, rng, set(), marks=False)

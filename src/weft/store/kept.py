@@ -193,6 +193,17 @@ class KeptLoom:
         return {each.number: each.bookmark for each in known if each.bookmark is not None}
 
     @_whole
+    def put_back(self) -> None:
+        """Make the live tree what is kept again: what was changed and not committed goes.
+
+        What has grown and could not be committed stays, and is the next commit's.
+        Raises: TreeError for a loom without its model, which is to be opened anew.
+        """
+        if self.loom.lm is None:
+            raise TreeError("a loom without its model cannot be put back: open it anew")
+        self._snapshot.put_back(self._growing)
+
+    @_whole
     def _commit(self, kind: str, actor: str, bookmarks: dict[str, str | None]) -> Change:
         others = Taken([], [], [])
         draft = self._database.write(
