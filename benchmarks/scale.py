@@ -120,7 +120,7 @@ class Client:
                         branch = data["branches"][0]
                     elif name == "tok":
                         tokens += [entry[1] for entry in data["t"] if entry[1] is not None]
-                    elif name == "branch":
+                    elif name == "branch" and data["n_tokens"]:  # without one there is no node
                         half = self.figures.half_told.setdefault(path.split("/")[4], {})
                         half[branch["id"]] = tokens
                     elif name == "done":
@@ -222,7 +222,7 @@ def wrongs(all_told: dict[str, dict[str, list[int]]], db: str) -> list[str]:
             kept.close()
             for node, tokens in told.items():
                 if there.get(node) != tokens:
-                    wrong.append(f"{loom} {node}: {'gone' if node not in there else 'differs'}")
+                    wrong.append(f"{loom} {node}: told {tokens}, there {there.get(node)}")
     return wrong
 
 
@@ -265,7 +265,13 @@ def run(arguments: argparse.Namespace, db: str) -> int:
         {"what": "the same, a loom's first left out", "figure": share_found(later), "must": 0.9},
         {"what": "replicas at the end", "figure": n_replicas, "must": 2},
     ]
-    report("scale", rows, again=dict(figures.again), wrong=wrong[:5], lost=figures.lost[:5])
+    report(
+        "scale",
+        rows,
+        again=dict(figures.again),
+        wrong=(wrong + half_wrong)[:5],
+        lost=figures.lost[:5],
+    )
     is_well = not (wrong or figures.lost) and share_found(later) >= 0.9
     return 0 if is_well and len(figures.seconds) == n_calls else 1
 

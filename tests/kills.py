@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import typer.main
@@ -26,9 +26,9 @@ import typer.main
 import weft
 from searches import small, tree
 from weft import Branch, Loom, files, samples
-from weft.cli import chat, kept, run
+from weft.cli import chat, here, run
 from weft.cli.app import app
-from weft.cli.shelf import Shelf
+from weft.store import Library
 
 Act = Callable[[], object]
 NEVER = 1 << 30
@@ -209,7 +209,7 @@ class Command(Trial):
     def __init__(self, folder: Path, lm: weft.LM) -> None:
         super().__init__(folder, lm)
         os.environ["WEFT_HOME"] = str(folder)
-        for module in (run, kept, chat):
+        for module in (run, here, chat):
             module.load_model = lambda *_: lm  # type: ignore[attr-defined]
         Child(lambda: self.call(*self.begin), folder).wait()
         self.first = self.count()
@@ -223,44 +223,62 @@ class Command(Trial):
         self.call(*self.verb)
 
     def state(self) -> int:
-        for name in Shelf().names():
-            Loom.open(Shelf().path(name), self.lm)
-        Shelf().index()
         return self.count() - self.first
 
     def count(self) -> int:
         raise NotImplementedError
 
+    def looms(self) -> dict[str, int]:
+        """Open all looms; return how many nodes each has."""
+        with closing(Library()) as library:
+            return {
+                row.name: library.open(row.id, self.lm).loom.count_children()
+                for row in library.looms()
+            }
+
 
 class Run(Command):
-    """`weft run`: one more loom."""
+    """`weft run`: one more loom, from its first token on."""
 
     verb = ("run", "Once upon a time", "-n", "1", "--max-tokens", "2")
 
     def count(self) -> int:
-        return len(Shelf().names())
+        return len(self.looms())
 
 
 class Grow(Command):
-    """`weft grow`: one more node."""
+    """`weft grow`: one more node, from its first token on."""
 
     verb = ("grow", "1", "-n", "1", "--max-tokens", "2", "--seed", "1", "--force")
 
     def count(self) -> int:
-        (name,) = Shelf().names()
-        return Loom.open(Shelf().path(name)).count_children()
+        (n_nodes,) = self.looms().values()
+        return n_nodes
 
 
 class Chat(Grow):
-    """`weft chat`: one more turn, two nodes."""
+    """`weft chat`: one more turn; what was said may stand there without an answer."""
 
+    adds = False
     verb = ("chat", "-c", "--max-tokens", "2", "--seed", "1")
     said = "And then?\n"
 
-    def count(self) -> int:
-        n_nodes = super().count()
-        assert n_nodes % 2 == 1
-        return n_nodes // 2
+    def run(self, n_kills: int, seed: int) -> Counter[str]:
+        """Kill n times; nothing that was there goes, and one turn at most is begun."""
+        rng, found = random.Random(seed), Counter[str]()
+        began = time.perf_counter()
+        n_calls, takes_s = self.done(0), time.perf_counter() - began
+        for turn in range(n_kills):
+            old = self.state()
+            at = rng.randrange(n_calls) if turn % 2 == 0 else None
+            self.kill(0, at, rng.uniform(0, takes_s))
+            n_new = self.state() - old
+            assert n_new in (0, 1, 2), f"turn {turn}: {n_new} nodes"
+            found["new" if n_new else "old"] += 1
+        old = self.state()
+        self.done(0)
+        assert self.state() == old + 2
+        return found
 
 
 class Resume(Trial):

@@ -8,11 +8,12 @@ what is read all the same is used.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,8 +28,6 @@ from searches import SMALL, small
 from tokens.builders import byte_level, sentencepiece
 from weft import Branch, Loom, samples, search
 from weft.cli import options
-from weft.cli.kept import Kept
-from weft.cli.shelf import Seen, Shelf
 from weft.errors import (
     ConfigError,
     ConstraintError,
@@ -40,6 +39,7 @@ from weft.errors import (
     ModelLoadError,
     StoreError,
 )
+from weft.store import Library
 
 Errors = tuple[type[Exception], ...]
 
@@ -246,7 +246,10 @@ class SchemaFile(Reader):
 
 
 class ShelfFiles(Reader):
-    """The command's index and its looms: `weft ls`, and the loom drawn last."""
+    """Looms of earlier versions, and their index, as the database takes them over.
+
+    A broken one is named and left where it is; the others come.
+    """
 
     def make(self) -> None:
         self.names = ["index.json", "looms/x.loom.json"]
@@ -254,15 +257,61 @@ class ShelfFiles(Reader):
         loom = Loom(self.lm, [1, 2, 3])
         loom.add([4])
         loom.save(self.folder / "looms" / "x.loom.json")
-        Shelf(self.folder).note("x", Seen(loom.id, [each.id for each in loom.walk()]))
+        loom.save(self.folder / "looms" / "y.loom.json")
+        seen = {"at": loom.id, "numbers": [each.id for each in loom.walk()]}
+        terminal = {"loom": "x", "at": loom.id}
+        index = {"looms": {"x": seen, "y": seen}, "terminals": {"a": terminal}}
+        (self.folder / "index.json").write_text(json.dumps(index))
 
     def read(self) -> None:
-        shelf = Shelf(self.folder)
-        for name in shelf.names():
-            shelf.summary(name)
-        kept = Kept.open(shelf, shelf.own() or shelf.anybodys())
-        if not (self.folder / "index.json").is_fifo():  # whose reader would be waited for
-            kept.note()
+        for file in self.folder.glob("weft.db*"):
+            file.unlink()
+        before = os.environ.get("WEFT_HOME")
+        os.environ["WEFT_HOME"] = str(self.folder)
+        try:
+            with closing(Library()) as library:
+                came = {row.name for row in library.looms()}
+                for name in came:
+                    library.open(name, self.lm, force=True)
+                assert "y" in came
+                assert "x" in came or library.left()
+        finally:
+            del os.environ["WEFT_HOME"]
+            if before is not None:
+                os.environ["WEFT_HOME"] = before
+
+
+class DatabaseFile(Reader):
+    """The loom database itself, broken on the disk."""
+
+    may = (StoreError, ConfigError)
+
+    def make(self) -> None:
+        self.names = ["weft.db"]
+        with closing(Library(self.url)) as library:
+            for prompt in ([1, 2, 3], [4, 5]):
+                loom = Loom(self.lm, prompt)
+                kept = library.create(loom)
+                loom.grow(2, max_tokens=3, seed=1)
+                kept.commit("grow")
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.folder / 'weft.db'}"
+
+    def read(self) -> Library:
+        for beside in self.folder.glob("weft.db-*"):
+            beside.unlink()
+        return Library(self.url)
+
+    def use(self, made: Library) -> None:
+        with closing(made) as library:
+            for row in library.looms():
+                kept = library.open(row.id, self.lm, force=True)
+                kept.loom.add([7])
+                kept.commit("add")
+                kept.undo()
+            library.find("the")
 
 
 class ModelFolder(Reader):
@@ -385,6 +434,7 @@ READERS: dict[str, type[Reader]] = {
     "resume": ResumeFile,
     "schema": SchemaFile,
     "shelf": ShelfFiles,
+    "database": DatabaseFile,
     "model": ModelFolder,
     "sharded": ShardedFolder,
     "torch": TorchFolder,

@@ -350,6 +350,7 @@ def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     assert told["status"] == "ok"
     assert told["result"]["strategy"] == "tot"
     assert told["result"]["answer"]
+    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"] > 100
     with desk.client.stream("GET", f"/api/v1/jobs/{told['job']}/events") as answer:
         names = [name for _, name, _ in events(answer.iter_lines())]
     assert "score" in names

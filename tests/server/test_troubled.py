@@ -59,6 +59,17 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
         assert sorted(client.post(f"{loom}/undo").json()["removed"]) == [2, 3]
 
 
+def test_without_its_database_a_server_is_not_ready(tmp_path: Path) -> None:
+    file, away = tmp_path / "weft.db", tmp_path / "away.db"
+    with serving(ServerConfig(port=0, db=f"sqlite:///{file}")) as served:
+        file.rename(away)
+        answer = served.client.get("/readyz")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        assert served.client.get("/healthz").status_code == 200
+        away.rename(file)
+        assert served.client.get("/readyz").status_code == 200
+
+
 def library_nodes(file: Path) -> list[tuple[int, int | None, str | None]]:
     """Return number, parent and end of the nodes that are whole in the rows."""
     rows = sqlite3.connect(file)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from serving import Served, serving
 from weft.server import ServerConfig
 from weft.store.library import Library
-from weft.store.tables import leases
+from weft.store.tables import leases, pieces
 
 
 @pytest.fixture
@@ -34,9 +34,16 @@ def grown(server: Served, loom: str, **asked: Any) -> Any:
     return server.client.post(f"{loom}/nodes/0/generate", json={"force": True, **asked})
 
 
-def job_of(server: Served, begun: Any) -> Any:
-    assert begun.status_code == 202, begun.text
-    return server.client.get(f"/api/v1/jobs/{begun.json()['job']}").json()
+def begun(server: Served, loom: str) -> Any:
+    """Begin to grow eight branches that no end token ends; return their job."""
+    ends = server.service.models.lm().text.stop_ids
+    bias = {str(token): -1e6 for token in ends}
+    return job_of(server, grown(server, loom, max_tokens=1500, n=8, logit_bias=bias))
+
+
+def job_of(server: Served, answer: Any) -> Any:
+    assert answer.status_code == 202, answer.text
+    return server.client.get(f"/api/v1/jobs/{answer.json()['job']}").json()
 
 
 def reasons(server: Served, loom: str) -> list[str | None]:
@@ -47,7 +54,7 @@ def reasons(server: Served, loom: str) -> list[str | None]:
 def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]) -> None:
     one, other = servers
     loom = made(one)
-    job = job_of(one, grown(one, loom, max_tokens=1500, n=8))
+    job = begun(one, loom)
     refused = grown(other, loom, max_tokens=4)
     assert refused.status_code == 429, refused.text
     assert int(refused.headers["retry-after"]) >= 1
@@ -65,8 +72,11 @@ def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
 ) -> None:
     one, other = servers
     loom = made(one)
-    job = job_of(one, grown(one, loom, max_tokens=1500, n=8))
+    job = begun(one, loom)
     until = time.monotonic() + 30
+    while n_durable(tmp_path) < 8:
+        assert time.monotonic() < until
+        time.sleep(0.05)
     while True:  # one keeps it while it can
         let_pass(tmp_path, 60)
         heir = grown(other, loom, max_tokens=4, wait=True)
@@ -83,6 +93,13 @@ def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
         assert sorted(map(str, reasons(server, loom))) == ["interrupted"] * 8 + ["length"]
     again = grown(one, loom, max_tokens=4, wait=True)
     assert again.status_code == 200, again.text
+
+
+def n_durable(folder: Path) -> int:
+    """Return how many nodes have tokens that would outlive their server."""
+    with Library(f"sqlite:///{folder}/weft.db") as library:
+        n = sa.select(sa.func.count(sa.distinct(pieces.c.number)))
+        return int(library.database.read(lambda connection: connection.execute(n).scalar_one()))
 
 
 def let_pass(folder: Path, seconds: float) -> None:

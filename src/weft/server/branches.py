@@ -115,9 +115,12 @@ class JobBranches:
                         self.first_token_s = time.perf_counter() - began
                     async with self.live.lock:
                         self._take([delta(shoot, events) for shoot, events in news])
+                        await self._end_those_over()
                     if is_over is not None and is_over():
                         self.cancel()
                     await asyncio.sleep(TICK_S)
+            async with self.live.lock:
+                await self._end_those_over()
         except asyncio.CancelledError:
             self.growth.abandon(self._reason)
             raise
@@ -139,8 +142,12 @@ class JobBranches:
                 rest.append([branch, None, left, None, None])
         if entries or rest:
             self.log.put("tok", {"t": entries + rest})
-        shoots = self.growth.shoots
-        self._tell_ends([shoots[each.branch] for each in news])
+
+    async def _end_those_over(self) -> None:
+        """Tell of branches that have ended, once all of their tokens outlive this process."""
+        over = [each for each in self.growth.shoots if each.over and each.index not in self._told]
+        await self.live.make_durable([each.child for each in over if each.child.tokens])
+        self._tell_ends(over)
 
     def _tell_ends(self, shoots: Iterable[Shoot]) -> None:
         for shoot in shoots:

@@ -17,7 +17,7 @@ from ..lm import LM
 from ..loom import Heddle
 from ..loom.grow import plan, refuse_terminal
 from ..sampling.params import SamplingParams
-from ..search.core import Grow, Level, SearchResult
+from ..search.core import Cost, Grow, Level, SearchResult
 from ..search.strategies import STRATEGIES
 from ..store.wire import search_object
 from .branches import JobBranches
@@ -171,6 +171,7 @@ class Searched:
         self.job = job
         self.asked = asked
         self._steps: Any = None
+        self._cost: Cost | None = None  # told last
 
     def begin(self, lm: LM, node: Heddle) -> None:
         """Check what was asked. Raises: ConfigError, Refused."""
@@ -204,6 +205,7 @@ class Searched:
                     found = await (self._grow(lm, work) if isinstance(work, Grow) else work.arun())
                     async with self.live.lock:
                         work = self._next(found)
+            self._cost = work.cost
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
             told = search_object(
@@ -217,7 +219,7 @@ class Searched:
             )
             self.job.result = {**told, "best": self.live.number(work.best)}
         finally:
-            self.job.usage = usage_of(self.job)
+            self.job.usage = self._usage()
             async with self.live.lock:
                 await self.live.keep("run", actor)
                 if self.job.result is not None:
@@ -241,8 +243,17 @@ class Searched:
             live.end(branches)
         return [shoot.child for shoot in branches.growth.shoots if shoot.attached]
 
+    def _usage(self) -> TokenUsage:
+        """Return what was read and written: proposals, questions and their answers, too."""
+        usage = usage_of(self.job)
+        if self._cost is not None:
+            usage.prompt_tokens += self._cost.prompt_tokens
+            usage.completion_tokens = max(usage.completion_tokens, self._cost.tokens)
+        return usage
+
     def _tell(self, level: Level) -> None:
         """Tell of a round. Called by the search, with the lock held."""
+        self._cost = level.cost
         number = self.live.number
         self.job.progress = {"round": level.depth, **asdict(level.cost)}
         self.job.events.put(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -303,15 +303,7 @@ class LiveLoom:
                 async with self.lock:
                     await self._keep_again()
                     nodes = [node for each in self.growing for node in each.nodes]
-                    if nodes:
-                        try:
-                            await self.call(partial(self.kept.append, nodes))
-                        except LeaseLost as error:
-                            _log.warning("loom %s: %s", self.kept.name, error)
-                            self._lose()
-                            return
-                        except (StoreError, QueueFull) as error:
-                            _log.warning("tokens are not durable yet: %s", error)
+                    await self.make_durable(nodes)
         finally:
             self._flusher = None
 
@@ -324,6 +316,21 @@ class LiveLoom:
                 self._unkept = None
             except StoreError as error:
                 _log.warning("loom %s is not kept yet: %s", self.kept.name, error)
+
+    async def make_durable(self, nodes: Sequence[Heddle]) -> None:
+        """Keep what is new in nodes that grow, or have ended just now. The caller holds the lock.
+
+        Where that cannot be, it is tried again with the next tokens, and with the commit.
+        """
+        if not nodes:
+            return
+        try:
+            await self.call(partial(self.kept.append, nodes))
+        except LeaseLost as error:
+            _log.warning("loom %s: %s", self.kept.name, error)
+            self._lose()
+        except (StoreError, QueueFull) as error:
+            _log.warning("tokens are not durable yet: %s", error)
 
     async def close(self) -> None:
         """End its readers and its own work, and let go of the tree."""

@@ -1,0 +1,46 @@
+"""What a client was told of outlives the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from serving import serving
+from weft.server import ServerConfig
+from weft.store.library import Library
+from weft.store.tables import nodes, pieces
+
+
+def test_an_end_is_told_when_all_its_tokens_are_durable(tmp_path: Path) -> None:
+    """Others of the job go on: what has ended waits for no commit of theirs."""
+    db = f"sqlite:///{tmp_path}/weft.db"
+    with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
+        made = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
+        asked = {"n": 8, "max_tokens": 200, "temperature": 1.5, "seed": 1, "stream": True}
+        path = f"/api/v1/looms/{made['id']}/nodes/0/generate"
+        n_ends, name = 0, ""
+        with server.client.stream("POST", path, json=asked) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: ") and name == "branch":
+                    told = json.loads(line[6:])
+                    assert durable(library, told["node"]) == told["n_tokens"]
+                    n_ends += 1
+    assert n_ends == 8
+
+
+def durable(library: Library, number: int) -> int:
+    """Return how many tokens of a node are in the database."""
+    whole = sa.select(nodes.c.n_tokens).where(nodes.c.number == number, nodes.c.writer.is_(None))
+    parts = sa.select(sa.func.coalesce(sa.func.sum(pieces.c.n_tokens), 0))
+
+    def work(connection: sa.Connection) -> int:
+        found = connection.execute(whole).scalar()
+        if found is None:
+            found = connection.execute(parts.where(pieces.c.number == number)).scalar_one()
+        return int(found)
+
+    return library.database.read(work)
