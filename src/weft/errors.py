@@ -169,6 +169,10 @@ class ModelMismatch(StoreError):
     """What was saved is of another model, or KV of another dtype than the model's here."""
 
 
+class StoreUnavailable(StoreError):
+    """The database cannot be used just now: it is locked, full, broken or away."""
+
+
 class LeaseLost(StoreError):
     """Another process has taken over the loom; what was grown here meanwhile is not kept."""
 

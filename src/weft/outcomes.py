@@ -67,6 +67,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.Unfinished: Outcome(FAILURE, 422, _REQUEST, "unfinished"),
     errors.DeadEnd: Outcome(FAILURE, 422, _REQUEST, "no_legal_token"),
     errors.StoreError: Outcome(FAILURE, 500, _SERVER, "store_error"),
+    errors.StoreUnavailable: Outcome(FAILURE, 503, _BUSY, "store_unavailable"),
     errors.FormatError: Outcome(FAILURE, 400, _REQUEST, "unknown_format"),
     errors.ModelMismatch: Outcome(
         FAILURE, 409, _CONFLICT, "model_mismatch", "take the model that the loom was made with"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from weft.errors import StoreError, TreeError
+import weft
+from weft.errors import Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
 from weft.store.kept import KeptLoom
 from weft.store.library import Library
 from weft.store.snapshot import places
+from weft.store.tables import looms, nodes
 
 Shape = list[tuple[str, str | None, str, float | None, dict[str, object]]]
 
@@ -28,7 +33,7 @@ def shape(loom: Loom) -> Shape:
     ]
 
 
-def edit(kept: KeptLoom, rng: random.Random, grown: set[str]) -> None:
+def edit(kept: KeptLoom, rng: random.Random, grown: set[str], *, marks: bool = True) -> None:
     """Change something in the tree, by any of its methods."""
     nodes = list(kept.loom.walk())
     node = rng.choice(nodes)
@@ -49,8 +54,9 @@ def edit(kept: KeptLoom, rng: random.Random, grown: set[str]) -> None:
         node.remove()
     elif what < 0.95:
         node.to_leaf()
-    else:
-        kept.bookmark(node, rng.choice(["x", None]))
+    elif marks:
+        with suppress(Conflict):  # somebody else has removed it
+            kept.bookmark(node, rng.choice(["x", None]))
 
 
 def work(library: Library, seed: int, turns: int) -> None:
@@ -147,3 +153,127 @@ def test_a_copy_of_a_node_from_another_loom_gets_an_id_of_its_own(library: Libra
     kept.commit("add")
     assert twin.id != child.id
     agree(library, kept)
+
+
+def check_rows(library: Library, kept: KeptLoom) -> None:
+    """The rows are one tree: one root, parents there, no circle; siblings in one order."""
+    query = sa.select(nodes).join(looms, looms.c.key == nodes.c.loom)
+    query = query.where(looms.c.id == kept.id, ~nodes.c.removed)
+    rows = library.database.read(lambda connection: connection.execute(query).all())
+    parents = {row.number: row.parent for row in rows}
+    assert [number for number, parent in parents.items() if parent is None] == [0]
+    for number in parents:
+        at, steps = number, 0
+        while (above := parents[at]) is not None:
+            at, steps = above, steps + 1
+            assert steps <= len(parents), f"node {number} stands below itself"
+    agree(library, kept)
+
+
+def test_what_comes_back_leaves_what_was_done_to_other_nodes_since(tmp_path: Path) -> None:
+    with Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        kept = library.create(Loom(None, "root"))
+        a, b, c = (kept.loom.add(text) for text in "abc")
+        kept.commit("add")
+        c.remove()
+        b.add_child(a)  # in one commit with the removal
+        kept.commit("remove")
+        kept.loom.add_child(a)
+        a.add_child(b)
+        kept.commit("move")
+        library.bring_back(kept.name, only_nodes=True)
+        kept.sync()
+        check_rows(library, kept)
+        assert [node.text for node in kept.loom.walk()] == ["root", "a", "b", "c"]
+        with pytest.raises(StoreError, match="no node of .* is removed"):
+            library.bring_back(kept.name, only_nodes=True)
+        assert kept.undo().removed == [c.id]  # to bring back is an operation like any other
+        kept.undo()
+        assert a.parent is b
+        check_rows(library, kept)
+
+
+def law(library: Library, seed: int, turns: int) -> None:
+    rng = random.Random(seed)
+    kept = library.create(Loom(None, "root"))
+    other = library.open(kept.name)
+    for _ in range(turns):
+        holder = rng.choice([kept, other])
+        for _ in range(rng.randint(1, 3)):
+            edit(holder, rng, set())
+        holder.commit("work")
+        what = rng.random()
+        if what < 0.4:
+            for _ in range(rng.randint(1, 2)):
+                before = {node.id for node in holder.loom.walk()}
+                try:
+                    library.bring_back(kept.name, only_nodes=True)
+                except StoreError:
+                    break
+                holder.sync()
+                assert before < {node.id for node in holder.loom.walk()}
+                check_rows(library, holder)
+        elif what < 0.7:
+            for step in rng.choices([holder.undo, holder.redo], k=rng.randint(1, 3)):
+                try:
+                    step()
+                except StoreError:
+                    continue
+                check_rows(library, holder)
+    kept.sync()
+    check_rows(library, kept)
+
+
+def test_a_node_that_another_has_removed_cannot_be_marked(tmp_path: Path) -> None:
+    with Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        kept = library.create(Loom(None, "root"))
+        node = kept.loom.add("a")
+        kept.commit("add")
+        other = library.open(kept.name)
+        other.loom.children[0].remove()
+        other.commit("remove")
+        with pytest.raises(Conflict, match="node 1 has been removed"):
+            kept.bookmark(node, "x")
+        assert kept.bookmarks() == {}
+        agree(library, kept)
+
+
+def test_rows_are_a_tree_whatever_is_brought_back(tmp_path: Path) -> None:
+    with Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        law(library, 0, 25)
+
+
+@pytest.mark.slow
+def test_rows_are_a_tree_for_long(tmp_path: Path) -> None:
+    with Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        for seed in range(10, 30):
+            law(library, seed, 80)
+
+
+def test_a_tree_is_put_back_whatever_was_done_to_it(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    with weft.load("tiny") as lm, Library(f"sqlite:///{tmp_path}/weft.db") as library:
+        kept = library.create(Loom(lm, "root"))
+        for _ in range(40):
+            for _ in range(4):
+                put_wrong(kept, rng)
+            kept.commit("work")
+            before = shape(kept.loom)
+            for _ in range(rng.randint(1, 6)):
+                put_wrong(kept, rng)
+            kept.put_back()
+            assert shape(kept.loom) == before
+            assert not kept.commit("nothing")
+        agree(library, kept)
+
+
+def put_wrong(kept: KeptLoom, rng: random.Random) -> None:
+    """Change something in a tree with a model, its contents, too."""
+    node = rng.choice(list(kept.loom.walk()))
+    what = rng.random()
+    if what < 0.1 and node.parent is not None:
+        node.text = f"other {rng.randrange(99)}"
+    elif what < 0.2 and len(node.tokens) > 1:
+        node.split(1)
+    else:
+        edit(kept, rng, set(), marks=False)

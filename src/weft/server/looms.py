@@ -69,6 +69,7 @@ class LiveLoom:
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
         self._flusher: asyncio.Task[None] | None = None
+        self._unkept: tuple[str, str] | None = None  # kind and actor of what is to be kept still
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
@@ -111,9 +112,13 @@ class LiveLoom:
 
         try:
             change = await self.call(work)
-        except StoreError:
-            self.is_stale = True
+        except StoreError as error:
+            if isinstance(error, LeaseLost) or self.lm is None:
+                self.is_stale = True
+            else:  # what has grown here, and could not be kept either, is in no other place
+                await self.call(self.kept.put_back)
             raise
+        self._unkept = None
         self.publish(change)
         return change
 
@@ -124,6 +129,11 @@ class LiveLoom:
         except LeaseLost:
             self._lose()
             raise
+        except StoreError:
+            self._unkept = kind, actor
+            self._begin_flushing()
+            raise
+        self._unkept = None
 
     async def settle(self) -> None:
         """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
@@ -255,6 +265,9 @@ class LiveLoom:
     def begin(self, branches: JobBranches) -> None:
         """Note branches that begin to grow, and make their tokens durable as they come."""
         self.growing.append(branches)
+        self._begin_flushing()
+
+    def _begin_flushing(self) -> None:
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
 
@@ -285,13 +298,24 @@ class LiveLoom:
 
     async def _flush(self) -> None:
         try:
-            while self.growing:
+            while self.growing or self._unkept is not None:
                 await asyncio.sleep(_FLUSH_S)
                 async with self.lock:
+                    await self._keep_again()
                     nodes = [node for each in self.growing for node in each.nodes]
                     await self.make_durable(nodes)
         finally:
             self._flusher = None
+
+    async def _keep_again(self) -> None:
+        """Keep what could not be kept when it had ended, if that goes by now."""
+        if self._unkept is not None:
+            try:
+                await self.keep(*self._unkept)
+            except LeaseLost:
+                self._unkept = None
+            except StoreError as error:
+                _log.warning("loom %s is not kept yet: %s", self.kept.name, error)
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
         """Keep what is new in nodes that grow, or have ended just now. The caller holds the lock.
@@ -314,13 +338,15 @@ class LiveLoom:
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
+        await self._keep_again()
         with suppress(StaleHandle):
             self.kept.loom.close()
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses it now."""
-        return not (self.growing or self.n_users or self.events.n_readers or self.lock.locked())
+        is_used = self.growing or self.n_users or self.events.n_readers or self.lock.locked()
+        return not is_used and self._unkept is None
 
 
 class LiveLooms:

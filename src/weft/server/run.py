@@ -21,6 +21,7 @@ from .service import Service
 _log = logging.getLogger(__name__)
 BACKLOG = 2048
 _LAST_S = 5.0  # for answers that are on their way when everything has ended
+_KEEP_ALIVE_S = 65  # longer than clients do: they would send into a connection that is being closed
 
 
 def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
@@ -41,6 +42,7 @@ def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
             server_header=False,
             proxy_headers=False,
             ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_LAST_S,  # type: ignore[arg-type]
         )
         host = f"[{config.host}]" if ":" in config.host else config.host

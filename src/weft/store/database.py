@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError, StoreError, StoreUnavailable
 
 HEAD = "1"  # the last change in migrations/versions
 _VERSION_TABLE = "weft_version"
@@ -149,7 +149,7 @@ class Database:
             return
         self._engine.dispose()
         if found is None:
-            raise StoreError(
+            raise StoreUnavailable(
                 f"the database {self._file} is gone: it was moved or deleted while in use",
                 hint="bring it back; loom.save(path) keeps what is in memory",
             )
@@ -236,23 +236,23 @@ class Database:
 
     # Errors
 
-    def _told(self, error: SQLAlchemyError) -> StoreError:
+    def _told(self, error: SQLAlchemyError) -> StoreUnavailable:
         """Return what an error of the database says, in words that help."""
         cause = getattr(error, "orig", None) or error
         said = " ".join(str(cause).split()) or type(cause).__name__
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
-            return StoreError(
+            return StoreUnavailable(
                 f"the database {self.name} has been locked by another process for "
                 f"{self.patience_s:g} s; nothing was kept",
                 hint="end what holds it, and try again",
             )
         if isinstance(cause, ImportError):
-            return StoreError(f"{_POSTGRESQL} ({said})", hint=_POSTGRESQL)
+            return StoreUnavailable(f"{_POSTGRESQL} ({said})", hint=_POSTGRESQL)
         hint = _HINTS.get(code, "") if self.is_sqlite else ""
         if not self.is_sqlite and _passes(error):
             hint = "see that PostgreSQL runs and can be reached, and try again"
-        return StoreError(f"the database {self.name} cannot be used: {said}", hint=hint)
+        return StoreUnavailable(f"the database {self.name} cannot be used: {said}", hint=hint)
 
 
 def _read_url(given: str) -> URL:

@@ -193,6 +193,17 @@ class KeptLoom:
         return {each.number: each.bookmark for each in known if each.bookmark is not None}
 
     @_whole
+    def put_back(self) -> None:
+        """Make the live tree what is kept again: what was changed and not committed goes.
+
+        What has grown and could not be committed stays, and is the next commit's.
+        Raises: TreeError for a loom without its model, which is to be opened anew.
+        """
+        if self.loom.lm is None:
+            raise TreeError("a loom without its model cannot be put back: open it anew")
+        self._snapshot.put_back(self._growing)
+
+    @_whole
     def _commit(self, kind: str, actor: str, bookmarks: dict[str, str | None]) -> Change:
         others = Taken([], [], [])
         draft = self._database.write(
@@ -219,7 +230,15 @@ class KeptLoom:
         self._snapshot.stand([each.node for each in self._growing.values() if each.is_over])
         difference = self._snapshot.difference()
         for node_id, label in bookmarks.items():
-            if self._snapshot.known[node_id].bookmark != label:
+            known = self._snapshot.known.get(node_id)
+            if known is None:
+                raise Conflict(
+                    f"node {self._snapshot.numbers.get(node_id, node_id)} has been removed by"
+                    " somebody else just now, so it cannot be marked",
+                    rev=self.rev,
+                    hint="undo brings it back",
+                )
+            if known.bookmark != label:
                 difference.changed.setdefault(node_id, set()).add("bookmark")
         failed = [
             each
@@ -232,11 +251,7 @@ class KeptLoom:
         draft = drafted(connection, self._database, self._snapshot, difference, row, bookmarks)
         end_growing(connection, self._key, draft, failed, self._growing)
         if difference:
-            connection.execute(
-                sa.update(_operations)
-                .where(_operations.c.loom == self._key, _operations.c.state == UNDONE)
-                .values(state=DROPPED)
-            )
+            self._drop_undone(connection)
             self._note(connection, kind, actor, draft.steps, draft.rev, is_first=row.rev == 0)
         touch(
             connection,
@@ -247,6 +262,14 @@ class KeptLoom:
             **head.columns(),
         )
         return draft
+
+    def _drop_undone(self, connection: Connection) -> None:
+        """Something new is done: what was undone cannot be done again."""
+        connection.execute(
+            sa.update(_operations)
+            .where(_operations.c.loom == self._key, _operations.c.state == UNDONE)
+            .values(state=DROPPED)
+        )
 
     def _note(
         self,
@@ -457,21 +480,71 @@ class KeptLoom:
 
     # Undoing
 
-    def undo(self, key: int | None = None) -> Change:
+    def undo(self) -> Change:
         """Take back the loom's last operation, whoever did it. What is not committed is the last.
-
-        key: of an operation of `history` that is taken back instead, as the last removal.
 
         Raises: StoreError where there is none; Conflict where something grows just now from a node
         that would go.
         """
         self.commit("edit")
-        return self._turn("undo", DONE, _operations.c.key.desc(), key)
+        return self._turn("undo", DONE, _operations.c.key.desc())
 
     def redo(self) -> Change:
         """Do again what `undo` took back last. Raises: StoreError where there is none."""
         self.commit("edit")
         return self._turn("redo", UNDONE, _operations.c.key.asc())
+
+    @_whole
+    def bring_back(self, *, actor: str = "") -> Change:
+        """Put back what the last removal took and is still out, whatever was done since.
+
+        An operation of its own, as adding it would be: it changes nothing else, and undo takes it
+        back. Raises: StoreError where no node is removed.
+        """
+        self._commit("edit", "", {})
+        last = self.last_removal()
+        if last is None:
+            raise StoreError(f"no node of {self.name} is removed: nothing is to be brought back")
+        self._database.write(lambda connection: self._brought_back(connection, last.key, actor))
+        return self.sync()._replace(kind="restore")
+
+    def _brought_back(self, connection: Connection, key: int, actor: str) -> None:
+        row = self._locked(connection)
+        data = connection.execute(sa.select(_operations.c.data).where(_operations.c.key == key))
+        coming = self._still_out(connection, data.scalar_one())
+        if not coming:  # done meanwhile: by another process, or before a lost answer
+            return
+        rev = row.rev + 1
+        mark(connection, self._key, coming, rev, removed=False)
+        coming += bring_back_ways(connection, self._key, rev)
+        self._drop_undone(connection)
+        self._note(connection, "restore", actor, Steps(coming, [], {}), rev)
+        touch(connection, self._key, rev=rev, n_nodes=count_nodes(self._key))
+
+    def last_removal(self) -> Operation | None:
+        """Return the last removal of which something is still out; None for none."""
+        columns = [_operations.c[name] for name in Operation._fields]
+        query = sa.select(*columns, _operations.c.data).where(
+            _operations.c.loom == self._key,
+            _operations.c.state == DONE,
+            _operations.c.n_removed > 0,
+            _operations.c.n_added == 0,
+        )
+        query = query.order_by(_operations.c.key.desc())
+
+        def work(connection: Connection) -> Operation | None:
+            for *told, data in connection.execute(query):
+                if self._still_out(connection, data):
+                    return Operation(*told)
+            return None
+
+        return self._database.read(work)
+
+    def _still_out(self, connection: Connection, data: str) -> list[int]:
+        """Return the numbers of what an operation removed, and nothing has brought back."""
+        query = sa.select(_nodes.c.number).where(_nodes.c.loom == self._key, _nodes.c.removed)
+        out = set(connection.execute(query).scalars())
+        return [number for number in Steps.loaded(data).removed if number in out]
 
     def history(self, limit: int = 50) -> list[Operation]:
         """Return the loom's operations, the last one first."""
@@ -482,12 +555,10 @@ class KeptLoom:
         return [Operation(*row) for row in rows]
 
     @_whole
-    def _turn(self, kind: str, state: str, order: Any, key: int | None = None) -> Change:
+    def _turn(self, kind: str, state: str, order: Any) -> Change:
         query = sa.select(_operations.c.key).where(
             _operations.c.loom == self._key, _operations.c.state == state
         )
-        if key is not None:
-            query = query.where(_operations.c.key == key)
         query = query.order_by(order).limit(1)
         key = self._database.read(lambda connection: connection.execute(query).scalar())
         if key is None:

@@ -21,7 +21,6 @@ from .database import Database, lock
 from .find import Hit, find
 from .head import LoomHead
 from .kept import KeptLoom, begin, settle
-from .log import DONE, Operation
 from .records import NodeRow, PageOptions, page
 from .rows import is_plain, plain
 from .tables import looms, nodes, sampling, terminals
@@ -38,7 +37,6 @@ _SMALL = frozenset("a an the me my of to in and on for with is are it this that"
 # What Windows keeps for its devices.
 _RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 _REMEMBERED = 256  # terminals
-_FAR = 10_000  # operations to look back for a removal
 
 
 class LoomRow(NamedTuple):
@@ -272,9 +270,9 @@ class Library:
         removed = [] if only_nodes else self.removed()
         if nodes_of is not None:
             kept = self.open(nodes_of)
-            last = next((each for each in kept.history(_FAR) if _is_removal(each)), None)
+            last = kept.last_removal()
             if last is not None and (not removed or last.at > removed[0].changed):
-                kept.undo(last.key)
+                kept.bring_back()
                 return [(kept.name, kept.name)]
             if only_nodes:
                 raise StoreError(f"no node of {nodes_of} is removed: nothing is to be brought back")
@@ -407,10 +405,6 @@ class Library:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _is_removal(operation: Operation) -> bool:
-    return operation.state == DONE and operation.n_removed > 0 and operation.n_added == 0
 
 
 def default_url() -> str:

@@ -166,6 +166,42 @@ class Snapshot:
         if known is not None and growing:
             self.gone[node_id] = known
 
+    def put_back(self, growing: Container[str]) -> None:
+        """Make the live tree what the rows say again; nodes that grow or have grown stay in it.
+
+        growing: their ids. Only for a loom with a tokenizer: rows are known by their tokens.
+        Cost: O(nodes).
+        """
+        loom = self.loom
+        for node in list(loom.walk()):
+            is_new = node.id not in self.known and node.id not in growing
+            if is_new and node is not loom:
+                detach_node(node)
+        below: dict[int | None, list[Known]] = {}
+        for known in sorted(self.known.values(), key=lambda each: (each.place, each.number)):
+            below.setdefault(known.parent, []).append(known)
+        stack = [self.known[loom.id]]
+        while stack:
+            known = stack.pop()
+            node, wanted = known.node, below.get(known.number, [])
+            for child in wanted:
+                if child.node.parent is not node or child.node not in child_list(node):
+                    adopt_node(node, child.node)
+            grown = [each for each in child_list(node) if each.id in growing]
+            child_list(node)[:] = [child.node for child in wanted] + grown
+            self._put_back(known)
+            stack.extend(wanted)
+        forget_places(loom)
+
+    def _put_back(self, known: Known) -> None:
+        node = known.node
+        if known.content.differs(node):
+            set_content(node, known.content, node.text)
+        if known.score != score_value(node.score):
+            node.score = score_of(known.score)
+        if known.meta != (meta_json(node) if node.meta else "{}"):
+            node.meta = meta_of(known.meta)
+
     def stand(self, grown: Iterable[Heddle]) -> None:
         """Bring back the ways to nodes that have grown below what was removed meanwhile."""
         for node in grown:

@@ -261,16 +261,22 @@ def mark(
         )
 
 
-def bring_back_ways(connection: Connection, loom: int, rev: int) -> None:
-    """Put back the nodes above what is in a loom: nothing stands below what is removed."""
+def bring_back_ways(connection: Connection, loom: int, rev: int) -> list[int]:
+    """Put back the nodes above what is in a loom: nothing stands below what is removed.
+
+    Returns their numbers.
+    """
     above, below = nodes.alias(), nodes.alias()
     lacking = sa.select(above.c.number).where(
         above.c.loom == loom,
         above.c.removed,
         sa.exists().where(below.c.loom == loom, below.c.parent == above.c.number, ~below.c.removed),
     )
+    found: list[int] = []
     while numbers := connection.execute(lacking).scalars().all():
         mark(connection, loom, numbers, rev, removed=False)
+        found += numbers
+    return found
 
 
 def count_nodes(loom: int) -> sa.ScalarSelect[int]:

@@ -27,8 +27,9 @@ async def healthz() -> Health:
 
 @router.get("/readyz")
 async def readyz(service: Here) -> Health:
-    """Say whether a model can be used: 503 while the first is being loaded, or the server stops."""
+    """Say whether looms can be grown: 503 while no model or no database is there, or it stops."""
     service.refuse_new()
+    await asyncio.to_thread(service.looms.library.looms, limit=1)
     if not service.models.is_ready:
         for model in service.models:
             model.ready()

@@ -21,7 +21,7 @@ from ...api.looms import (
     RestoredLooms,
 )
 from ...api.nodes import Changed
-from ...errors import ConfigError, StoreError
+from ...errors import ConfigError, StoreError, StoreUnavailable
 from ...loom import Heddle, Loom
 from ...loom.node import preorder
 from ...store.find import Hit
@@ -101,6 +101,8 @@ async def restore_looms(
     try:
         names = await asyncio.to_thread(lambda: library.bring_back(nodes_of, only_nodes=only_nodes))
         service.looms.forget_rows()
+    except StoreUnavailable:
+        raise
     except StoreError as error:
         raise Refused(409, "nothing_to_restore", str(error)) from error
     rows = [await service.looms.row(name) for _, name in names]
@@ -179,6 +181,8 @@ async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> R
     async with service.looms.held(loom) as live:
         try:
             change = await live.call(getattr(live.kept, kind))
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             raise Refused(409, f"cannot_{kind}", str(error), hint=error.hint) from error
         live.publish(change)
