@@ -225,6 +225,7 @@ async def rename_loom(loom_id: str, asked: RenamedTo, service: Here) -> Json:
     """Give a loom another id; its nodes keep theirs."""
     row = await _row(service, loom_id)
     await asyncio.to_thread(service.looms.library.rename, row.name, asked.new_id)
+    service.looms.forget_rows()
     return {"old_loom_id": row.name, "new_loom_id": asked.new_id}
 
 
