@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
+import weft
 from tokens import builders
 from weft.errors import ConfigError, ModelLoadError, Unsupported
 from weft.tokens.tokenizer import Tokenizer
@@ -289,3 +290,15 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1.5}', encoding="utf-8")
     with pytest.raises(ModelLoadError, match="eos_token_id is 1.5"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_long_text_has_the_ids_of_its_parts(special: bool) -> None:
+    """It goes another way through the library."""
+    with weft.load() as lm:
+        part = "<|user|>One day a fox found 37 eggs.\n"
+        ids = lm.text.encode(part, special=special, add_bos=False)
+        n = 70_000 // len(part) + 1
+        assert lm.text.encode(part * n, special=special, add_bos=False) == ids * n
+        with pytest.raises(ConfigError, match="no text that can be tokenised"):
+            lm.text.encode("\ud800" + part * n, special=special)

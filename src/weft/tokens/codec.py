@@ -52,6 +52,9 @@ class Codec(ABC):
         """Return the id of a token as the library writes it; None where there is none."""
 
 
+_LONG = 1 << 16  # characters; what is shorter takes some ten milliseconds
+
+
 class TokenizersCodec(Codec):
     """A tokenizer of the tokenizers library, which becomes this object's own."""
 
@@ -81,7 +84,13 @@ class TokenizersCodec(Codec):
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
         backend = self._backend if special else self._plain_backend
         try:
-            ids: list[int] = backend.encode(text, add_special_tokens=decorated).ids
+            # NOTE: `encode` holds the GIL, a second for megabytes; a batch does not.
+            one = (
+                backend.encode(text, add_special_tokens=decorated)
+                if len(text) <= _LONG
+                else backend.encode_batch_fast([text], add_special_tokens=decorated)[0]
+            )
+            ids: list[int] = one.ids
         except BaseException as error:
             if not is_librarys(error):
                 raise
