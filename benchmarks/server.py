@@ -102,6 +102,7 @@ async def clients(url: str, args: argparse.Namespace) -> dict[str, float]:
             body = {
                 "model": args.model, "prompt": prompt, "stream": True, "max_tokens": args.tokens,
                 "logit_bias": {token: -100 for token in given["bias"]}, "temperature": 1,
+                "stream_options": {"include_usage": True},
             }  # fmt: skip
         began = time.perf_counter()
         work = (one(client, path, {**body, "seed": at}, began) for at in range(args.clients))
@@ -115,23 +116,20 @@ async def clients(url: str, args: argparse.Namespace) -> dict[str, float]:
 async def one(client: Any, path: str, body: dict[str, Any], began: float) -> tuple[int, float]:
     """Stream once; return how many tokens came, and when the first did."""
     n, first = 0, 0.0
+    is_openai = path.startswith("/v1")
     async with client.stream("POST", path, json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
             data = json.loads(line[6:])
-            came = len(data.get("t", ())) if "t" in data else _openai_tokens(data)
-            if came and not first:
+            has_text = any(choice.get("text") for choice in data.get("choices") or ())
+            if not first and (data.get("t") or has_text):
                 first = time.perf_counter() - began
-            n += came
+            # A chunk of /v1 has several tokens: they are counted by the usage, which comes last.
+            usage = data.get("usage") or {}
+            n += len(data.get("t", ())) or (usage.get("completion_tokens", 0) if is_openai else 0)
     return n, first
-
-
-def _openai_tokens(data: dict[str, Any]) -> int:
-    if usage := data.get("usage"):
-        return int(usage["completion_tokens"])
-    return int(any(choice.get("text") for choice in data.get("choices", ())))
 
 
 def four_levels(url: str) -> None:
