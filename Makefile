@@ -17,7 +17,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo page page-check test-page screens test postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -27,6 +27,8 @@ help:
 	@echo "make check     test, lint, types, imports and docs, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
+	@echo "make page      the page of weft serve, built anew from page/ (npm); page-check: whether the built one is that"
+	@echo "make test-page  the page in a real browser, where there is a Chromium; make screens draws all of its states"
 	@echo "make docs      the documentation as a site in site/"
 	@echo "also: slow coverage lint format types pyright imports sizes pages dist clean"
 
@@ -142,6 +144,28 @@ check: test lint types imports docs sizes
 # what calls run through.
 sizes: $(VENV)/.stamp
 	$(BIN)/python -m tools.house --check
+
+# The page: built from page/ into the package, and kept there, so that nobody who installs Weft needs npm.
+page/node_modules/.stamp: page/package-lock.json
+	cd page && npm ci --no-fund --no-audit
+	@touch $@
+
+page: $(VENV)/.stamp page/node_modules/.stamp
+	$(BIN)/python -m tools.page_schema > page/schema.json
+	cd page && npx openapi-typescript schema.json -o src/api/schema.d.ts --default-non-nullable=false && npm run build
+
+page-check: page
+	cd page && npm run check && npm test
+	git diff --exit-code --stat -- page/src/api src/weft/server/static
+	@test -z "$$(git status --porcelain -- src/weft/server/static)" || { git status --short -- src/weft/server/static; exit 1; }
+
+test-page: $(VENV)/.stamp
+	$(PIP) playwright pillow
+	$(BIN)/python -m pytest -m page tests/page $(PYTEST_ARGS)
+
+screens: $(VENV)/.stamp
+	$(PIP) playwright pillow
+	$(BIN)/python -m tests.page.screens
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -405,6 +406,68 @@ def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
     assert [name for _, name, _ in came] == ["change", "change"]
     assert [each["node"] for each in came[0][2]["added"]] == [node["node"]]
     assert came[1][2]["removed"] == [node["node"]]
+
+
+def read_feed(desk: Desk, until: str, **query: Any) -> list[tuple[int | None, str, Json]]:
+    """The events of everything in the loom, to the first of a name."""
+    came = []
+    query = {"tokens": True, **query}
+    with desk.client.stream("GET", f"{desk.base}/events", params=query) as answer:
+        for event in events(answer.iter_lines()):
+            came.append(event)
+            if event[1] == until:
+                break
+    return came
+
+
+def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(read_feed, desk, "change")
+        time.sleep(0.1)
+        first = desk.post("/nodes/0/generate", status=202, n=2, max_tokens=8, seed=1)
+        came = begun.result(20)
+    numbers = [number for number, _, _ in came]
+    assert numbers == list(range(numbers[0] or 0, (numbers[0] or 0) + len(came)))
+    names = [name for _, name, _ in came]
+    assert names[:2] == ["snapshot", "job"]
+    assert came[0][2]["jobs"] == []
+    jobs = {data["job"] for _, name, data in came if name in ("job", "tok", "branch")}
+    assert jobs == {first["job"]}
+    texts: dict[int, str] = {}
+    for _, name, data in came:
+        for branch, _, text, *_ in data["t"] if name == "tok" else ():
+            texts[branch] = texts.get(branch, "") + text
+    change = came[-1][2]
+    nodes = change["added"]
+    assert [texts[at] for at in range(2)] == [node["text"] for node in nodes]
+    assert change["children"] == {"0": [node["node"] for node in nodes]}
+
+
+def test_who_joins_a_loom_that_grows_is_told_what_there_is(served: Served, desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", status=202, n=1, **desk.endless(served))["job"]
+    (first,) = read_feed(desk, "snapshot")
+    (growing,) = first[2]["jobs"]
+    assert (growing["id"], growing["texts"][0]["node"]) == (job, 1)
+    came = read_feed(desk, "tok", after=first[0])
+    assert "snapshot" not in [name for _, name, _ in came] or came[0][2]["jobs"]
+    desk.client.post(f"/api/v1/jobs/{job}/cancel")
+
+
+def test_who_was_away_is_told_the_state_anew(desk: Desk) -> None:
+    (first,) = read_feed(desk, "snapshot")
+    desk.grow(n=1)  # while nobody listens
+    again = read_feed(desk, "snapshot", after=first[0])
+    assert again[0][2]["rev"] > first[2]["rev"]
+
+
+def test_since_tells_the_order_of_children_too(desk: Desk) -> None:
+    first, second = desk.grow(n=2)
+    rev = desk.client.get(f"{desk.base}/nodes").json()["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{first['node']}")
+    desk.post("/undo")
+    told = desk.client.get(f"{desk.base}/nodes", params={"since": rev}).json()["data"]
+    parents = {node["node"]: node["children"] for node in told}
+    assert parents[0] == [first["node"], second["node"]]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from .routes import (
     looms,
     models,
     nodes,
+    page,
     server,
     terminals,
     texts,
@@ -36,7 +37,7 @@ NATIVE = (
     *(server, models, texts, looms, nodes, growing),
     *(edits, jobs, kv, interchange, terminals),
 )
-ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
+ROUTERS = (health.router, page.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
 
 
 def create_app(config: ServerConfig | None = None) -> FastAPI:

@@ -56,7 +56,8 @@ async def start_growth(
     with ExitStack() as stack:
         async with service.looms.held(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
-            job = ServerJob("grow", live.kept.id, service.models.name_of(live.lm))
+            model = service.models.name_of(live.lm)
+            job = ServerJob("grow", live.kept.id, model, tell=live.tell)
             lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
             params = params_of(asked, asked.n, lm, service.config.limits)
             nodes = list(pick(live))
@@ -69,6 +70,8 @@ async def start_growth(
             branches = await planned(live, job, nodes, params, force=asked.force)
         stack.callback(live.end, branches)
         await live.number_new(branches)
+        stack.callback(live.jobs.remove, job)
+        live.jobs.append(job)
         job.tell_begun(branches)
         skipped = [live.number(node) for node in branches.growth.skipped]
         job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
@@ -146,7 +149,8 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
     with ExitStack() as stack:
         async with service.looms.held(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
-            job = ServerJob("run", live.kept.id, service.models.name_of(live.lm))
+            model = service.models.name_of(live.lm)
+            job = ServerJob("run", live.kept.id, model, tell=live.tell)
             lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
             limits = service.config.limits
             for name in ("breadth", "n"):
@@ -157,6 +161,8 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             run.begin(lm, node)
             service.jobs.add(job)
             told = {"job": job.id, "loom": live.kept.id, "model": job.model}
+            stack.callback(live.jobs.remove, job)
+            live.jobs.append(job)
             job.events.put("job", {**told, "strategy": asked.strategy, "branches": []})
             job.start(run.to_end(lm, actor), stack.pop_all().close)
     return job

@@ -26,10 +26,17 @@ Json = dict[str, Any]
 class ServerJob:
     """One job. events: what happens in it, for as many readers as there are.
 
-    branches: those that it has grown so far, call by call.
+    branches: those that it has grown so far, call by call. tell: called with
+    each event and the job's id, too.
     """
 
-    def __init__(self, kind: str, loom: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        loom: str | None = None,
+        model: str | None = None,
+        tell: Callable[[str, Json, str], object] | None = None,
+    ) -> None:
         # Where there are replicas, a request for the job goes where those for its loom go.
         of_loom = "" if loom is None else f"{loom}_"
         self.id = f"jb_{of_loom}{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
@@ -45,7 +52,8 @@ class ServerJob:
         self.usage: TokenUsage | None = None
         self.result: Json | None = None
         self.error: BaseException | None = None
-        self.events = EventLog(self.snapshot)
+        also = None if tell is None else lambda name, data: tell(name, data, self.id)
+        self.events = EventLog(self.snapshot, also=also)
         self.done = asyncio.Event()
         self._told: list[Json] = []  # of branches that have ended: their trees may go
         self._task: asyncio.Task[None] | None = None
@@ -89,6 +97,7 @@ class ServerJob:
                 done["result"] = self.result
             self.events.put("done", done)
             self.events.end()
+            self.events.also = None  # a job outlives its loom's being open
             self.branches = []
             self.done.set()
             end()

@@ -36,6 +36,7 @@ from .objects import nodes_told
 
 if TYPE_CHECKING:
     from .branches import JobBranches
+    from .jobs import ServerJob
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -46,19 +47,23 @@ _FRESH_S = 0.05  # for so long what was read of the database is taken as it was
 _FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
 _WATCH_S = 1.0  # between two looks at what other processes wrote, while somebody listens
 _TOLD = 200  # nodes of a change that are told whole
+_IN_PLACE = ("edit", "grow")  # what these change stays where it is
 
 
 class LiveLoom:
     """An open loom. `lock` is held by whoever touches its tree.
 
-    growing: what grows in it now. events: its changes, and where to read on.
+    growing: what grows in it now; jobs: whose it is. events: its changes, and where to read on;
+    feed: these and what its jobs tell, each with its `job`.
     """
 
     def __init__(self, kept: KeptLoom, lm: LM | None) -> None:
         self.kept = kept
         self.lm = lm
         self.lock = asyncio.Lock()
-        self.events = EventLog(self._snapshot, most=1024)
+        self.events = EventLog(self._snapshot, most=1024, also=self.tell)
+        self.feed = EventLog(self._whole)
+        self.jobs: list[ServerJob] = []
         self.growing: list[JobBranches] = []
         self.used = time.monotonic()
         self.n_users = 0
@@ -67,12 +72,23 @@ class LiveLoom:
         self._unnumbered: list[JobBranches] = []
         self._synced = 0.0
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
+        self._kin: dict[str, int] = {}  # and the one that changed its children
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
         self._flusher: asyncio.Task[None] | None = None
         self._unkept: tuple[str, str] | None = None  # kind and actor of what is to be kept still
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
+
+    def _whole(self) -> dict[str, Any]:
+        return {**self._snapshot(), "jobs": [job.snapshot() for job in self.jobs]}
+
+    def tell(self, name: str, data: dict[str, Any], job: str | None = None) -> None:
+        """Tell who listens to everything at once; `job` is whose event it is."""
+        if self.feed.n_readers:
+            self.feed.put(name, data if job is None else {"job": job, **data})
+        else:
+            self.feed.skip()
 
     # Reading and changing
 
@@ -170,7 +186,10 @@ class LiveLoom:
         for node_id in removed:
             self._marks[node_id] = rev
             self._gone.append((rev, numbers.get(node_id, -1)))
-        told = len(added) + len(changed) <= _TOLD and self.events.n_readers
+        parents = (node.parent for node in (*added, *(() if kind in _IN_PLACE else changed)))
+        kin = {parent.id: parent for parent in parents if parent is not None}
+        self._kin.update(dict.fromkeys(kin, rev))
+        told = len(added) + len(changed) <= _TOLD and self.n_readers
         self.events.put(
             "change",
             {
@@ -179,6 +198,10 @@ class LiveLoom:
                 "added": nodes_told(self, added) if told else [],
                 "changed": nodes_told(self, changed) if told else [],
                 "removed": [numbers.get(node_id, -1) for node_id in removed],
+                "children": {
+                    str(self.number(parent)): list(map(self.number, self.children_of(parent)))
+                    for parent in (kin.values() if told else ())
+                },
                 "whole": bool(told),
             },
         )
@@ -190,7 +213,8 @@ class LiveLoom:
         """
         if rev < self.first_rev:
             return None
-        came = {node_id for node_id, at in self._marks.items() if at > rev}
+        marks = (self._marks, self._kin)
+        came = {node_id for each in marks for node_id, at in each.items() if at > rev}
         return came, [number for at, number in self._gone if at > rev]
 
     def check_rev(self, node: Heddle, rev: int | None) -> None:
@@ -335,6 +359,7 @@ class LiveLoom:
     async def close(self) -> None:
         """End its readers and its own work, and let go of the tree."""
         self.events.end()
+        self.feed.end()
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
@@ -345,8 +370,13 @@ class LiveLoom:
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses it now."""
-        is_used = self.growing or self.n_users or self.events.n_readers or self.lock.locked()
+        is_used = self.growing or self.n_users or self.n_readers or self.lock.locked()
         return not is_used and self._unkept is None
+
+    @property
+    def n_readers(self) -> int:
+        """How many listen to it."""
+        return self.events.n_readers + self.feed.n_readers
 
 
 class LiveLooms:
@@ -432,6 +462,7 @@ class LiveLooms:
             before, self._live[row.id] = live, LiveLoom(kept, lm)
             if before is not None and not before.growing:
                 before.events.end()
+                before.feed.end()
                 before.kept.loom.close()
             return self._live[row.id]
 
@@ -473,6 +504,7 @@ class LiveLooms:
             branches.cancel()
         live.events.put("removed", {"loom": row.id})
         live.events.end()
+        live.feed.end()
 
     def start(self) -> None:
         """Begin to close idle looms, and to look for others' changes where somebody listens."""
@@ -484,7 +516,7 @@ class LiveLooms:
             now = time.monotonic()
             by_use = sorted(self._live.items(), key=lambda each: each[1].used)
             for loom_id, live in by_use:
-                if live.events.n_readers and not live.lock.locked():
+                if live.n_readers and not live.lock.locked():
                     try:
                         async with live.lock:
                             await live.sync(now=True)

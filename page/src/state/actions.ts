@@ -1,0 +1,289 @@
+/** What a person does to the open loom: each verb once, for keys, buttons and menus alike. */
+import { batch, signal } from '@preact/signals'
+import { ApiError, api, type Changed, type GrowAsked } from '../api/client'
+import { ROOT } from '../model/tree'
+import { count, plural } from '../model/words'
+import { type OpenLoom, without } from './loom'
+import { linkTo, listLooms, open } from './session'
+import { asked } from './settings'
+import { failed, toast } from './toasts'
+
+/** Above so many nodes a removal asks before, not after. */
+const ASKS_ABOVE = 20
+
+/** Do something to the open loom; what goes wrong is told. Returns undefined then. */
+async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
+  const loom = open.peek()
+  if (!loom) return undefined
+  try {
+    return await work(loom)
+  } catch (error) {
+    failed(error)
+    return undefined
+  }
+}
+
+/** Make a change; it is shown from the call's own answer, before the feed tells it. */
+function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
+  return on(async (loom) => {
+    const made = await work(loom)
+    loom.apply(made)
+    return made
+  })
+}
+
+// Growing
+
+/** Grow n children of a node. */
+export const grow = (node: number, more: GrowAsked = {}) =>
+  on(async (loom) => {
+    const job = await api.grow(loom.id, node, {
+      force: loom.tree.get(node)?.ended ?? false,
+      ...asked(),
+      ...more,
+    })
+    loom.begin(job.job, job.branches ?? [])
+    return job
+  })
+
+/** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
+export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
+  on(async (loom) => {
+    const job = await api.growMany(loom.id, { ...asked(), ...more, nodes })
+    loom.begin(job.job, job.branches ?? [])
+    if (job.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
+    return job
+  })
+
+/** End one branch; what it has is kept. */
+export const stopBranch = (node: number) =>
+  on(async (loom) => {
+    const lane = loom.lanes.peek().get(node)
+    if (lane && !lane.isOver) await api.cancel(lane.job, [lane.branch])
+  })
+
+/** End everything that grows in the open loom. */
+export const stopAll = () =>
+  on(async (loom) => {
+    const jobs = new Set(
+      [...loom.lanes.peek().values()].filter((lane) => !lane.isOver).map((lane) => lane.job),
+    )
+    for (const run of loom.runs.peek()) if (run.status === 'running') jobs.add(run.job)
+    await Promise.all([...jobs].map((job) => api.cancel(job)))
+  })
+
+// Writing
+
+/** Add a child that somebody wrote, and go there. In a chat it is what the user says next. */
+export const write = (parent: number, text: string, isMessage = false) =>
+  change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
+
+/** Change a node's text: as a sibling, or in its place, which needs what is below computed anew. */
+export const edit = (node: number, text: string, inPlace: boolean) =>
+  change((loom) => api.edit(loom.id, node, { text, in_place: inPlace }, loom.tree.rev)).then(
+    inPlace ? undefined : follow,
+  )
+
+/** A sibling that shares the first tokens and then goes another way; with grow one branch goes on. */
+export async function fork(
+  node: number,
+  atToken: number,
+  tokenId: number,
+  goesOn: boolean,
+): Promise<number | null> {
+  const made = follow(
+    await change((loom) => api.fork(loom.id, node, { at_token: atToken, token_id: tokenId })),
+  )
+  if (made !== null && goesOn) await grow(made, { n: 1 })
+  return made
+}
+
+/** Go to the node that a change has added. */
+function follow(made: Changed | undefined): number | null {
+  const added = made?.added?.[made.added.length - 1]
+  if (!added) return null
+  open.peek()?.go(added.node)
+  return added.node
+}
+
+// Shape
+
+export const split = (node: number, atToken: number) =>
+  change((loom) => api.split(loom.id, node, { at_token: atToken }))
+export const merge = (node: number) =>
+  change(async (loom) => {
+    const parent = loom.tree.parent(node)
+    const made = await api.merge(loom.id, node)
+    if (parent !== null && loom.current.peek() === node) loom.current.value = parent
+    return made
+  })
+/** Cut after so many tokens; what is cut off becomes a child with the children, or is dropped. */
+export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
+  change((loom) => api.clip(loom.id, node, { keep, children })).then((made) => {
+    if (made && children === 'drop') undoable('Cut off')
+    return made
+  })
+export const move = (node: number, parent: number, index: number | null = null) =>
+  change((loom) => api.move(loom.id, node, { parent, index }))
+
+export type What = 'node' | 'children' | 'siblings' | 'others'
+
+/** Numbers that a removal takes, the tops only. */
+export function removed(loom: OpenLoom, node: number, what: What): number[] {
+  const { tree } = loom
+  if (what === 'node') return [node]
+  if (what === 'children') return tree.children(node)
+  if (what === 'siblings') return tree.siblings(node).filter((each) => each !== node)
+  const path = new Set(tree.path(node))
+  return [...path].flatMap((each) =>
+    each === node ? [] : tree.children(each).filter((child) => !path.has(child)),
+  )
+}
+
+export async function remove(node: number, what: What = 'node'): Promise<void> {
+  await on(async (loom) => {
+    if (what === 'node' && node === ROOT) {
+      toast('The prompt cannot be removed; its loom can.', { detail: 'Loom · Remove this loom' })
+      return
+    }
+    const tops = removed(loom, node, what)
+    const n = tops.reduce((sum, each) => sum + 1 + loom.tree.below(each), 0)
+    if (!n) return
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
+    )
+      return
+    const next = standsAfter(loom, node, what)
+    const made = await api.remove(loom.id, node, what)
+    batch(() => {
+      if (next !== null) loom.go(next)
+      loom.apply(made)
+    })
+    undoable(`Removed ${plural(n, 'node')}`)
+  })
+}
+
+/** Where to stand once a node has gone: its next sibling, else the one before, else its parent. */
+function standsAfter(loom: OpenLoom, node: number, what: What): number | null {
+  const current = loom.current.peek()
+  if (!removed(loom, node, what).some((each) => loom.tree.isBelow(current, each))) return null
+  if (what !== 'node') return node
+  const siblings = loom.tree.siblings(node)
+  const at = siblings.indexOf(node)
+  return siblings[at + 1] ?? siblings[at - 1] ?? loom.tree.parent(node)
+}
+
+function undoable(text: string): void {
+  toast(text, { action: { label: 'Undo', key: 'u', run: () => void undo() } })
+}
+
+export const undo = () => change((loom) => api.undo(loom.id))
+export const redo = () => change((loom) => api.redo(loom.id))
+
+export const bookmark = (node: number, label?: string | null) =>
+  change((loom) => {
+    const has = loom.tree.get(node)?.bookmark != null
+    return api.edit(loom.id, node, { bookmark: label === undefined ? (has ? null : '') : label })
+  })
+
+// Looking
+
+export function hoist(node: number): void {
+  const loom = open.peek()
+  if (!loom || loom.top === node) return
+  loom.hoisted.value = [...loom.hoisted.peek(), node]
+  if (!loom.tree.isBelow(loom.current.peek(), node)) loom.current.value = node
+  loom.remember()
+}
+
+export function unhoist(): void {
+  const loom = open.peek()
+  if (!loom) return
+  loom.hoisted.value = loom.hoisted.peek().slice(0, -1)
+  loom.remember()
+}
+
+export function collapse(nodes: number[], isCollapsed: boolean): void {
+  const loom = open.peek()
+  if (!loom) return
+  const now = loom.collapsed.peek()
+  loom.collapsed.value = isCollapsed ? new Set([...now, ...nodes]) : without(now, nodes)
+  loom.remember()
+}
+
+// Looms
+
+/** Make a loom of a prompt, open it, and grow its first branches. */
+export async function begin(
+  prompt: string,
+  more: { template: boolean; grow: GrowAsked | null },
+): Promise<void> {
+  try {
+    const made = await api.createLoom({ prompt, template: more.template })
+    location.hash = linkTo(made.name)
+    await waitFor(() => open.peek()?.id === made.id && open.peek()!.loading.peek() === null)
+    if (more.grow) await grow(ROOT, more.grow)
+    await listLooms()
+  } catch (error) {
+    failed(error)
+  }
+}
+
+export async function removeLoom(name: string): Promise<void> {
+  try {
+    await api.removeLoom(name)
+    if (open.peek()?.info.peek().name === name) location.hash = ''
+    await listLooms()
+    toast(`Removed the loom ${name}`, {
+      action: {
+        label: 'Undo',
+        run: () => {
+          api.restoreLooms({}).then(listLooms, failed)
+        },
+      },
+    })
+  } catch (error) {
+    failed(error)
+  }
+}
+
+export async function rename(name: string): Promise<boolean> {
+  const done = await on(async (loom) => {
+    loom.info.value = await api.editLoom(loom.id, { name })
+    history.replaceState(null, '', linkTo(loom.info.peek().name, loom.current.peek()))
+    await listLooms()
+    return true
+  })
+  return done ?? false
+}
+
+async function waitFor(isSo: () => boolean): Promise<void> {
+  for (let i = 0; i < 200 && !isSo(); i++) await new Promise((resolve) => setTimeout(resolve, 25))
+  if (!isSo()) throw new ApiError(0, 'unreachable', 'The loom did not open.')
+}
+
+// Asking before
+
+export interface Question {
+  title: string
+  text: string
+  yes: string
+  answer: (yes: boolean) => void
+}
+export const question = signal<Question | null>(null)
+
+/** Ask something that cannot be taken back lightly. */
+export function confirm(title: string, text: string, yes: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    question.value = {
+      title,
+      text,
+      yes,
+      answer: (said) => {
+        question.value = null
+        resolve(said)
+      },
+    }
+  })
+}

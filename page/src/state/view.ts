@@ -1,0 +1,22 @@
+/** How the page looks to this person: remembered by the browser, never part of a loom. */
+import { signal } from '@preact/signals'
+import { HEAT_MODES, type HeatMode } from '../model/heat'
+import { remembered } from './kept'
+
+export const theme = remembered<'system' | 'light' | 'dark'>('theme', 'system')
+export const heatMode = remembered<HeatMode>('heat', 'off')
+export const panes = remembered('panes', { left: 288, right: 320, hasLeft: true, hasRight: true })
+export const treeView = remembered<'outline' | 'map'>('treeView', 'outline')
+export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom'
+export const inspectorTab = remembered<InspectorTab>('inspector', 'generate')
+/** Which pane a narrow screen shows. */
+export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
+/** Where bare keys go: `tree` has them; in `text` somebody types. */
+export const zone = signal<'tree' | 'text'>('tree')
+export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge'
+export const overlay = signal<Overlay | null>(null)
+export const notesSeen = remembered<string[]>('notes', [])
+
+export function cycleHeat(): void {
+  heatMode.value = HEAT_MODES[(HEAT_MODES.indexOf(heatMode.peek()) + 1) % HEAT_MODES.length]!
+}

@@ -1,0 +1,128 @@
+/** One loom: tree, text and inspector side by side; on a narrow screen one of them at a time. */
+import {
+  Import as ImportIcon,
+  Keyboard,
+  Library,
+  PanelLeft,
+  PanelRight,
+  Redo2,
+  Share,
+  Undo2,
+} from 'lucide-preact'
+import { useRef } from 'preact/hooks'
+import type { OpenLoom } from '../state/loom'
+import { narrowTab, overlay, panes } from '../state/view'
+import { IconButton } from './Button'
+import { Inspector } from './inspector/Inspector'
+import { LoomTitle } from './loom/LoomTitle'
+import { ModelChip } from './model/ModelChip'
+import { Reading } from './reading/Reading'
+import { StatusBar } from './StatusBar'
+import { TreePane } from './tree/TreePane'
+import './workbench.css'
+
+const TABS = { tree: 'Tree', text: 'Text', inspector: 'Inspector' } as const
+
+export function Workbench({ loom }: { loom: OpenLoom }) {
+  const { left, right, hasLeft, hasRight } = panes.value
+  return (
+    <div class="workbench" data-narrow={narrowTab.value}>
+      <header class="bar row">
+        <IconButton icon={PanelLeft} label="Tree" command="left" pressed={hasLeft} class="wide-only" />
+        <IconButton icon={Library} label="Looms" command="looms" />
+        <LoomTitle loom={loom} />
+        <span class="grow" />
+        <ModelChip />
+        <IconButton icon={Undo2} label="Undo" command="undo" />
+        <IconButton icon={Redo2} label="Do again" command="redo" />
+        <IconButton icon={ImportIcon} label="Import" command="import" class="wide-only" />
+        <IconButton icon={Share} label="Export" command="export" />
+        <IconButton
+          icon={Keyboard}
+          label="Keys"
+          command="help"
+          class="wide-only"
+          onClick={() => (overlay.value = 'help')}
+        />
+        <IconButton
+          icon={PanelRight}
+          label="Inspector"
+          command="right"
+          pressed={hasRight}
+          class="wide-only"
+        />
+      </header>
+      <nav class="narrow-tabs tabs" role="tablist" aria-label="Panes">
+        {(Object.keys(TABS) as (keyof typeof TABS)[]).map((each) => (
+          <button
+            key={each}
+            type="button"
+            role="tab"
+            aria-selected={narrowTab.value === each}
+            onClick={() => (narrowTab.value = each)}
+          >
+            {TABS[each]}
+          </button>
+        ))}
+      </nav>
+      <div class="panes">
+        <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
+          <TreePane loom={loom} />
+        </aside>
+        {hasLeft && <Resizer side="left" />}
+        <main class="pane middle" aria-label="Text">
+          <Reading loom={loom} />
+        </main>
+        {hasRight && <Resizer side="right" />}
+        <aside
+          class="pane right"
+          aria-label="Inspector"
+          hidden={!hasRight}
+          style={{ '--width': `${right}px` }}
+        >
+          <Inspector loom={loom} />
+        </aside>
+      </div>
+      <StatusBar loom={loom} />
+    </div>
+  )
+}
+
+const BOUNDS = { left: [200, 560], right: [260, 560] } as const
+
+/** The line between two panes: dragged, or moved with the arrow keys. */
+function Resizer({ side }: { side: 'left' | 'right' }) {
+  const from = useRef<{ x: number; width: number } | null>(null)
+  const [low, high] = BOUNDS[side]
+  const towards = side === 'left' ? 1 : -1
+  const resize = (width: number) => {
+    panes.value = { ...panes.peek(), [side]: Math.round(Math.max(low, Math.min(high, width))) }
+  }
+  return (
+    <div
+      class="resizer"
+      role="separator"
+      aria-orientation="vertical"
+      aria-label={side === 'left' ? 'Width of the tree' : 'Width of the inspector'}
+      aria-valuemin={low}
+      aria-valuemax={high}
+      aria-valuenow={panes.value[side]}
+      tabIndex={0}
+      onPointerDown={(event) => {
+        event.currentTarget.setPointerCapture(event.pointerId)
+        from.current = { x: event.clientX, width: panes.peek()[side] }
+      }}
+      onPointerMove={(event) =>
+        from.current && resize(from.current.width + towards * (event.clientX - from.current.x))
+      }
+      onPointerUp={() => (from.current = null)}
+      onKeyDown={(event) => {
+        const by = { ArrowLeft: -16, ArrowRight: 16 }[event.key]
+        if (by === undefined) return
+        event.preventDefault()
+        event.stopPropagation()
+        resize(panes.peek()[side] + towards * by)
+      }}
+    />
+  )
+}

@@ -1,0 +1,5 @@
+import { Dialog } from '../Overlay'
+
+export function Export() {
+  return <Dialog title="Export">…</Dialog>
+}

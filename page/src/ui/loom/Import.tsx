@@ -1,0 +1,5 @@
+import { Dialog } from '../Overlay'
+
+export function Import() {
+  return <Dialog title="Import">…</Dialog>
+}

@@ -1,0 +1,5 @@
+import { Dialog } from '../Overlay'
+
+export function Looms() {
+  return <Dialog title="Looms">…</Dialog>
+}

@@ -1,0 +1,5 @@
+import { Dialog } from '../Overlay'
+
+export function Gauge() {
+  return <Dialog title="Gauge">…</Dialog>
+}

@@ -1,0 +1,5 @@
+import { Dialog } from '../Overlay'
+
+export function Models() {
+  return <Dialog title="Models">…</Dialog>
+}

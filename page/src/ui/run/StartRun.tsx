@@ -1,0 +1,5 @@
+import { Dialog } from '../Overlay'
+
+export function StartRun() {
+  return <Dialog title="StartRun">…</Dialog>
+}
