@@ -61,8 +61,9 @@ class LiveLoom:
         self.kept = kept
         self.lm = lm
         self.lock = asyncio.Lock()
-        self.events = EventLog(self._snapshot, most=1024, also=self.tell)
-        self.feed = EventLog(self._whole)
+        before = time.time_ns() // 1_000_000  # more than the loom's events of any earlier opening
+        self.events = EventLog(self._snapshot, most=1024, also=self.tell, before=before)
+        self.feed = EventLog(self._whole, before=before)
         self.jobs: list[ServerJob] = []
         self.growing: list[JobBranches] = []
         self.used = time.monotonic()
