@@ -167,6 +167,8 @@ export interface components {
              * @default false
              */
             in_place?: boolean;
+            /** @description What the user says instead, in the form of the chat; of the root the prompt. */
+            message?: string | null;
             /** @description Its notes, whole, as JSON. */
             meta?: {
                 [key: string]: unknown;
@@ -932,6 +934,8 @@ export interface components {
             index: number;
             /** @description Raw; null where it was not sampled nor measured. */
             logprob?: number | string | null;
+            /** @description With sampled: after the node's own temperature and filters; penalties and constraints do not count. Null where it was not sampled. */
+            p_sampled?: number | null;
             /** @description With top: how many tokens were likelier. */
             rank?: number | null;
             text: string;
