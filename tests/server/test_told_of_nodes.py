@@ -101,3 +101,19 @@ def test_strategies_tell_their_numbers_and_what_they_refuse(served: Served) -> N
     assert rows["tot"]["breadth_default"] == 5
     assert rows["best-of-n"]["breadth"] is None
     assert "temperature" in rows["greedy"]["refused"]
+
+
+def test_a_candidate_is_told_with_how_greedy_decoding_goes_on(served: Served, loom: str) -> None:
+    client = served.client
+    found = client.post(f"{loom}/nodes/0/next", json={"top": 3}).json()["next"]
+    ids = [each["id"] for each in found]
+    told = client.post(f"{loom}/nodes/0/next", json={"candidates": ids, "ahead": 5}).json()
+    for token, each in zip(ids, told["candidates"], strict=True):
+        added = client.post(f"{loom}/nodes", json={"token_ids": [token]}).json()["added"][0]
+        asked = {"max_tokens": 5, "temperature": 0, "wait": True}
+        path = f"{loom}/nodes/{added['node']}/generate"
+        (node,) = client.post(path, json=asked).json()["nodes"]
+        assert each["ahead"] == node["text"]
+    assert client.post(f"{loom}/nodes/0/next", json={"ahead": 65}).status_code == 400
+    with_none = client.post(f"{loom}/nodes/0/next", json={"candidates": ids}).json()
+    assert "ahead" not in with_none["candidates"][0]

@@ -669,6 +669,11 @@ export interface components {
         };
         /** @description What may come next. */
         NextTokens: {
+            /**
+             * @description So many tokens that greedy decoding goes on with after each candidate are told too; each is a step of the model.
+             * @default 0
+             */
+            ahead?: number;
             /** @description Token ids, or texts that are one token each, to be told in any case. */
             candidates?: (number | string)[];
             min_p?: number | null;
@@ -959,6 +964,8 @@ export interface components {
         };
         /** @description A token that may stand at a place, and how likely the model finds it. */
         TokenChance: {
+            /** @description Of a candidate, with ahead: how greedy decoding goes on. */
+            ahead?: string | null;
             bytes: number[];
             id: number;
             /** @description Of the model's own logits: raw. */

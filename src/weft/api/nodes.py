@@ -179,6 +179,13 @@ class NextTokens(Asked):
     top_k: int | None = Field(default=None, ge=0)
     min_p: float | None = Field(default=None, ge=0, le=1)
     typical_p: float | None = Field(default=None, gt=0, le=1)
+    ahead: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="So many tokens that greedy decoding goes on with after each candidate are told"
+        " too; each is a step of the model.",
+    )
 
 
 class TokenChance(Reply):
@@ -192,6 +199,9 @@ class TokenChance(Reply):
     rank: int = Field(description="0 is the likeliest.")
     p_sampled: float | None = Field(
         default=None, description="After temperature and filters, where they were given."
+    )
+    ahead: str | None = Field(
+        default=None, description="Of a candidate, with ahead: how greedy decoding goes on."
     )
 
 
