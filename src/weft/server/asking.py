@@ -54,21 +54,43 @@ async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextT
         tickets = await lm.asubmit([next_item(node, asked.top)])
         await lm.adrive(tickets)
         logits = tickets[0].result()[0]
+        ahead = await ahead_of(lm, node, ids, asked.ahead) if asked.ahead else []
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], asked.top)[0].tolist()
     given = {name: getattr(asked, name) for name in _FILTERS if getattr(asked, name) is not None}
     sampled = sampled_p(lm, logits, given) if given else None
     rest = max(0.0, 1.0 - float(np.exp(logprobs[order].astype(np.float64)).sum()))
+    candidates = [
+        chance(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
+        for token in ids
+    ]
+    for told, text in zip(candidates, ahead, strict=False):
+        told["ahead"] = text
     return {
         "node": live.number(node),
         "next": [chance(lm, token, logprobs, at, sampled) for at, token in enumerate(order)],
-        "candidates": [
-            chance(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
-            for token in ids
-        ],
+        "candidates": candidates,
         "rest": rest,
         "entropy": json_number(entropy_of(logprobs)),
     }
+
+
+async def ahead_of(lm: LM, node: Heddle, ids: list[int], n: int) -> list[str]:
+    """Return how greedy decoding goes on after each of these tokens, n tokens at most; in text."""
+    place = at_end(node)
+    paths = [[token] for token in ids]
+    open_ones = [path for path in paths if path[0] not in lm.text.stop_ids]
+    while open_ones and len(open_ones[0]) <= n:
+        items = [Extend(place, path, (Logits(place.depth + len(path)),)) for path in open_ones]
+        tickets = await lm.asubmit(items)
+        await lm.adrive(tickets)
+        drawn = [int(ticket.result()[0].argmax()) for ticket in tickets]
+        pairs = list(zip(open_ones, drawn, strict=True))
+        open_ones = [path for path, token in pairs if token not in lm.text.stop_ids]
+        for path, token in pairs:
+            path.append(token)
+    ends = lm.text.stop_ids
+    return [lm.text.decode([each for each in path[1:] if each not in ends]) for path in paths]
 
 
 def candidate_id(lm: LM, given: int | str) -> int:

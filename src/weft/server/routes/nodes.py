@@ -35,6 +35,10 @@ Wanted = Annotated[
     list[Field] | None,
     Query(description=f"What to tell besides: {', '.join(FIELDS)}; may be given again."),
 ]
+WantedOfOne = Annotated[
+    list[Field | Literal["made"]] | None,
+    Query(description=f"What to tell besides: {', '.join(FIELDS)}, made; may be given again."),
+]
 
 
 def within(live: LiveLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
@@ -157,7 +161,7 @@ def _nested(live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field])
 
 @router.get("/nodes/{node}", response_model=NodeObject)
 async def read_node(
-    loom: LoomName, node: NodeName, service: Here, fields: Wanted = None
+    loom: LoomName, node: NodeName, service: Here, fields: WantedOfOne = None
 ) -> Response:
     """Say what a node is. A node that grows is told as far as it is."""
     async with service.looms.held(loom) as live:
