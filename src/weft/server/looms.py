@@ -490,6 +490,10 @@ class LiveLooms:
         live = self._live[kept.id] = LiveLoom(kept, lm)
         return live
 
+    def open_ones(self) -> list[LiveLoom]:
+        """Return the looms that are open here."""
+        return list(self._live.values())
+
     def open_one(self, loom_id: str) -> LiveLoom | None:
         """Return a loom that is open here; None for another."""
         return self._live.get(loom_id)
