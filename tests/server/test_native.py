@@ -379,6 +379,10 @@ def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     assert len(desk.nodes(limit=1000)) > 3
     kinds = {each["kind"] for each in desk.get("/history")["data"]}
     assert kinds == {"create", "run"}
+    desk.post("/undo")  # one for all of its rounds
+    assert len(desk.nodes(limit=1000)) == 1
+    desk.post("/redo")
+    assert len(desk.nodes(limit=1000)) > 3
     # What the search asked of the model beside its branches is counted, too.
     assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"]
 

@@ -231,7 +231,7 @@ class Searched:
         finally:
             self.job.usage = self._usage()
             async with self.live.lock:
-                await self.live.keep("run", actor)
+                await self.live.keep("run", actor, self.job.id)
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 
@@ -251,7 +251,7 @@ class Searched:
             if all(node.terminal for node in rows):
                 return []
             # What the search has added by itself stands in the log as the search's.
-            await live.keep("run", actor)
+            await live.keep("run", actor, self.job.id)
             branches = await planned(live, self.job, rows, params)
         try:
             await live.number_new(branches)

@@ -75,7 +75,9 @@ class LiveLoom:
         self._kin: dict[str, int] = {}  # and the one that changed its children
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
         self._flusher: asyncio.Task[None] | None = None
-        self._unkept: tuple[str, str] | None = None  # kind and actor of what is to be kept still
+        self._unkept: tuple[str, str, str | None] | None = (
+            None  # what is to be kept still, as `keep`
+        )
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
@@ -138,15 +140,18 @@ class LiveLoom:
         self.publish(change)
         return change
 
-    async def keep(self, kind: str, actor: str = "") -> None:
-        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError."""
+    async def keep(self, kind: str, actor: str = "", act: str | None = None) -> None:
+        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError.
+
+        act: as `KeptLoom.commit` takes it.
+        """
         try:
-            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor)))
+            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor, act=act)))
         except LeaseLost:
             self._lose()
             raise
         except StoreError:
-            self._unkept = kind, actor
+            self._unkept = kind, actor, act
             self._begin_flushing()
             raise
         self._unkept = None
