@@ -345,6 +345,20 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     assert desk.get("/kv")["hot"] == 1
 
 
+def test_kv_of_cold_branches_is_forgotten_and_the_path_stays(served: Served) -> None:
+    desk = Desk(served, "What another test asks alone")
+    first, second = desk.grow(n=2)
+    before = served.client.get("/api/v1/kv", params={"looms": True}).json()
+    (mine,) = (each for each in before["looms"] if each["name"] == desk.get("")["name"])
+    assert (mine["hot"], mine["model"]) == (3, "tiny")
+    assert mine["bytes"] > 0
+    told = desk.post("/kv", keep=first["node"])
+    assert (told["hot"], told["cold"]) == (2, 1)
+    assert 0 < told["bytes"] < mine["bytes"]
+    assert desk.get(f"/nodes/{second['node']}")["text"] == second["text"]
+    assert desk.post("/kv")["hot"] == 0  # others may share the first tokens
+
+
 def test_a_body_that_does_not_say_it_is_json_is_told_so(served: Served) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = served.client.post("/api/v1/looms", content=b'{"prompt": "Hi"}', headers=form)

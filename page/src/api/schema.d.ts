@@ -215,6 +215,11 @@ export interface components {
         ErrorReply: {
             error: components["schemas"]["ErrorDetail"];
         };
+        /** @description What KV of a loom to forget. */
+        ForgetKv: {
+            /** @description A node whose path stays as it is; null: none. */
+            keep?: number | string | null;
+        };
         /** @description A sibling that shares a node's first tokens. */
         ForkNode: {
             /** @description How many of the node's tokens are shared. */
@@ -473,6 +478,8 @@ export interface components {
         /** @description The KV of all models. */
         KvList: {
             data: components["schemas"]["KvObject"][];
+            /** @description Of the looms that are open, where they were asked for. */
+            looms?: components["schemas"]["LoomKv"][] | null;
         };
         /** @description What a model's KV takes, and what sharing it has saved; figures since it was loaded. */
         KvObject: {
@@ -484,6 +491,9 @@ export interface components {
             kv_bytes_unshared: number;
             kv_tokens: number;
             model: string;
+            /** @description What the host may keep at most. */
+            offload_budget_bytes: number;
+            /** @description KV that the host keeps. */
             offloaded_bytes: number;
             pinned_tokens: number;
             prefilled: number;
@@ -525,11 +535,17 @@ export interface components {
         };
         /** @description The KV of one loom's nodes. */
         LoomKv: {
+            /** @description That its KV takes. */
+            bytes: number;
             cold: number;
             /** @description Nodes whose whole path has KV. */
             hot: number;
+            /** @description Tokens that have KV. */
             hot_tokens: number;
             loom: string;
+            /** @description That grows it; null: none that is loaded. */
+            model: string | null;
+            name: string;
             rev: number;
             tokens: number;
         };

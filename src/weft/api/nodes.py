@@ -367,6 +367,14 @@ class KvRequest(Asked):
     )
 
 
+class ForgetKv(Asked):
+    """What KV of a loom to forget."""
+
+    keep: int | str | None = Field(
+        default=None, description="A node whose path stays as it is; null: none."
+    )
+
+
 class Changed(Reply):
     """What a change did: nodes that came or are different now, and numbers that went."""
 
