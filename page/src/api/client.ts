@@ -150,8 +150,12 @@ export const api = {
   add: (loom: string, body: Partial<Schemas['AddNode']>) => post<Changed>(`${at(loom)}/nodes`, body),
   edit: (loom: string, node: number, body: Partial<Schemas['EditNode']>, rev?: number) =>
     call<Changed>('PATCH', on(loom, node), { body, ...(rev === undefined ? {} : { rev }) }),
-  remove: (loom: string, node: number, what: 'node' | 'children' | 'siblings' | 'others') =>
-    call<Changed>('DELETE', on(loom, node), { query: { what } }),
+  remove: (
+    loom: string,
+    node: number,
+    what: 'node' | 'children' | 'siblings' | 'others',
+    also: readonly number[] = [],
+  ) => call<Changed>('DELETE', on(loom, node), { query: { what, also: also.map(String) } }),
   fork: (loom: string, node: number, body: Schemas['ForkNode']) =>
     post<Changed>(`${on(loom, node)}/fork`, body),
   split: (loom: string, node: number, body: Schemas['SplitNode']) =>
