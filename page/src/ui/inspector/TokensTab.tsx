@@ -1,0 +1,4 @@
+import type { OpenLoom } from '../../state/loom'
+export function TokensTab(_: { loom: OpenLoom }) {
+  return null
+}
