@@ -1,7 +1,9 @@
 /** Every key of the page, once: what listens, the help, the palette and the tooltips read this. */
 
+import type { Signal } from '@preact/signals'
 import { ROOT } from '../model/tree'
 import * as act from './actions'
+import { cardNeedsCtrl, showsSpecial } from './reading'
 import { open } from './session'
 import { set, settings } from './settings'
 import * as view from './view'
@@ -58,7 +60,7 @@ export const handlers = {
   edit: (_inPlace: boolean): void => {},
   writeChild: (): void => {},
   splitHere: (_andChild: boolean): void => {},
-  clipHere: (): void => {},
+  clipHere: (_drops: boolean): void => {},
   alternative: (_by: 1 | -1): void => {},
   takeAlternative: (): boolean => false,
   search: (): void => {},
@@ -74,6 +76,9 @@ const show = (what: view.Overlay) => {
 const pane = (which: 'hasLeft' | 'hasRight') => {
   const now = view.panes.peek()
   view.panes.value = { ...now, [which]: !now[which] }
+}
+const toggle = (setting: Signal<boolean>) => {
+  setting.value = !setting.peek()
 }
 const more = (by: number) => set({ n: Math.max(1, Math.min(32, settings.peek().n + by)) })
 
@@ -103,7 +108,8 @@ export const bindings: Binding[] = [
   { id: 'redo', group: 'Write', label: 'Do again', tree: ['Mod+Shift+z', 'Mod+y'], can: has, run: () => act.redo() },
   { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => handlers.splitHere(false) },
   { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], can: has, run: () => handlers.splitHere(true) },
-  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere() },
+  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere(false) },
+  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', can: has, run: () => handlers.clipHere(true) },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
   { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: isBelowRoot, run: () => act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
@@ -118,6 +124,8 @@ export const bindings: Binding[] = [
   { id: 'heat', group: 'Look', label: 'Heat: off, probability, entropy, rank', tree: ['p'], text: ['Alt+p'], can: has, run: view.cycleHeat },
   { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], can: has, run: () => handlers.alternative(1) },
   { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
+  { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', can: has, run: () => toggle(showsSpecial) },
+  { id: 'card-ctrl', group: 'Look', label: 'Token card: on resting, or only with Ctrl held', run: () => toggle(cardNeedsCtrl) },
   { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
   { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], can: has, run: () => handlers.fit(false) },
   { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], can: has, run: () => handlers.fit(true) },
