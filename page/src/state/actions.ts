@@ -5,8 +5,9 @@ import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { type OpenLoom, without } from './loom'
 import { linkTo, listLooms, open } from './session'
-import { asked } from './settings'
+import { asked, blocked, refused, spent } from './settings'
 import { failed, toast } from './toasts'
+import { inspect } from './view'
 
 /** Above so many nodes a removal asks before, not after. */
 const ASKS_ABOVE = 20
@@ -36,7 +37,7 @@ function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | u
 
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
-  on(async (loom) => {
+  growing(async (loom) => {
     const body = { force: loom.tree.get(node)?.ended ?? false, ...asked(), ...more }
     loom.asking.value = { parent: node, n: body.n ?? 1 }
     try {
@@ -48,9 +49,29 @@ export const grow = (node: number, more: GrowAsked = {}) =>
     }
   })
 
+/** Grow by the settings, unless one of them is wrong; what the server refuses is told beside it. */
+function growing<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
+  return on(async (loom) => {
+    const wrong = blocked.peek()
+    if (wrong !== null) {
+      inspect('generate')
+      toast(wrong, { kind: 'error' })
+      return undefined
+    }
+    try {
+      const made = await work(loom)
+      spent()
+      return made
+    } catch (error) {
+      if (refused(error)) inspect('generate')
+      throw error
+    }
+  })
+}
+
 /** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
 export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
-  on(async (loom) => {
+  growing(async (loom) => {
     const job = await api.growMany(loom.id, { ...asked(), ...more, nodes })
     loom.begin(job.job, job.branches ?? [])
     if (job.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
@@ -79,6 +100,10 @@ export const stopAll = () =>
 /** Add a child that somebody wrote, and go there. In a chat it is what the user says next. */
 export const write = (parent: number, text: string, isMessage = false) =>
   change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
+
+/** Add a token that somebody chose, and go there. What leads to it is not computed again. */
+export const take = (parent: number, tokenIds: number[]) =>
+  change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
 
 /**
  * Change what a node says: as a sibling, or in its place, which needs what is below computed anew.
@@ -177,6 +202,39 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     batch(() => {
       if (next !== null) loom.go(next)
       loom.apply(made)
+    })
+    undoable(`Removed ${plural(n, 'node')}`)
+  })
+}
+
+/** So many nodes, and what stands below them, are removed by one call. */
+export const REMOVED_AT_ONCE = 1000
+
+/** Remove several nodes, as one change that one Undo brings back. */
+export async function removeMany(nodes: readonly number[]): Promise<void> {
+  await on(async (loom) => {
+    const { tree } = loom
+    const going = new Set(nodes.filter((each) => each !== ROOT && tree.get(each)))
+    const tops = [...going].filter((each) => !tree.path(each).some((up) => up !== each && going.has(up)))
+    if (!tops.length) return
+    if (tops.length > REMOVED_AT_ONCE) {
+      toast(`At most ${count(REMOVED_AT_ONCE)} are removed at once; ${count(tops.length)} are selected.`)
+      return
+    }
+    const n = tops.reduce((sum, each) => sum + 1 + tree.below(each), 0)
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
+    )
+      return
+    const stays = tree
+      .path(loom.current.peek())
+      .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
+    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1))
+    batch(() => {
+      if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
+      loom.apply(made)
+      loom.selected.value = new Set()
     })
     undoable(`Removed ${plural(n, 'node')}`)
   })

@@ -1,6 +1,8 @@
 /** What a person does in the text: the token cursor, the card over it, and how tokens are shown. */
 import { signal } from '@preact/signals'
+import { isHuman, ROOT } from '../model/tree'
 import { remembered } from './kept'
+import type { OpenLoom } from './loom'
 
 /** A token of a node on the path. */
 export interface Spot {
@@ -18,6 +20,17 @@ export const scored = signal<ReadonlySet<number>>(new Set())
 export const threshold = remembered<number | null>('heat.threshold', null)
 export const showsSpecial = remembered('specialTokens', false)
 export const cardNeedsCtrl = remembered('cardNeedsCtrl', false)
+
+/** Nodes of the path that people wrote, and of which the model was not asked. */
+export const unscored = (loom: OpenLoom): number[] =>
+  loom.tree
+    .path(loom.current.value)
+    .filter((each) => each === ROOT || isHuman(loom.tree.get(each)!))
+    .filter((each) => !scored.value.has(each))
+
+export function scoreAll(loom: OpenLoom): void {
+  scored.value = new Set([...scored.peek(), ...unscored(loom)])
+}
 
 /** Another loom is open: nothing is pointed at. */
 export function forgetSpots(): void {

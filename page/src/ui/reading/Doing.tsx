@@ -4,7 +4,7 @@ import { plural } from '../../model/words'
 import * as act from '../../state/actions'
 import { handlers, isMac, keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { showsSpecial } from '../../state/reading'
+import { scoreAll, showsSpecial, unscored } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
 import { settings } from '../../state/settings'
 import { cycleHeat, heatMode } from '../../state/view'
@@ -50,6 +50,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         Edit
       </button>
       <span class="grow" />
+      <Score loom={loom} />
       {live.length > 0 && (
         <button
           type="button"
@@ -79,5 +80,22 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         onClick={cycleHeat}
       />
     </div>
+  )
+}
+
+/** In heat what people wrote is blank until the model is asked how likely it is. */
+function Score({ loom }: { loom: OpenLoom }) {
+  if (heatMode.value === 'off' || isReadOnly.value) return null
+  const written = unscored(loom)
+  if (!written.length) return null
+  return (
+    <button
+      type="button"
+      class="button plain"
+      title="Ask the model how likely is what was written"
+      onClick={() => scoreAll(loom)}
+    >
+      Score
+    </button>
   )
 }

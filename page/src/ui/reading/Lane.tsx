@@ -47,7 +47,13 @@ export function Lane({ loom, lane, k }: LaneProps) {
         onClick={() => !getSelection()?.toString() && setWhole(!isWhole)}
         onDblClick={() => loom.go(lane.node)}
       >
-        <p>{isEmpty ? <span class="muted">(ended at once)</span> : tail(lane.text, isWhole)}</p>
+        <p>
+          {isEmpty ? (
+            <span class="muted">(ended at once)</span>
+          ) : (
+            tail(lane.text, isWhole).replace(/^[^\S\n]+/, '')
+          )}
+        </p>
       </div>
       <Caption loom={loom} lane={lane} />
     </article>

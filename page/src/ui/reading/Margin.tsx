@@ -1,14 +1,11 @@
-/** Beside the text: who says it, which of its siblings a node is, and what could be measured. */
+/** Beside the text: who says it, and which of its siblings a node is. */
 import { ChevronLeft, ChevronRight } from 'lucide-preact'
 import type { RefObject } from 'preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
-import { isHuman, ROOT } from '../../model/tree'
 import { turnsOf, type Who } from '../../model/turns'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { scored, showsSpecial } from '../../state/reading'
-import { isReadOnly } from '../../state/session'
-import { heatMode } from '../../state/view'
+import { showsSpecial } from '../../state/reading'
 
 const APART = 20 // px between the tops of two notes
 
@@ -17,7 +14,6 @@ interface Note {
   who: Who | null
   at: number
   of: number
-  asksScore: boolean
 }
 
 interface MarginProps {
@@ -40,18 +36,6 @@ export function Margin({ loom, path, text }: MarginProps) {
         >
           {note.who && <span class="who caption cut">{saying(note.who, loom)}</span>}
           {note.of > 1 && <Switch loom={loom} note={note} />}
-          {note.asksScore && (
-            <button
-              type="button"
-              class="score"
-              title="Ask the model how likely this text is"
-              onClick={() => {
-                scored.value = new Set([...scored.peek(), note.node])
-              }}
-            >
-              Score
-            </button>
-          )}
         </div>
       ))}
     </div>
@@ -99,19 +83,16 @@ function notesOf(loom: OpenLoom, path: number[]): Note[] {
   const isChat = loom.info.value.chat_template_used === true && !showsSpecial.value
   const begins = new Map<number, Who>()
   if (isChat) for (const turn of turnsOf(tree, path, true)) begins.set(turn.nodes[0]!, turn.who)
-  const canScore = heatMode.value !== 'off' && !isReadOnly.value
   const notes: Note[] = []
   for (const node of path) {
     const siblings = tree.siblings(node)
-    const isWritten = node === ROOT || isHuman(tree.get(node)!)
     const note = {
       node,
       who: begins.get(node) ?? null,
       at: siblings.indexOf(node) + 1,
       of: siblings.length,
-      asksScore: canScore && isWritten && !scored.value.has(node),
     }
-    if (note.who || note.of > 1 || note.asksScore) notes.push(note)
+    if (note.who || note.of > 1) notes.push(note)
   }
   return notes
 }
@@ -127,12 +108,12 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
     const from = within.getBoundingClientRect().top
     const next = new Map<number, number>()
     let free = -Infinity
-    for (const { node, who, of, asksScore } of latest.current) {
+    for (const { node, who, of } of latest.current) {
       const element = within.querySelector(`[data-node="${node}"], [data-edits="${node}"]`)
       if (!element) continue
       const top = Math.max(firstLine(element) - from, free)
       next.set(node, Math.round(top))
-      free = top + APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0) + (asksScore ? 1 : 0))
+      free = top + APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0))
     }
     setTops((now) => (isEqual(now, next) ? now : next))
   }

@@ -5,7 +5,6 @@ import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import type { Token } from '../../api/client'
 import { figure, type HeatMode, heat } from '../../model/heat'
 import { type Piece, pieceOf, piecesOf } from '../../model/pieces'
-import { ROOT } from '../../model/tree'
 import type { OpenLoom } from '../../state/loom'
 import { cursor, scored, threshold } from '../../state/reading'
 import { heatMode } from '../../state/view'
@@ -30,7 +29,7 @@ export const NodeText = memo(function NodeText({ loom, number, text, isHuman }: 
   const shown = isGrowing ? lane.text : text
   const isVisible = useVisible(element, mode !== 'off')
   const needsModel = mode === 'rank' || isHuman
-  const isMeasured = !needsModel || (isHuman ? scored.value.has(number) : number !== ROOT)
+  const isMeasured = !isHuman || scored.value.has(number)
   const tokens = useTokens(loom, number, shown, {
     wanted: !isGrowing && (at !== null || (isVisible && isMeasured)),
     top: mode !== 'off' && needsModel && isMeasured ? 1 : 0,

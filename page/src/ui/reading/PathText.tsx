@@ -3,6 +3,7 @@ import { isHuman } from '../../model/tree'
 import { shownText, turnsOf } from '../../model/turns'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
+import { heatMode } from '../../state/view'
 import { Editor } from './Editor'
 import { NodeText } from './NodeText'
 
@@ -16,7 +17,7 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
   const draft = loom.drafts.open
   const edited = draft?.kind === 'edit' && path.includes(draft.node) ? draft : null
   return (
-    <article class="path" aria-label="Text of the path" data-chat={turns.length > 1 || undefined}>
+    <article class="path" aria-label="Text of the path" data-tinted={heatMode.value !== 'off' || undefined}>
       {turns.map((turn) => (
         <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={SAYS[turn.who]}>
           {turn.nodes.map((number) => {

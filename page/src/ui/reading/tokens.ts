@@ -7,7 +7,7 @@ import { shownText } from '../../model/turns'
 import * as act from '../../state/actions'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { card, cursor, type Spot, showsSpecial } from '../../state/reading'
+import { card, cursor, type Spot, scored, showsSpecial } from '../../state/reading'
 import { toast } from '../../state/toasts'
 import { showFork } from './motion'
 
@@ -85,6 +85,8 @@ export async function forkAt(spot: Spot, other: TokenChance, goesOn: boolean): P
   const made = await act.fork(spot.node, spot.token, other.id, false)
   if (made === null) return
   cursor.value = { node: made, token: spot.token }
+  // It is of the model's own words: its heat is shown without asking.
+  scored.value = new Set([...scored.peek(), made])
   if (goesOn) void act.grow(made, { n: 1 })
   requestAnimationFrame(() => {
     const element = document.querySelector(`.path [data-node="${made}"]`)
