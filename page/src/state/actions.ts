@@ -38,13 +38,15 @@ function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | u
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
   growing(async (loom) => {
-    const job = await api.grow(loom.id, node, {
-      force: loom.tree.get(node)?.ended ?? false,
-      ...asked(),
-      ...more,
-    })
-    loom.begin(job.job, job.branches ?? [])
-    return job
+    const body = { force: loom.tree.get(node)?.ended ?? false, ...asked(), ...more }
+    loom.asking.value = { parent: node, n: body.n ?? 1 }
+    try {
+      const job = await api.grow(loom.id, node, body)
+      loom.begin(job.job, job.branches ?? [])
+      return job
+    } finally {
+      loom.asking.value = null
+    }
   })
 
 /** Grow by the settings, unless one of them is wrong; what the server refuses is told beside it. */
@@ -103,11 +105,23 @@ export const write = (parent: number, text: string, isMessage = false) =>
 export const take = (parent: number, tokenIds: number[]) =>
   change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
 
-/** Change a node's text: as a sibling, or in its place, which needs what is below computed anew. */
-export const edit = (node: number, text: string, inPlace: boolean) =>
-  change((loom) => api.edit(loom.id, node, { text, in_place: inPlace }, loom.tree.rev)).then(
-    inPlace ? undefined : follow,
-  )
+/**
+ * Change what a node says: as a sibling, or in its place, which needs what is below computed anew.
+ * rev: what was known when the writing began. Raises: ApiError, as 409 where it has changed since.
+ */
+export async function edit(
+  node: number,
+  text: string,
+  how: { inPlace: boolean; isMessage: boolean; rev: number },
+): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const said = how.isMessage ? { message: text } : { text }
+  const made = await api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.rev)
+  loom.apply(made)
+  if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
+  if (!how.inPlace) follow(made)
+}
 
 /** A sibling that shares the first tokens and then goes another way; with grow one branch goes on. */
 export async function fork(
@@ -151,6 +165,9 @@ export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
 export const move = (node: number, parent: number, index: number | null = null) =>
   change((loom) => api.move(loom.id, node, { parent, index }))
 
+/** What a pane shows of a change while it happens. */
+export const moves = { removing: (_tops: number[]): void => {} }
+
 export type What = 'node' | 'children' | 'siblings' | 'others'
 
 /** Numbers that a removal takes, the tops only. */
@@ -181,6 +198,7 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
       return
     const next = standsAfter(loom, node, what)
     const made = await api.remove(loom.id, node, what)
+    moves.removing(tops)
     batch(() => {
       if (next !== null) loom.go(next)
       loom.apply(made)

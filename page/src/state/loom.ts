@@ -4,11 +4,14 @@ import { ApiError, api, type Loom, type Schemas, type Token } from '../api/clien
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
 import { LoomTree, ROOT } from '../model/tree'
+import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, toast } from './toasts'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
+const SEEN = 16 // tokens whose alternatives are asked for at once
+const TOP = 8
 
 /** What this browser remembers of a loom. */
 interface Remembered {
@@ -50,7 +53,10 @@ export class OpenLoom {
   })
   /** Branches that grow, and those that ended in calls of which one still grows. By node. */
   readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
+  /** A call that was sent and has no branches yet: its lanes stand there already. */
+  readonly asking = signal<{ parent: number; n: number } | null>(null)
   readonly runs = signal<readonly LiveRun[]>([])
+  readonly drafts: Drafts
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
@@ -65,6 +71,7 @@ export class OpenLoom {
   constructor(info: Loom, wanted: number | null = null) {
     this.id = info.id
     this.info = signal(info)
+    this.drafts = new Drafts(this.id)
     const kept = read<Remembered>(`loom.${this.id}`, {
       current: ROOT,
       collapsed: [],
@@ -200,6 +207,7 @@ export class OpenLoom {
       if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
     }
     this.lanes.value = lanes
+    this.asking.value = null
     const numbers = branches.map((each) => each.node)
     this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
   }
@@ -412,6 +420,20 @@ export class OpenLoom {
       this.tokens.set(key, found)
     }
     return found
+  }
+
+  /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
+  async seenAt(number: number, index: number): Promise<Token | undefined> {
+    const first = index - (index % SEEN)
+    const key = `${number}/seen/${first}`
+    let found = this.tokens.get(key)
+    if (!found) {
+      const span = { first, last: first + SEEN, sampled: true }
+      found = api.tokens(this.id, number, TOP, span).then((told) => told.data)
+      found.catch(() => this.tokens.delete(key))
+      this.tokens.set(key, found)
+    }
+    return (await found).find((each) => each.index === index)
   }
 
   private forgetTokens(number: number): void {
