@@ -28,7 +28,7 @@ export interface Scene {
   colours: Colours
 }
 
-const READS = 0.7 // words from this scale on
+const READS = 0.6 // words from this scale on
 const FONT = 12
 const LEADING = 15
 const BUS = 12 // units before a node where the line to its siblings runs
