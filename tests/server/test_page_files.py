@@ -45,3 +45,13 @@ def test_nothing_but_its_files_is_there(served: Served, path: str) -> None:
 def test_the_page_of_before_leads_to_this_one(served: Served) -> None:
     answer = served.client.get("/static/index.html", follow_redirects=False)
     assert answer.headers["Location"] == "/"
+
+
+def test_the_docs_ask_nobody_else(served: Served) -> None:
+    page = served.client.get("/docs").text
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(linked) == 3
+    for path in linked:
+        assert path.startswith("/docs/"), path
+        assert served.client.get(path).status_code == 200, path
+    assert "http" not in page.replace("http-equiv", "")

@@ -5,8 +5,9 @@ import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { type OpenLoom, without } from './loom'
 import { linkTo, listLooms, open } from './session'
-import { asked } from './settings'
+import { asked, blocked, refused, spent } from './settings'
 import { failed, toast } from './toasts'
+import { inspect } from './view'
 
 /** Above so many nodes a removal asks before, not after. */
 const ASKS_ABOVE = 20
@@ -36,7 +37,7 @@ function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | u
 
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
-  on(async (loom) => {
+  growing(async (loom) => {
     const job = await api.grow(loom.id, node, {
       force: loom.tree.get(node)?.ended ?? false,
       ...asked(),
@@ -46,9 +47,29 @@ export const grow = (node: number, more: GrowAsked = {}) =>
     return job
   })
 
+/** Grow by the settings, unless one of them is wrong; what the server refuses is told beside it. */
+function growing<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
+  return on(async (loom) => {
+    const wrong = blocked.peek()
+    if (wrong !== null) {
+      inspect('generate')
+      toast(wrong, { kind: 'error' })
+      return undefined
+    }
+    try {
+      const made = await work(loom)
+      spent()
+      return made
+    } catch (error) {
+      if (refused(error)) inspect('generate')
+      throw error
+    }
+  })
+}
+
 /** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
 export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
-  on(async (loom) => {
+  growing(async (loom) => {
     const job = await api.growMany(loom.id, { ...asked(), ...more, nodes })
     loom.begin(job.job, job.branches ?? [])
     if (job.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
@@ -77,6 +98,10 @@ export const stopAll = () =>
 /** Add a child that somebody wrote, and go there. In a chat it is what the user says next. */
 export const write = (parent: number, text: string, isMessage = false) =>
   change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
+
+/** Add a token that somebody chose, and go there. What leads to it is not computed again. */
+export const take = (parent: number, tokenIds: number[]) =>
+  change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
 
 /** Change a node's text: as a sibling, or in its place, which needs what is below computed anew. */
 export const edit = (node: number, text: string, inPlace: boolean) =>

@@ -14,7 +14,8 @@ export const panes = remembered('panes', {
   hasRight: true,
 })
 export const treeView = remembered<'outline' | 'map'>('treeView', 'outline')
-export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom'
+/** `run` is there while there is a search to look at. */
+export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom' | 'run'
 export const inspectorTab = remembered<InspectorTab>('inspector', 'generate')
 /** Which pane a narrow screen shows. */
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
@@ -23,6 +24,13 @@ export const zone = signal<'tree' | 'text'>('tree')
 export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge'
 export const overlay = signal<Overlay | null>(null)
 export const notesSeen = remembered<string[]>('notes', [])
+
+/** Show a tab of the inspector, wherever that is now. */
+export function inspect(tab: InspectorTab): void {
+  inspectorTab.value = tab
+  narrowTab.value = 'inspector'
+  if (!panes.peek().hasRight) panes.value = { ...panes.peek(), hasRight: true }
+}
 
 export function cycleHeat(): void {
   heatMode.value = HEAT_MODES[(HEAT_MODES.indexOf(heatMode.peek()) + 1) % HEAT_MODES.length]!

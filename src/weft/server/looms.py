@@ -61,8 +61,9 @@ class LiveLoom:
         self.kept = kept
         self.lm = lm
         self.lock = asyncio.Lock()
-        self.events = EventLog(self._snapshot, most=1024, also=self.tell)
-        self.feed = EventLog(self._whole)
+        begin = int(1000 * time.time())  # no log has had so many events: those before had less
+        self.events = EventLog(self._snapshot, most=1024, also=self.tell, begin=begin)
+        self.feed = EventLog(self._whole, begin=begin)
         self.jobs: list[ServerJob] = []
         self.growing: list[JobBranches] = []
         self.used = time.monotonic()
@@ -75,7 +76,9 @@ class LiveLoom:
         self._kin: dict[str, int] = {}  # and the one that changed its children
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
         self._flusher: asyncio.Task[None] | None = None
-        self._unkept: tuple[str, str] | None = None  # kind and actor of what is to be kept still
+        self._unkept: tuple[str, str, str | None] | None = (
+            None  # what is to be kept still, as `keep`
+        )
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
@@ -138,15 +141,18 @@ class LiveLoom:
         self.publish(change)
         return change
 
-    async def keep(self, kind: str, actor: str = "") -> None:
-        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError."""
+    async def keep(self, kind: str, actor: str = "", act: str | None = None) -> None:
+        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError.
+
+        act: as `KeptLoom.commit` takes it.
+        """
         try:
-            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor)))
+            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor, act=act)))
         except LeaseLost:
             self._lose()
             raise
         except StoreError:
-            self._unkept = kind, actor
+            self._unkept = kind, actor, act
             self._begin_flushing()
             raise
         self._unkept = None
@@ -489,6 +495,10 @@ class LiveLooms:
         """Note a loom that was just made."""
         live = self._live[kept.id] = LiveLoom(kept, lm)
         return live
+
+    def open_ones(self) -> list[LiveLoom]:
+        """Return the looms that are open here."""
+        return list(self._live.values())
 
     def open_one(self, loom_id: str) -> LiveLoom | None:
         """Return a loom that is open here; None for another."""
