@@ -175,6 +175,8 @@ export interface components {
              * @default false
              */
             in_place?: boolean;
+            /** @description What the user says instead, in the form of the chat; of the root the prompt. */
+            message?: string | null;
             /** @description Its notes, whole, as JSON. */
             meta?: {
                 [key: string]: unknown;
@@ -212,6 +214,11 @@ export interface components {
         /** @description The body of every reply that is not 2xx. */
         ErrorReply: {
             error: components["schemas"]["ErrorDetail"];
+        };
+        /** @description What KV of a loom to forget. */
+        ForgetKv: {
+            /** @description A node whose path stays as it is; null: none. */
+            keep?: number | string | null;
         };
         /** @description A sibling that shares a node's first tokens. */
         ForkNode: {
@@ -471,6 +478,8 @@ export interface components {
         /** @description The KV of all models. */
         KvList: {
             data: components["schemas"]["KvObject"][];
+            /** @description Of the looms that are open, where they were asked for. */
+            looms?: components["schemas"]["LoomKv"][] | null;
         };
         /** @description What a model's KV takes, and what sharing it has saved; figures since it was loaded. */
         KvObject: {
@@ -482,6 +491,9 @@ export interface components {
             kv_bytes_unshared: number;
             kv_tokens: number;
             model: string;
+            /** @description What the host may keep at most. */
+            offload_budget_bytes: number;
+            /** @description KV that the host keeps. */
             offloaded_bytes: number;
             pinned_tokens: number;
             prefilled: number;
@@ -523,11 +535,17 @@ export interface components {
         };
         /** @description The KV of one loom's nodes. */
         LoomKv: {
+            /** @description That its KV takes. */
+            bytes: number;
             cold: number;
             /** @description Nodes whose whole path has KV. */
             hot: number;
+            /** @description Tokens that have KV. */
             hot_tokens: number;
             loom: string;
+            /** @description That grows it; null: none that is loaded. */
+            model: string | null;
+            name: string;
             rev: number;
             tokens: number;
         };
@@ -995,6 +1013,8 @@ export interface components {
             index: number;
             /** @description Raw; null where it was not sampled nor measured. */
             logprob?: number | string | null;
+            /** @description With sampled: after the node's own temperature and filters; penalties and constraints do not count. Null where it was not sampled. */
+            p_sampled?: number | null;
             /** @description With top: how many tokens were likelier. */
             rank?: number | null;
             text: string;

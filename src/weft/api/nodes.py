@@ -112,12 +112,22 @@ class EditNode(Asked):
     """What to change of a node. A new text makes a sibling, unless it is to stand in its place."""
 
     text: str | None = Field(default=None, description="Its text from now on.")
+    message: str | None = Field(
+        default=None,
+        description="What the user says instead, in the form of the chat; of the root the prompt.",
+    )
     in_place: bool = Field(
         default=False, description="Change this node; what stands below it stays."
     )
     bookmark: str | None = Field(default=None, description="A label; null takes the bookmark away.")
     score: float | None = Field(default=None, description="What you think of it; null: nothing.")
     meta: Json | None = Field(default=None, description="Its notes, whole, as JSON.")
+
+    @model_validator(mode="after")
+    def _one(self) -> EditNode:
+        if self.text is not None and self.message is not None:
+            raise ValueError("text and message exclude each other")
+        return self
 
 
 class GrowFields(SamplingFields):
@@ -253,6 +263,11 @@ class TokenObject(Reply):
     )
     entropy: Figure = Field(default=None, description="In nats.")
     rank: int | None = Field(default=None, description="With top: how many tokens were likelier.")
+    p_sampled: float | None = Field(
+        default=None,
+        description="With sampled: after the node's own temperature and filters; penalties and"
+        " constraints do not count. Null where it was not sampled.",
+    )
     top: list[TokenChance] | None = Field(default=None, description="With top: the likeliest here.")
 
 
@@ -349,6 +364,14 @@ class KvRequest(Asked):
 
     op: Literal["warm", "evict"] = Field(
         description="warm: compute it now. evict: forget it; tokens stay, and it is recomputed."
+    )
+
+
+class ForgetKv(Asked):
+    """What KV of a loom to forget."""
+
+    keep: int | str | None = Field(
+        default=None, description="A node whose path stays as it is; null: none."
     )
 
 

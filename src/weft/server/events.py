@@ -32,7 +32,8 @@ class EventLog:
 
     Who comes too late for what it asks gets a "snapshot" first: the state as it is now, after which
     the events go on. most, most_bytes: of events that are kept. also: is told of each, too, and may
-    be taken away.
+    be taken away. begin: the id before the first one; a log that takes the place of another one
+    begins beyond all that one's ids, so that nobody goes on in the wrong log.
     """
 
     def __init__(
@@ -42,20 +43,21 @@ class EventLog:
         most: int = 2048,
         most_bytes: int = 1 << 20,
         also: Callable[[str, Json], object] | None = None,
+        begin: int = 0,
     ) -> None:
         self.also = also
         self._snapshot = snapshot
         self._most, self._most_bytes = most, most_bytes
         self._kept: deque[tuple[SentEvent, int]] = deque()
         self._n_bytes = 0
-        self._last = 0
+        self._last = begin
         self._news = asyncio.Event()
         self.n_readers = 0
         self.is_over = False
 
     @property
     def last(self) -> int:
-        """The id of the last event; 0 before the first."""
+        """The id of the last event; that before the first where there is none."""
         return self._last
 
     def put(self, name: str, data: Json) -> None:

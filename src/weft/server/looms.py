@@ -61,8 +61,9 @@ class LiveLoom:
         self.kept = kept
         self.lm = lm
         self.lock = asyncio.Lock()
-        self.events = EventLog(self._snapshot, most=1024, also=self.tell)
-        self.feed = EventLog(self._whole)
+        begin = int(1000 * time.time())  # no log has had so many events: those before had less
+        self.events = EventLog(self._snapshot, most=1024, also=self.tell, begin=begin)
+        self.feed = EventLog(self._whole, begin=begin)
         self.jobs: list[ServerJob] = []
         self.growing: list[JobBranches] = []
         self.used = time.monotonic()
@@ -494,6 +495,10 @@ class LiveLooms:
         """Note a loom that was just made."""
         live = self._live[kept.id] = LiveLoom(kept, lm)
         return live
+
+    def open_ones(self) -> list[LiveLoom]:
+        """Return the looms that are open here."""
+        return list(self._live.values())
 
     def open_one(self, loom_id: str) -> LiveLoom | None:
         """Return a loom that is open here; None for another."""
