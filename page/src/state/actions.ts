@@ -1,6 +1,6 @@
 /** What a person does to the open loom: each verb once, for keys, buttons and menus alike. */
 import { batch, signal } from '@preact/signals'
-import { ApiError, api, type Changed, type GrowAsked, type Loom } from '../api/client'
+import { ApiError, api, type Changed, type GrowAsked, type Loom, type RunAsked } from '../api/client'
 import { againAsked, comparison } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
@@ -76,6 +76,15 @@ export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
     if (job.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
     return job
   })
+
+/** Search for an answer below a node; its rounds are shown beside the text. Raises: ApiError. */
+export async function search(asked: RunAsked): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const job = await api.run(loom.id, asked)
+  loom.begin(job.job, job.branches ?? [], { ...asked })
+  inspect('run')
+}
 
 /** End one branch; what it has is kept. */
 export const stopBranch = (node: number) =>

@@ -46,7 +46,10 @@ export function History({ loom }: { loom: OpenLoom }) {
           const at = each.state === 'done' ? done.indexOf(each) : undone.indexOf(each)
           const isUndone = each.state === 'undone'
           return (
-            <li key={`${each.at} ${each.rev}`} class={isUndone || each.state === 'dropped' ? 'is-undone' : ''}>
+            <li
+              key={`${each.at} ${each.rev}`}
+              class={isUndone || each.state === 'dropped' ? 'is-undone' : ''}
+            >
               <button
                 type="button"
                 disabled={each.state === 'dropped' || each.state === 'first' || (!isUndone && at === 0)}
