@@ -1,10 +1,11 @@
 /** What a person does to the open loom: each verb once, for keys, buttons and menus alike. */
 import { batch, signal } from '@preact/signals'
-import { ApiError, api, type Changed, type GrowAsked } from '../api/client'
+import { ApiError, api, type Changed, type GrowAsked, type Loom, type RunAsked } from '../api/client'
+import { againAsked, comparison } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { type OpenLoom, without } from './loom'
-import { linkTo, listLooms, open } from './session'
+import { linkTo, listLooms, model, open } from './session'
 import { asked, blocked, refused, spent } from './settings'
 import { failed, toast } from './toasts'
 import { inspect } from './view'
@@ -77,6 +78,15 @@ export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
     if (job.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
     return job
   })
+
+/** Search for an answer below a node; its rounds are shown beside the text. Raises: ApiError. */
+export async function search(asked: RunAsked): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const job = await api.run(loom.id, asked)
+  loom.begin(job.job, job.branches ?? [], { ...asked })
+  inspect('run')
+}
 
 /** End one branch; what it has is kept. */
 export const stopBranch = (node: number) =>
@@ -263,6 +273,56 @@ export const bookmark = (node: number, label?: string | null) =>
     return api.edit(loom.id, node, { bookmark: label === undefined ? (has ? null : '') : label })
   })
 
+/** Grow a node again by what it was grown with, and say whether the same came. */
+export const regenerate = (number: number) =>
+  on(async (loom) => {
+    const node = await api.node(loom.id, number, ['params', 'tokens'])
+    const again = againAsked(node, model.peek()?.defaults ?? {})
+    if (typeof again === 'string' || node.parent === null) {
+      toast('This node cannot be grown again.', { detail: typeof again === 'string' ? again : '' })
+      return
+    }
+    const force = loom.tree.get(node.parent)?.ended ?? false
+    const told = await api.growWhole(loom.id, node.parent, { ...again, force })
+    const [twin] = told.nodes ?? []
+    if (!twin) return
+    const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
+    const n = plural(node.n_tokens, 'token')
+    const says = {
+      same: `The same ${n} came again.`,
+      longer: `The same ${n} came again, and more after them.`,
+      other: 'Other text came.',
+    }[came]
+    toast(says, {
+      detail: came === 'other' ? 'Its path, its text or the model have changed since.' : '',
+      action: { label: 'Remove the copy', run: () => void remove(twin.node) },
+    })
+  })
+
+/** What somebody notes on a node; other notes stay. */
+export const note = (number: number, text: string) =>
+  change(async (loom) => {
+    const { meta } = await api.node(loom.id, number, ['meta'])
+    const { note: _, ...rest } = meta ?? {}
+    return api.edit(loom.id, number, { meta: text ? { ...rest, note: text } : rest })
+  })
+
+/** Compute the KV of a node's path now, or forget that of its own tokens. */
+export const handleKv = (number: number, op: 'warm' | 'evict') =>
+  on((loom) => api.nodeKv(loom.id, number, op))
+
+/** Copy a node and all below it into a new loom, whose prompt is the path to it. */
+export const copyOut = (number: number, name: string) =>
+  on(async (loom) => {
+    const made = (await api.copy(loom.id, number, { new_loom: name })) as unknown as Loom
+    await listLooms()
+    const run = () => {
+      location.hash = linkTo(made.name)
+    }
+    toast(`Copied ${plural(made.n_nodes, 'node')} to ${made.name}`, { action: { label: 'Open it', run } })
+    return made
+  })
+
 // Looking
 
 export function hoist(node: number): void {
@@ -333,6 +393,14 @@ export async function rename(name: string): Promise<boolean> {
   })
   return done ?? false
 }
+
+/** Note something on the open loom; other notes stay. */
+export const noteLoom = (text: string) =>
+  on(async (loom) => {
+    const { note: before, ...rest } = loom.info.peek().meta ?? {}
+    if (text === (before ?? '')) return
+    loom.info.value = await api.editLoom(loom.id, { meta: text ? { ...rest, note: text } : rest })
+  })
 
 async function waitFor(isSo: () => boolean): Promise<void> {
   for (let i = 0; i < 200 && !isSo(); i++) await new Promise((resolve) => setTimeout(resolve, 25))

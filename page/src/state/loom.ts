@@ -1,17 +1,20 @@
 /** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
 import { batch, computed, signal } from '@preact/signals'
-import { ApiError, api, type Loom, type Schemas, type Token } from '../api/client'
+import { ApiError, api, type Job, type Loom, type Schemas, type Token } from '../api/client'
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
+import { prunedIn, type Round, type RunResult } from '../model/run'
 import { LoomTree, ROOT } from '../model/tree'
 import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, toast } from './toasts'
+import { inspectorTab } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
 const SEEN = 16 // tokens whose alternatives are asked for at once
 const TOP = 8
+const NONE: ReadonlySet<number> = new Set()
 
 /** What this browser remembers of a loom. */
 interface Remembered {
@@ -22,14 +25,14 @@ interface Remembered {
   lastChild: Record<string, number>
 }
 
-/** A search that runs, or ran, in this loom: its rounds and how it ended. */
+/** A search that runs, or ran, in this loom: what was asked, its rounds and how it ended. */
 export interface LiveRun {
   job: string
-  strategy: string
-  rounds: FeedEvents['score'][]
+  asked: Record<string, unknown>
+  rounds: readonly Round[]
   nodes: number[]
   status: Schemas['JobObject']['status']
-  result: Record<string, unknown> | null
+  result: RunResult | null
   error: string
 }
 
@@ -55,13 +58,35 @@ export class OpenLoom {
   readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
   /** A call that was sent and has no branches yet: its lanes stand there already. */
   readonly asking = signal<{ parent: number; n: number } | null>(null)
-  readonly runs = signal<readonly LiveRun[]>([])
   readonly drafts: Drafts
+  /** Searches, the newest last. */
+  readonly runs = signal<readonly LiveRun[]>([])
+  /** The one that is looked at, by its job, and up to which round; null: the newest, all of them. */
+  readonly shownRun = signal<string | null>(null)
+  readonly shownRound = signal<number | null>(null)
+  readonly run = computed<LiveRun | null>(
+    () => this.runs.value.find((each) => each.job === this.shownRun.value) ?? this.runs.value.at(-1) ?? null,
+  )
+  /** Nodes that searches made: what they wrote by themselves is no person's. */
+  readonly searched = computed<ReadonlySet<number>>(
+    () =>
+      new Set(
+        this.runs.value.flatMap((run) =>
+          run.rounds.flatMap((each) => each.candidates.map((one) => one.node)),
+        ),
+      ),
+  )
+  /** Nodes that the search left behind, while it runs or is looked at: to be drawn dimmed. */
+  readonly pruned = computed<ReadonlySet<number>>(() => {
+    const run = this.run.value
+    if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
+    return prunedIn(run.rounds, this.shownRound.value)
+  })
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
   private readonly tokens = new Map<string, Promise<Token[]>>()
-  private readonly jobs = new Map<string, { branches: Map<number, Lane>; strategy: string | null }>()
+  private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
   readonly feed: Feed
   private readonly dirty = new Set<Lane>()
   private painting = false
@@ -128,6 +153,30 @@ export class OpenLoom {
       this.early = []
       this.settle()
     })
+    for (const job of (await api.runs(this.id)).data.reverse()) this.adopt(job)
+  }
+
+  /** Take in a search as the server tells it whole. */
+  private adopt(job: Job): void {
+    const told: Partial<LiveRun> = {
+      status: job.status,
+      rounds: job.rounds ?? [],
+      result: (job.result as RunResult | null | undefined) ?? null,
+      error: job.error?.message ?? '',
+    }
+    this.noteRun(job.id, job.asked ?? {})
+    this.changeRun(job.id, (run) => ({
+      ...told,
+      nodes: [...new Set([...run.nodes, ...(job.branches ?? []).map((each) => each.node)])],
+    }))
+  }
+
+  private noteRun(job: string, asked: Record<string, unknown>): void {
+    if (this.runs.peek().some((run) => run.job === job)) return
+    const run: LiveRun = { job, asked, rounds: [], nodes: [], status: 'running', result: null, error: '' }
+    this.runs.value = [...this.runs.peek(), run]
+    this.shownRun.value = null
+    this.shownRound.value = null
   }
 
   /** Ask for what has changed since the revision that is known. */
@@ -168,8 +217,12 @@ export class OpenLoom {
     for (const [job, known] of this.jobs) {
       if (!running.has(job)) for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
     }
+    for (const run of this.runs.peek()) {
+      if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
+    }
     for (const job of data.jobs) {
-      this.begin(job.id, job.texts, job.kind === 'run' ? 'run' : undefined)
+      this.begin(job.id, job.texts, job.asked ?? undefined)
+      if (job.kind === 'run') this.adopt(job)
       for (const told of job.texts) {
         const lane = this.jobs.get(job.id)?.branches.get(told.branch)
         if (!lane) continue
@@ -182,21 +235,17 @@ export class OpenLoom {
   }
 
   private onJob(data: FeedEvents['job']): void {
-    this.begin(data.job, data.branches, data.strategy)
+    this.begin(data.job, data.branches, data.asked ?? undefined)
   }
 
   /** Note a job's branches: they are nodes from now on. Known ones stay as they are. */
-  begin(job: string, branches: readonly BranchEvent[], strategy?: string): void {
+  begin(job: string, branches: readonly BranchEvent[], asked?: Record<string, unknown>): void {
+    if (asked !== undefined) this.noteRun(job, asked)
     let known = this.jobs.get(job)
     if (!known) {
       if (!this.isGrowing) this.lanes.value = new Map() // those of the last call have had their time
-      known = { branches: new Map(), strategy: strategy ?? null }
+      known = { branches: new Map() }
       this.jobs.set(job, known)
-      if (strategy !== undefined)
-        this.runs.value = [
-          ...this.runs.peek(),
-          { job, strategy, rounds: [], nodes: [], status: 'running', result: null, error: '' },
-        ]
     }
     const lanes = new Map(this.lanes.peek())
     for (const told of branches) {
@@ -257,10 +306,12 @@ export class OpenLoom {
   }
 
   private onScore(data: FeedEvents['score']): void {
-    this.changeRun(data.job, (run) => ({ rounds: [...run.rounds, data] }))
+    this.changeRun(data.job, (run) => ({
+      rounds: [...run.rounds.filter((each) => each.round < data.round), data],
+    }))
     for (const each of data.candidates) {
       const node = this.tree.get(each.node)
-      if (node) node.score = each.score
+      if (node && each.score !== undefined) node.score = each.score
     }
     this.tree.touch()
   }
@@ -279,11 +330,20 @@ export class OpenLoom {
 
   private onDone(data: FeedEvents['done']): void {
     for (const lane of this.jobs.get(data.job)?.branches.values() ?? []) this.endLane(lane, lane.finish)
-    this.changeRun(data.job, () => ({ status: data.status, result: data.result ?? null }))
+    this.changeRun(data.job, () => ({
+      status: data.status,
+      result: (data.result as RunResult | undefined) ?? null,
+    }))
     this.jobs.delete(data.job)
     // Lanes stay for as long as somebody looks at what they grew from.
     this.lanes.value = new Map(this.lanes.peek())
     this.tree.touch()
+  }
+
+  /** A search ended while nobody listened here. */
+  private readRun(job: string): void {
+    const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
+    api.job(job).then((told) => this.adopt(told), lost)
   }
 
   private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {
