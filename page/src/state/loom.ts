@@ -5,7 +5,7 @@ import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../a
 import { Lane } from '../model/lane'
 import { LoomTree, ROOT } from '../model/tree'
 import { read, write } from './kept'
-import { failed, toast } from './toasts'
+import { failed } from './toasts'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
@@ -51,6 +51,10 @@ export class OpenLoom {
   /** Branches that grow, and those that ended in calls of which one still grows. By node. */
   readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
   readonly runs = signal<readonly LiveRun[]>([])
+  /** It was removed while it was open: what is shown can still be read. */
+  readonly isGone = signal(false)
+  /** What a call failed with last, and which nodes it grew. */
+  readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
@@ -149,7 +153,10 @@ export class OpenLoom {
       change: later((data) => this.onChange(data)),
       error: later((data) => this.onError(data)),
       done: later((data) => this.onDone(data)),
-      removed: () => toast('This loom was removed.', { kind: 'error' }),
+      removed: () => {
+        this.isGone.value = true
+        this.feed.close()
+      },
     }
   }
 
@@ -264,7 +271,11 @@ export class OpenLoom {
       this.paint(lane)
     }
     this.changeRun(data.job, () => ({ error: data.message }))
-    failed(new ApiError(500, data.code, data.message, data.hint, null, {}, data.request_id))
+    const parents = new Set([...(job?.branches.values() ?? [])].map((lane) => lane.parent))
+    this.lastError.value = {
+      error: new ApiError(500, data.code, data.message, data.hint, null, data.details, data.request_id),
+      nodes: [...parents],
+    }
   }
 
   private onDone(data: FeedEvents['done']): void {
