@@ -1,25 +1,40 @@
 /** One loom: tree, text and inspector side by side; on a narrow screen one of them at a time. */
 import {
+  Ellipsis,
   Import as ImportIcon,
   Keyboard,
   Library,
   PanelLeft,
   PanelRight,
-  Redo2,
   Share,
-  Undo2,
+  SunMoon,
 } from 'lucide-preact'
 import { useRef } from 'preact/hooks'
 import type { OpenLoom } from '../state/loom'
-import { narrowTab, overlay, panes } from '../state/view'
+import { narrowTab, panes } from '../state/view'
 import { IconButton } from './Button'
 import { Inspector } from './inspector/Inspector'
 import { LoomTitle } from './loom/LoomTitle'
+import { Turns } from './loom/Turns'
+import { Menu } from './Menu'
 import { ModelChip } from './model/ModelChip'
+import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
+
+/** What a narrow screen has no room for. */
+const MORE = [
+  { label: 'New loom', command: 'new' },
+  { label: 'Search', command: 'search' },
+  { label: 'Import', command: 'import' },
+  { label: 'Export', command: 'export' },
+  { label: 'Memory', command: 'gauge' },
+  { label: 'How it looks', command: 'look' },
+  { label: 'All commands', command: 'palette' },
+  { label: 'Keys', command: 'help' },
+]
 
 const TABS = { tree: 'Tree', text: 'Text', inspector: 'Inspector' } as const
 
@@ -33,17 +48,12 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         <LoomTitle loom={loom} />
         <span class="grow" />
         <ModelChip />
-        <IconButton icon={Undo2} label="Undo" command="undo" />
-        <IconButton icon={Redo2} label="Do again" command="redo" />
+        <Turns loom={loom} />
         <IconButton icon={ImportIcon} label="Import" command="import" class="wide-only" />
-        <IconButton icon={Share} label="Export" command="export" />
-        <IconButton
-          icon={Keyboard}
-          label="Keys"
-          command="help"
-          class="wide-only"
-          onClick={() => (overlay.value = 'help')}
-        />
+        <IconButton icon={Share} label="Export" command="export" class="wide-only" />
+        <IconButton icon={SunMoon} label="Theme, text size and width" command="look" class="wide-only" />
+        <IconButton icon={Keyboard} label="Keys" command="help" class="wide-only" />
+        <Menu icon={Ellipsis} label="More" items={MORE} class="narrow-only" />
         <IconButton
           icon={PanelRight}
           label="Inspector"
@@ -65,6 +75,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           </button>
         ))}
       </nav>
+      <Notice loom={loom} />
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
           <TreePane loom={loom} />
