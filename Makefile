@@ -24,7 +24,7 @@ help:
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
 	@echo "make test-engines  the other engines: remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
 	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
-	@echo "make check     test, lint, types, imports and docs, as CI does"
+	@echo "make check     test, lint, types, imports, docs and the page, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
 	@echo "make page      the page of weft serve, built anew from page/ (npm); page-check: whether the built one is that"
@@ -117,7 +117,7 @@ test-clients: $(CLIENTS_VENV)/.stamp
 	$(CLIENTS_VENV)/bin/python -m tools.clients $(CLIENTS_ARGS)
 
 coverage: $(VENV)/.stamp
-	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not page' --cov --cov-report=term $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --fail-under=100 \
 	    --include='src/weft/kv/*,src/weft/sched/*,src/weft/sampling/*'
 
@@ -138,7 +138,7 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test lint types imports docs sizes
+check: test lint types imports docs sizes page-check test-page
 
 # Files and code lines of each package, and its rules on names; `python -m tools.house` also counts
 # what calls run through.
@@ -154,18 +154,28 @@ page: $(VENV)/.stamp page/node_modules/.stamp
 	$(BIN)/python -m tools.page_schema > page/schema.json
 	cd page && npx openapi-typescript schema.json -o src/api/schema.d.ts --default-non-nullable=false && npm run build
 
-page-check: page
+# From nothing, so that what is compared owes nothing to this machine.
+page-check: $(VENV)/.stamp
+ifeq ($(shell command -v npm),)
+	@echo "page-check: npm is not installed, skipped"
+else
+	rm -f page/node_modules/.stamp
+	$(MAKE) page
 	cd page && npm run check && npm test
-	git diff --exit-code --stat -- page/src/api src/weft/server/static
-	@test -z "$$(git status --porcelain -- src/weft/server/static)" || { git status --short -- src/weft/server/static; exit 1; }
+	$(BIN)/python -m tools.page_built
+endif
 
-test-page: $(VENV)/.stamp
-	$(PIP) playwright pillow
+# Where there is no Chromium its tests are skipped, and say so.
+test-page: $(VENV)/.browsing
 	$(BIN)/python -m pytest -m page tests/page $(PYTEST_ARGS)
 
-screens: $(VENV)/.stamp
+# Every state of the page as a picture, in build/screens; ACCEPT=1 also makes them the ones that tests compare with.
+screens: $(VENV)/.browsing
+	PYTHONPATH=tests $(BIN)/python -m tests.page.screens $(if $(ACCEPT),--accept)
+
+$(VENV)/.browsing: $(VENV)/.stamp
 	$(PIP) playwright pillow
-	$(BIN)/python -m tests.page.screens
+	@touch $@
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

@@ -14,5 +14,5 @@ export default defineConfig({
     sourcemap: false,
   },
   server: { proxy: { '/api': 'http://127.0.0.1:8000' } },
-  test: { include: ['tests/**/*.test.ts'], environment: 'node' },
+  test: { include: ['tests/**/*.test.ts'], environment: 'node', css: true },
 } as never)

@@ -531,3 +531,56 @@ def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str
     if param is not None:
         assert told["param"].startswith(param)
         assert param in told["message"]
+
+
+def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5, temperature=0.5, top_k=2)
+    path = f"/nodes/{node['node']}/tokens"
+    whole = desk.get(path, top=2, sampled=True)["data"]
+    some = desk.get(path, top=2, sampled=True, first=2, last=4)["data"]
+    assert [each["index"] for each in some] == [2, 3]
+    assert [each["id"] for each in some] == [each["id"] for each in whole[2:4]]
+    for each in whole:
+        assert sum(one["p_sampled"] for one in each["top"]) == pytest.approx(1)
+        assert each["p_sampled"] > 0
+    assert desk.get(path, first=3)["data"][0]["index"] == 3
+    assert "p_sampled" not in desk.get(path)["data"][0]
+
+
+def test_a_prompt_is_measured_but_for_its_first_token(desk: Desk) -> None:
+    first, *rest = desk.get("/nodes/0/tokens", top=1)["data"]
+    assert first["logprob"] is None
+    assert all(each["logprob"] <= 0 and each["rank"] >= 0 for each in rest)
+    assert desk.get("/nodes/0/tokens", top=1, first=2, last=3)["data"] == rest[1:2]
+
+
+def test_a_message_is_said_anew_beside_itself_and_in_place(desk: Desk) -> None:
+    (answer,) = desk.grow(n=1)
+    said = desk.post("/nodes", 201, parent=answer["node"], message="Why?")["added"][0]
+    patch = f"{desk.base}/nodes/{said['node']}"
+    beside = desk.client.patch(patch, json={"message": "How?"}).json()["added"][0]
+    assert (beside["parent"], beside["said"]) == (answer["node"], "How?")
+    assert beside["text"] == said["text"].replace("Why?", "How?")
+    there = desk.client.patch(patch, json={"message": "When?", "in_place": True}).json()
+    assert [each["said"] for each in there["changed"]] == ["When?"]
+    assert desk.client.patch(patch, json={"message": "a", "text": "b"}).status_code == 400
+    wrong = desk.client.patch(f"{desk.base}/nodes/{answer['node']}", json={"message": "So?"})
+    assert wrong.status_code == 400
+    assert "no message" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
+    served: Served, template: bool
+) -> None:
+    desk = Desk(served, "One thing", template=template)
+    other = Desk(served, "Another thing", template=template)
+    edit = {"message": "Another thing", "in_place": True}
+    assert desk.client.patch(f"{desk.base}/nodes/0", json=edit).status_code == 200
+    assert desk.get("/nodes/0")["text"] == other.get("/nodes/0")["text"]
+    assert desk.get()["prompt"] == "Another thing"
+    chat = Desk(served, None, messages=[{"role": "system", "content": "Be brief."},
+                                        {"role": "user", "content": "Hi"}])  # fmt: skip
+    refused = chat.client.patch(f"{chat.base}/nodes/0", json=edit)
+    assert refused.status_code == 400
+    assert "more than one message" in refused.json()["error"]["message"]

@@ -151,15 +151,23 @@ export const api = {
   // Nodes
   nodes: (loom: string, query: Query) => get<Schemas['NodePage']>(`${at(loom)}/nodes`, query),
   node: (loom: string, node: number, fields: string[] = []) => get<Node>(on(loom, node), { fields }),
-  tokens: (loom: string, node: number, top = 0) =>
-    get<Schemas['TokenList']>(`${on(loom, node)}/tokens`, { top }),
+  tokens: (
+    loom: string,
+    node: number,
+    top = 0,
+    span: { first?: number; last?: number; sampled?: boolean } = {},
+  ) => get<Schemas['TokenList']>(`${on(loom, node)}/tokens`, { top, ...span }),
   next: (loom: string, node: number, body: Partial<Schemas['NextTokens']>) =>
     post<Schemas['NextReply']>(`${on(loom, node)}/next`, body),
   add: (loom: string, body: Partial<Schemas['AddNode']>) => post<Changed>(`${at(loom)}/nodes`, body),
   edit: (loom: string, node: number, body: Partial<Schemas['EditNode']>, rev?: number) =>
     call<Changed>('PATCH', on(loom, node), { body, ...(rev === undefined ? {} : { rev }) }),
-  remove: (loom: string, node: number, what: 'node' | 'children' | 'siblings' | 'others') =>
-    call<Changed>('DELETE', on(loom, node), { query: { what } }),
+  remove: (
+    loom: string,
+    node: number,
+    what: 'node' | 'children' | 'siblings' | 'others',
+    also: readonly number[] = [],
+  ) => call<Changed>('DELETE', on(loom, node), { query: { what, also: also.map(String) } }),
   fork: (loom: string, node: number, body: Schemas['ForkNode']) =>
     post<Changed>(`${on(loom, node)}/fork`, body),
   split: (loom: string, node: number, body: Schemas['SplitNode']) =>

@@ -66,6 +66,14 @@ export interface components {
             /** @description By index; null: all. */
             branches?: number[] | null;
         };
+        /** @description A node that a round of a search made. */
+        CandidateObject: {
+            /** @description Which of several sources wrote it. */
+            by?: string | null;
+            node: number;
+            /** @description What the search thinks of it; null: nothing. */
+            score: number | string | null;
+        };
         /** @description What a change did: nodes that came or are different now, and numbers that went. */
         Changed: {
             added?: components["schemas"]["NodeObject"][];
@@ -167,6 +175,8 @@ export interface components {
              * @default false
              */
             in_place?: boolean;
+            /** @description What the user says instead, in the form of the chat; of the root the prompt. */
+            message?: string | null;
             /** @description Its notes, whole, as JSON. */
             meta?: {
                 [key: string]: unknown;
@@ -223,6 +233,11 @@ export interface components {
         GrowNode: {
             /** @description Only one of these texts. */
             choices?: string[] | null;
+            /**
+             * @description The number of the first branch: with the seed of an earlier call, its branches from that one on again.
+             * @default 0
+             */
+            first_branch?: number;
             /**
              * @description Grow what has ended, too.
              * @default false
@@ -296,6 +311,11 @@ export interface components {
         GrowNodes: {
             /** @description Only one of these texts. */
             choices?: string[] | null;
+            /**
+             * @description The number of the first branch: with the seed of an earlier call, its branches from that one on again.
+             * @default 0
+             */
+            first_branch?: number;
             /**
              * @description Grow what has ended, too.
              * @default false
@@ -403,6 +423,10 @@ export interface components {
         };
         /** @description A piece of work that goes on without anybody waiting for it. */
         JobObject: {
+            /** @description Of a run: how it was asked for. */
+            asked?: {
+                [key: string]: unknown;
+            } | null;
             branches?: components["schemas"]["BranchObject"][];
             /** @description ISO 8601. */
             created: string;
@@ -426,6 +450,8 @@ export interface components {
             result?: {
                 [key: string]: unknown;
             } | null;
+            /** @description Of a run: its rounds so far; not in the list of all jobs. */
+            rounds?: components["schemas"]["RoundObject"][] | null;
             /** @description Grows the same branches again. */
             seed?: number | null;
             /** @enum {string} */
@@ -661,6 +687,11 @@ export interface components {
         };
         /** @description What may come next. */
         NextTokens: {
+            /**
+             * @description So many tokens that greedy decoding goes on with after each candidate are told too; each is a step of the model.
+             * @default 0
+             */
+            ahead?: number;
             /** @description Token ids, or texts that are one token each, to be told in any case. */
             candidates?: (number | string)[];
             min_p?: number | null;
@@ -679,6 +710,8 @@ export interface components {
         NodeObject: {
             /** @description Its label, where it is bookmarked. */
             bookmark?: string | null;
+            /** @description Its number in the call that grew it; with fields=params. With the seed, `first_branch` grows it again. */
+            branch?: number | null;
             /** @description The numbers of its children, in their order. */
             children: number[];
             /** @description Its last token was followed by an end token. */
@@ -697,6 +730,8 @@ export interface components {
             kv?: string | null;
             /** @description With fields=tokens. */
             logprobs?: (number | string | null)[] | null;
+            /** @description What brought it, where the log knows; with fields=made. */
+            made?: components["schemas"]["NodeOrigin"] | null;
             /** @description Mean log-probability of its sampled tokens. */
             mean_logprob: number | string | null;
             /** @description Mean probability of its sampled tokens. */
@@ -726,6 +761,16 @@ export interface components {
             text: string;
             /** @description With fields=tokens. */
             token_ids?: number[] | null;
+        };
+        /** @description The operation that brought a node. */
+        NodeOrigin: {
+            /** @description Who did it, as X-Weft-Actor said. */
+            actor: string;
+            /** @description ISO 8601. */
+            at: string;
+            /** @description grow, run, add, fork, … */
+            kind: string;
+            rev: number;
         };
         /** @description Some nodes of a loom, parents first. */
         NodePage: {
@@ -787,6 +832,18 @@ export interface components {
             data: components["schemas"]["LoomObject"][];
             /** @description The names that they had before. */
             names: string[];
+        };
+        /** @description A round of a search: what it made, and what it goes on with. */
+        RoundObject: {
+            candidates: components["schemas"]["CandidateObject"][];
+            /** @description What all rounds so far have cost. */
+            cost: {
+                [key: string]: unknown;
+            };
+            /** @description Nodes that the search goes on with, the best first. */
+            kept: number[];
+            /** @description From 1. */
+            round: number;
         };
         /** @description The server: what it is, what it can do, and what one may ask of it. */
         ServerObject: {
@@ -911,14 +968,22 @@ export interface components {
         StrategyObject: {
             /** @description What `breadth` counts; null: it takes none. */
             breadth: string | null;
+            /** @description Null: it takes none, or what suits the prompt. */
+            breadth_default?: number | null;
             /** @description What `n` counts; null: it takes none. */
             n: string | null;
+            /** @description Null: it takes none, or what suits the prompt. */
+            n_default?: number | null;
             name: string;
+            /** @description Sampling parameters that it has no use for. */
+            refused?: string[];
             says: string;
             title: string;
         };
         /** @description A token that may stand at a place, and how likely the model finds it. */
         TokenChance: {
+            /** @description Of a candidate, with ahead: how greedy decoding goes on. */
+            ahead?: string | null;
             bytes: number[];
             id: number;
             /** @description Of the model's own logits: raw. */
@@ -948,6 +1013,8 @@ export interface components {
             index: number;
             /** @description Raw; null where it was not sampled nor measured. */
             logprob?: number | string | null;
+            /** @description With sampled: after the node's own temperature and filters; penalties and constraints do not count. Null where it was not sampled. */
+            p_sampled?: number | null;
             /** @description With top: how many tokens were likelier. */
             rank?: number | null;
             text: string;

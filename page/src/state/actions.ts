@@ -188,6 +188,39 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
   })
 }
 
+/** So many nodes, and what stands below them, are removed by one call. */
+export const REMOVED_AT_ONCE = 1000
+
+/** Remove several nodes, as one change that one Undo brings back. */
+export async function removeMany(nodes: readonly number[]): Promise<void> {
+  await on(async (loom) => {
+    const { tree } = loom
+    const going = new Set(nodes.filter((each) => each !== ROOT && tree.get(each)))
+    const tops = [...going].filter((each) => !tree.path(each).some((up) => up !== each && going.has(up)))
+    if (!tops.length) return
+    if (tops.length > REMOVED_AT_ONCE) {
+      toast(`At most ${count(REMOVED_AT_ONCE)} are removed at once; ${count(tops.length)} are selected.`)
+      return
+    }
+    const n = tops.reduce((sum, each) => sum + 1 + tree.below(each), 0)
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
+    )
+      return
+    const stays = tree
+      .path(loom.current.peek())
+      .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
+    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1))
+    batch(() => {
+      if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
+      loom.apply(made)
+      loom.selected.value = new Set()
+    })
+    undoable(`Removed ${plural(n, 'node')}`)
+  })
+}
+
 /** Where to stand once a node has gone: its next sibling, else the one before, else its parent. */
 function standsAfter(loom: OpenLoom, node: number, what: What): number | null {
   const current = loom.current.peek()

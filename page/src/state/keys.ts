@@ -71,8 +71,17 @@ export const handlers = {
   hit: (_by: 1 | -1): boolean => false,
   fit: (_all: boolean): void => {},
   closeTop: (): boolean => false,
+  /** Do it to the nodes that are selected; false where none are. */
+  withSelected: (_verb: 'grow' | 'remove'): boolean => false,
+  select: (_what: 'here' | 'leaves' | 'bookmarks'): void => {},
+  menu: (): void => {},
+  move: (): void => {},
+  showBookmarks: (): void => {},
   nextMode: (): void => {},
 }
+
+/** What Escape closes, the one that was opened last first; each says whether it had something open. */
+export const closers: (() => boolean)[] = []
 
 const show = (what: view.Overlay) => {
   view.overlay.value = what
@@ -85,7 +94,7 @@ const more = (by: number) => set({ n: Math.max(1, Math.min(32, settings.peek().n
 
 // biome-ignore format: a table is read by lines
 export const bindings: Binding[] = [
-  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], can: canGrow, why: whyNot, run: () => act.grow(at()) },
+  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], can: canGrow, why: whyNot, run: () => handlers.withSelected('grow') || act.grow(at()) },
   { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
   { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], run: () => more(1) },
   { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], run: () => more(-1) },
@@ -112,10 +121,11 @@ export const bindings: Binding[] = [
   { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], can: has, run: () => handlers.splitHere(true) },
   { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere() },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
-  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: isBelowRoot, run: () => act.remove(at()) },
+  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: isBelowRoot, run: () => handlers.withSelected('remove') || act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
   { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
   { id: 'keep-path', group: 'Shape', label: 'Keep only this path', can: isBelowRoot, run: () => act.remove(at(), 'others') },
+  { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], can: isBelowRoot, run: () => handlers.move() },
   { id: 'bookmark', group: 'Shape', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], can: has, run: () => act.bookmark(at()) },
   { id: 'hoist', group: 'Look', label: 'Show only this subtree', tree: ['z'], can: has, run: () => act.hoist(at()) },
   { id: 'unhoist', group: 'Look', label: 'Show what is around it again', tree: ['Z'], can: () => (here()?.hoisted.peek().length ?? 0) > 0, run: () => act.unhoist() },
@@ -125,6 +135,11 @@ export const bindings: Binding[] = [
   { id: 'heat', group: 'Look', label: 'Heat: off, probability, entropy, rank', tree: ['p'], text: ['Alt+p'], can: has, run: view.cycleHeat },
   { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], can: has, run: () => handlers.alternative(1) },
   { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
+  { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => handlers.select('here') },
+  { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => handlers.select('leaves') },
+  { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => handlers.select('bookmarks') },
+  { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], can: has, run: () => handlers.showBookmarks() },
+  { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], can: has, run: () => handlers.menu() },
   { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
   { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], can: has, run: () => handlers.fit(false) },
   { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], can: has, run: () => handlers.fit(true) },
@@ -162,7 +177,7 @@ function collapseOthers(): void {
 let escapedAt = -Infinity
 /** Close what is open above; else stop the branch here, and a second time everything. */
 function stop(): void {
-  if (handlers.closeTop()) return
+  if (handlers.closeTop() || closers.findLast((close) => close())) return
   const now = performance.now()
   const lane = here()?.lanes.peek().get(at())
   if (now - escapedAt < 600 || !lane || lane.isOver) act.stopAll()

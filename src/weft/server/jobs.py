@@ -51,6 +51,8 @@ class ServerJob:
         self.progress: Json = {}
         self.usage: TokenUsage | None = None
         self.result: Json | None = None
+        self.asked: Json | None = None  # of a run
+        self.rounds: list[Json] = []
         self.error: BaseException | None = None
         also = None if tell is None else lambda name, data: tell(name, data, self.id)
         self.events = EventLog(self.snapshot, also=also)
@@ -139,12 +141,12 @@ class ServerJob:
 
     def snapshot(self) -> Json:
         """Return the job with the whole texts of what grows in it."""
-        told = self.told().model_dump(mode="json")
+        told = self.told(whole=True).model_dump(mode="json")
         told["texts"] = [text for each in self.branches for text in each.texts()]
         return told
 
-    def told(self) -> JobObject:
-        """Return what is told of it."""
+    def told(self, *, whole: bool = False) -> JobObject:
+        """Return what is told of it. whole: with the rounds of a run."""
         return JobObject.model_validate(
             {
                 "id": self.id,
@@ -159,6 +161,8 @@ class ServerJob:
                 "progress": self.progress,
                 "usage": self.usage,
                 "result": self.result,
+                "asked": self.asked,
+                "rounds": self.rounds if whole and self.kind == "run" else None,
                 "error": self.told_error(),
                 "last_event": self.events.last,
             }

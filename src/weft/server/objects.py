@@ -76,12 +76,21 @@ def node_told(
         "params": node.params.to_dict() if "params" in fields and node.params else None,
         "meta": node.meta if "meta" in fields else None,
     }
+    if "params" in fields and node.params and node.lineage:
+        told["branch"] = node.lineage[0]
     if "tokens" in fields:
         told["token_ids"] = node.tokens
         told["logprobs"] = [json_number(value) for value in node.logprobs]
         told["entropies"] = [json_number(value) for value in node.entropies]
     if "kv" in fields:
         told["kv"] = kv_state(node)
+    if "made" in fields and (made := live.kept.origin(node)) is not None:
+        told["made"] = {
+            "kind": made.kind,
+            "actor": made.actor,
+            "at": moment(made.at),
+            "rev": made.rev,
+        }
     return told
 
 

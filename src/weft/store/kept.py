@@ -564,6 +564,20 @@ class KeptLoom:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [Operation(*row) for row in rows]
 
+    def origin(self, node: Heddle) -> Operation | None:
+        """Return the operation that brought a node; None while it grows. Cost: O(operations)."""
+        number = self._snapshot.numbers.get(node.id, -1)
+        columns = [_operations.c[name] for name in Operation._fields]
+        query = sa.select(*columns, _operations.c.data).where(
+            _operations.c.loom == self._key, _operations.c.n_added > 0
+        )
+        query = query.order_by(_operations.c.key)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        for row in rows:
+            if number in Steps.loaded(row.data).added:
+                return Operation(*row[: len(Operation._fields)])
+        return None
+
     @_whole
     def _turn(self, kind: str, state: str, order: Any) -> Change:
         keys = self._database.read(lambda connection: self._of_one_act(connection, state, order))
