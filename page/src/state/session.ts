@@ -74,7 +74,7 @@ async function cameBack(): Promise<void> {
 
 whenLost(() => void watchServer().catch(failed))
 effect(() => {
-  if (open.value?.feed.isConnected.value === false) void watchServer().catch(failed)
+  if (open.value?.feed?.isConnected.value === false) void watchServer().catch(failed)
 })
 
 export async function listLooms(): Promise<Loom[]> {

@@ -1,14 +1,5 @@
 /** One loom: tree, text and inspector side by side; on a narrow screen one of them at a time. */
-import {
-  Ellipsis,
-  Import as ImportIcon,
-  Keyboard,
-  Library,
-  PanelLeft,
-  PanelRight,
-  Share,
-  SunMoon,
-} from 'lucide-preact'
+import { Import as ImportIcon, Keyboard, Library, PanelLeft, PanelRight, Share, SunMoon } from 'lucide-preact'
 import { useRef } from 'preact/hooks'
 import type { OpenLoom } from '../state/loom'
 import { narrowTab, panes } from '../state/view'
@@ -16,25 +7,13 @@ import { IconButton } from './Button'
 import { Inspector } from './inspector/Inspector'
 import { LoomTitle } from './loom/LoomTitle'
 import { Turns } from './loom/Turns'
-import { Menu } from './Menu'
+import { MoreMenu } from './MoreMenu'
 import { ModelChip } from './model/ModelChip'
 import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
-
-/** What a narrow screen has no room for. */
-const MORE = [
-  { label: 'New loom', command: 'new' },
-  { label: 'Search', command: 'search' },
-  { label: 'Import', command: 'import' },
-  { label: 'Export', command: 'export' },
-  { label: 'Memory', command: 'gauge' },
-  { label: 'How it looks', command: 'look' },
-  { label: 'All commands', command: 'palette' },
-  { label: 'Keys', command: 'help' },
-]
 
 const TABS = { tree: 'Tree', text: 'Text', inspector: 'Inspector' } as const
 
@@ -53,7 +32,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         <IconButton icon={Share} label="Export" command="export" class="wide-only" />
         <IconButton icon={SunMoon} label="Theme, text size and width" command="look" class="wide-only" />
         <IconButton icon={Keyboard} label="Keys" command="help" class="wide-only" />
-        <Menu icon={Ellipsis} label="More" items={MORE} class="narrow-only" />
+        <MoreMenu />
         <IconButton
           icon={PanelRight}
           label="Inspector"
