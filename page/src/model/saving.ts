@@ -10,7 +10,7 @@ export interface Kv {
 
 /** How many times as much caches of their own would take; null before anything is shared. */
 export function timesShared(kv: Kv): number | null {
-  if (!kv.kv_bytes || kv.kv_bytes_unshared <= kv.kv_bytes) return null
+  if (!kv.kv_bytes || kv.kv_bytes_unshared < 1.05 * kv.kv_bytes) return null
   return kv.kv_bytes_unshared / kv.kv_bytes
 }
 

@@ -5,6 +5,7 @@ import { isAway, model, open } from './session'
 import { failed } from './toasts'
 
 const EVERY_MS = 2000
+const FIRST_MS = 500
 
 export const kv = signal<readonly Schemas['KvObject'][]>([])
 /** Of the model that grows the open loom. */
@@ -34,6 +35,11 @@ effect(() => {
   void readKv()
   if (!loom.isGrowing) return
   // When it has ended this runs again, which is the one more time.
-  const timer = setInterval(() => document.hidden || void readKv(), EVERY_MS)
-  return () => clearInterval(timer)
+  const read = () => document.hidden || void readKv()
+  const soon = setTimeout(read, FIRST_MS) // once there is something to tell
+  const timer = setInterval(read, EVERY_MS)
+  return () => {
+    clearTimeout(soon)
+    clearInterval(timer)
+  }
 })

@@ -4,8 +4,9 @@ import { ApiError, api, type Loom, type Schemas, type Token } from '../api/clien
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
 import { LoomTree, ROOT } from '../model/tree'
+import { plural } from '../model/words'
 import { read, write } from './kept'
-import { failed } from './toasts'
+import { failed, toast } from './toasts'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
@@ -161,11 +162,15 @@ export class OpenLoom {
   }
 
   private onSnapshot(data: FeedEvents['snapshot']): void {
-    if (data.rev !== this.tree.rev) this.refresh().catch(failed)
     const running = new Set(data.jobs.map((each) => each.id))
-    for (const [job, known] of this.jobs) {
-      if (!running.has(job)) for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+    const lost: Lane[] = []
+    for (const [job, known] of [...this.jobs]) {
+      if (running.has(job)) continue
+      lost.push(...[...known.branches.values()].filter((lane) => !lane.isOver))
+      for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+      this.jobs.delete(job)
     }
+    if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
     for (const job of data.jobs) {
       this.begin(job.id, job.texts, job.kind === 'run' ? 'run' : undefined)
       for (const told of job.texts) {
@@ -177,6 +182,19 @@ export class OpenLoom {
         else this.paint(lane)
       }
     }
+  }
+
+  /** Branches ended while nobody listened: how, and whether the server was stopped under them. */
+  private tellOfEnds(lanes: readonly Lane[]): void {
+    for (const lane of lanes) {
+      lane.finish = this.tree.get(lane.node)?.finish_reason ?? lane.finish
+      this.paint(lane)
+    }
+    const n = lanes.filter((lane) => lane.finish === 'interrupted').length
+    if (n)
+      toast(`The server was stopped: ${plural(n, 'branch was', 'branches were')} interrupted.`, {
+        detail: 'What had grown is kept, and can be grown on.',
+      })
   }
 
   private onJob(data: FeedEvents['job']): void {
@@ -279,12 +297,22 @@ export class OpenLoom {
   }
 
   private onDone(data: FeedEvents['done']): void {
-    for (const lane of this.jobs.get(data.job)?.branches.values() ?? []) this.endLane(lane, lane.finish)
+    const lanes = [...(this.jobs.get(data.job)?.branches.values() ?? [])]
+    for (const lane of lanes) this.endLane(lane, lane.finish)
+    const full = lanes.find((lane) => lane.finish === 'context')
+    if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
     this.changeRun(data.job, () => ({ status: data.status, result: data.result ?? null }))
     this.jobs.delete(data.job)
     // Lanes stay for as long as somebody looks at what they grew from.
     this.lanes.value = new Map(this.lanes.peek())
     this.tree.touch()
+  }
+
+  /** That a branch came to the end of the context is told as a prompt that is too long. */
+  private contextFull(node: number): ApiError {
+    const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
+    const message = 'the branch has come to the end of the context'
+    return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
   }
 
   private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {

@@ -77,6 +77,21 @@ effect(() => {
   if (open.value?.feed?.isConnected.value === false) void watchServer().catch(failed)
 })
 
+const LOOKS_MS = 5000
+
+/** Notice what others do to the server: when somebody looks here again, and where no loom is followed. */
+export function keepWatch(): void {
+  const look = () => {
+    if (document.hidden) return
+    watchServer().catch(failed)
+  }
+  document.addEventListener('visibilitychange', () => {
+    look()
+    if (!document.hidden && open.peek() === null) listLooms().catch(failed)
+  })
+  setInterval(() => open.peek() === null && look(), LOOKS_MS)
+}
+
 export async function listLooms(): Promise<Loom[]> {
   const page = await api.looms()
   looms.value = page.data

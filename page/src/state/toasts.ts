@@ -74,7 +74,7 @@ export function detailsOf(error: ApiError): string {
     .join(' · ')
 }
 
-/** The server's messages begin with a small letter, as in a log; here they are sentences. */
+/** The server's messages begin with a small letter, as in a log; here they are sentences. Commands stay as typed. */
 export function sentence(text: string): string {
-  return text && /^[a-z][a-z]* /.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text
+  return text && /^(?!weft )[a-z]+ /.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text
 }

@@ -1,9 +1,9 @@
 /** What stands in the way of growing, and the ways out of it: no room, no context, a queue. */
 import type { ApiError, GrowAsked } from '../api/client'
 import { api } from '../api/client'
-import { plural } from '../model/words'
+import { count, plural } from '../model/words'
 import { readKv } from './gauge'
-import { open } from './session'
+import { model, open } from './session'
 import { settings } from './settings'
 import { detailsOf, dismiss, failed, sentence, toast } from './toasts'
 
@@ -64,14 +64,14 @@ export async function forgetCold(): Promise<void> {
 }
 
 function contextFull(error: Told): void {
-  const { n_prompt_tokens: has, n_ctx: most } = error.details
+  const { n_prompt_tokens: has, n_ctx: most = model.peek()?.n_ctx } = error.details
   const loom = open.peek()
   const node = loom?.current.peek() ?? 0
   toast('The context is full.', {
     kind: 'error',
     detail:
       has && most
-        ? `This path has ${String(has)} tokens and the model holds ${String(most)}.`
+        ? `The path has ${plural(Number(has), 'token')}, and the model holds ${count(Number(most))}.`
         : `${sentence(error.message)}.`,
     offers: loom
       ? [
