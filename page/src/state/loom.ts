@@ -5,6 +5,7 @@ import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../a
 import { Lane } from '../model/lane'
 import { prunedIn, type Round, type RunResult } from '../model/run'
 import { LoomTree, ROOT } from '../model/tree'
+import { plural } from '../model/words'
 import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, toast } from './toasts'
@@ -82,6 +83,10 @@ export class OpenLoom {
     if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
     return prunedIn(run.rounds, this.shownRound.value)
   })
+  /** It was removed while it was open: what is shown can still be read. */
+  readonly isGone = signal(false)
+  /** What a call failed with last, and which nodes it grew. */
+  readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
@@ -207,19 +212,26 @@ export class OpenLoom {
       change: later((data) => this.onChange(data)),
       error: later((data) => this.onError(data)),
       done: later((data) => this.onDone(data)),
-      removed: () => toast('This loom was removed.', { kind: 'error' }),
+      removed: () => {
+        this.isGone.value = true
+        this.feed.close()
+      },
     }
   }
 
   private onSnapshot(data: FeedEvents['snapshot']): void {
-    if (data.rev !== this.tree.rev) this.refresh().catch(failed)
     const running = new Set(data.jobs.map((each) => each.id))
-    for (const [job, known] of this.jobs) {
-      if (!running.has(job)) for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+    const lost: Lane[] = []
+    for (const [job, known] of [...this.jobs]) {
+      if (running.has(job)) continue
+      lost.push(...[...known.branches.values()].filter((lane) => !lane.isOver))
+      for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+      this.jobs.delete(job)
     }
     for (const run of this.runs.peek()) {
       if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
     }
+    if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
     for (const job of data.jobs) {
       this.begin(job.id, job.texts, job.asked ?? undefined)
       if (job.kind === 'run') this.adopt(job)
@@ -232,6 +244,19 @@ export class OpenLoom {
         else this.paint(lane)
       }
     }
+  }
+
+  /** Branches ended while nobody listened: how, and whether the server was stopped under them. */
+  private tellOfEnds(lanes: readonly Lane[]): void {
+    for (const lane of lanes) {
+      lane.finish = this.tree.get(lane.node)?.finish_reason ?? lane.finish
+      this.paint(lane)
+    }
+    const n = lanes.filter((lane) => lane.finish === 'interrupted').length
+    if (n)
+      toast(`The server was stopped: ${plural(n, 'branch was', 'branches were')} interrupted.`, {
+        detail: 'What had grown is kept, and can be grown on.',
+      })
   }
 
   private onJob(data: FeedEvents['job']): void {
@@ -325,11 +350,18 @@ export class OpenLoom {
       this.paint(lane)
     }
     this.changeRun(data.job, () => ({ error: data.message }))
-    failed(new ApiError(500, data.code, data.message, data.hint, null, {}, data.request_id))
+    const parents = new Set([...(job?.branches.values() ?? [])].map((lane) => lane.parent))
+    this.lastError.value = {
+      error: new ApiError(500, data.code, data.message, data.hint, null, data.details, data.request_id),
+      nodes: [...parents],
+    }
   }
 
   private onDone(data: FeedEvents['done']): void {
-    for (const lane of this.jobs.get(data.job)?.branches.values() ?? []) this.endLane(lane, lane.finish)
+    const lanes = [...(this.jobs.get(data.job)?.branches.values() ?? [])]
+    for (const lane of lanes) this.endLane(lane, lane.finish)
+    const full = lanes.find((lane) => lane.finish === 'context')
+    if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
     this.changeRun(data.job, () => ({
       status: data.status,
       result: (data.result as RunResult | undefined) ?? null,
@@ -344,6 +376,13 @@ export class OpenLoom {
   private readRun(job: string): void {
     const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
     api.job(job).then((told) => this.adopt(told), lost)
+  }
+
+  /** That a branch came to the end of the context is told as a prompt that is too long. */
+  private contextFull(node: number): ApiError {
+    const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
+    const message = 'the branch has come to the end of the context'
+    return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
   }
 
   private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {
