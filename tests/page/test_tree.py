@@ -55,7 +55,6 @@ def test_arrow_keys_and_clicks_go_through_the_tree(bush: Desk) -> None:
         bush.until(lambda node=node: bush.current == node, f"{key} goes to {node}", 3)
     bush.row(3).click()
     bush.until(lambda: bush.current == 3, "a click goes there")
-    assert bush.page.url.endswith("/3")
     expect(bush.row(1)).to_have_attribute("aria-level", "2")
     expect(bush.row(1)).to_have_attribute("aria-expanded", "true")
 
@@ -170,7 +169,7 @@ def large(desk: Desk, n_nodes: int) -> None:
         for at in range(n_nodes)
     ]
     told = desk.ask("POST", "/import", content=json.dumps(file_of(nodes)).encode())
-    desk.loom = desk.ask("GET", f"/looms/{told['loom']}")
+    (desk.loom,) = told["looms"]
 
 
 def test_ten_thousand_nodes_are_a_few_rows_of_the_page(desk: Desk, page: Page) -> None:
