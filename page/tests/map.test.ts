@@ -38,7 +38,7 @@ describe('a map', () => {
     expect([...map.within(map.box)]).toHaveLength(40)
     const one = map.places.get(17)!
     expect(map.at(one.x + 10, one.y + 3, 8)!.node).toBe(17)
-    expect(map.at(one.x + 10, one.y + 11.9, 2)).toBeNull()
+    expect(map.at(one.x + 10, one.y + 13.5, 2)).toBeNull()
     const few = [...map.within({ x0: one.x, x1: one.x + 1, y0: one.y - 1, y1: one.y + 1 })]
     expect(few.length).toBeLessThan(5)
     expect(few).toContain(one)
