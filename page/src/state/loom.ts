@@ -78,11 +78,13 @@ export class OpenLoom {
     for (const each of kept.visited) this.visited.add(each)
     for (const [parent, child] of Object.entries(kept.lastChild)) this.lastChild.set(Number(parent), child)
     this.feed = new Feed(this.id, this.handlers())
+    addEventListener('pagehide', this.keep)
   }
 
   close(): void {
     this.feed.close()
-    this.remember()
+    removeEventListener('pagehide', this.keep)
+    this.keep()
   }
 
   /** The node that stands where the tree begins now. */
@@ -380,18 +382,22 @@ export class OpenLoom {
   }
 
   private remembering: number | undefined
+  /** Note soon where one is. */
   remember(): void {
     clearTimeout(this.remembering)
-    this.remembering = window.setTimeout(() => {
-      const kept: Remembered = {
-        current: this.current.peek(),
-        collapsed: [...this.collapsed.peek()],
-        hoisted: [...this.hoisted.peek()],
-        visited: [...this.visited].slice(-20_000),
-        lastChild: Object.fromEntries(this.lastChild),
-      }
-      write(`loom.${this.id}`, kept)
-    }, 300)
+    this.remembering = window.setTimeout(this.keep, 300)
+  }
+
+  private readonly keep = (): void => {
+    clearTimeout(this.remembering)
+    const kept: Remembered = {
+      current: this.current.peek(),
+      collapsed: [...this.collapsed.peek()],
+      hoisted: [...this.hoisted.peek()],
+      visited: [...this.visited].slice(-20_000),
+      lastChild: Object.fromEntries(this.lastChild),
+    }
+    write(`loom.${this.id}`, kept)
   }
 
   // Tokens
