@@ -21,7 +21,8 @@ describe('what a node says of itself', () => {
   it('leaves out what a template of a chat puts around', () => {
     const root = node(0, null, { text: '<|bos|><|user|>Hello<|end|><|assistant|>' })
     expect(plain(root, 'Hello', true)).toBe('Hello')
-    expect(plain(root, 'Hello', false)).toBe(root.text)
+    expect(plain(root, 'Hello', false)).toBe('Hello<|end|><|assistant|>')
+    expect(plain(node(1, 0, { text: '<|bos|>' }), '', false)).toBe('<|bos|>')
     expect(plain(node(2, 1, { text: '<|end|><|user|>And<|end|>', said: 'And' }), '', true)).toBe('And')
     expect(plain(node(2, 1, { text: 'a < b | c > d<|end|>' }), '', true)).toBe('a < b | c > d')
   })

@@ -45,6 +45,7 @@ def knot(page: Page) -> tuple[float, float] | None:
 @pytest.fixture
 def mapped(desk: Desk) -> Desk:
     desk.remembers("treeView", "map")
+    desk.watch.allow("Multiple readback operations")  # the test's own
     desk.open_loom(n=3)
     desk.page.wait_for_timeout(200)
     return desk

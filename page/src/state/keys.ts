@@ -24,6 +24,7 @@ const here = () => open.peek()
 const at = () => here()?.current.peek() ?? ROOT
 const has = () => here() !== null
 const isBelowRoot = () => has() && at() !== ROOT
+const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
 function go(to: number | null | undefined): void {
   if (to !== null && to !== undefined) here()?.go(to)
@@ -126,7 +127,7 @@ export const bindings: Binding[] = [
   { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], can: has, run: () => handlers.splitHere(true) },
   { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere() },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
-  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: isBelowRoot, run: () => handlers.withSelected('remove') || act.remove(at()) },
+  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: () => isBelowRoot() || hasSelected(), run: () => handlers.withSelected('remove') || act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
   { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
   { id: 'keep-path', group: 'Shape', label: 'Keep only this path', can: isBelowRoot, run: () => act.remove(at(), 'others') },
