@@ -236,6 +236,7 @@ def test_all_looms_are_searched(desk: Desk, page: Page) -> None:
     written(desk, (0, [" 🦊 of zebrafinches"]), prompt="One")
     first = desk.loom["name"]
     written(desk, (0, [" other"]), prompt="Two")
+    expect(desk.row(1)).to_contain_text("other")
     desk.press("/")
     page.get_by_role("tab", name="All looms").click()
     page.get_by_role("searchbox").fill("zebrafinches")
