@@ -59,18 +59,18 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
           <TreePane loom={loom} />
+          <Resizer side="left" />
         </aside>
-        {hasLeft && <Resizer side="left" />}
         <main class="pane middle" aria-label="Text">
           <Reading loom={loom} />
         </main>
-        {hasRight && <Resizer side="right" />}
         <aside
           class="pane right"
           aria-label="Inspector"
           hidden={!hasRight}
           style={{ '--width': `${right}px` }}
         >
+          <Resizer side="right" />
           <Inspector loom={loom} />
         </aside>
       </div>
