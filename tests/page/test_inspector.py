@@ -275,12 +275,14 @@ def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
 def test_what_is_copied_runs_as_it_is_pasted(desk: Desk, page: Page) -> None:
     desk.open_loom(n=2, max_tokens=10, seed=3, stop=["don't stop"])
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }")
-    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": "It's \"here\":\n$HOME `x`"})
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": 'It\'s "here":\n$HOME `x`'})
     texts = {number: each["text"] for number, each in desk.nodes().items()}
     tab(page, "Node")
     for node in (1, 2, 3):
         desk.press("ArrowRight" if node == 1 else "ArrowDown")
-        desk.until(lambda: desk.current == node, "the node")
+        expect(desk.page.locator("[role=treeitem][aria-current=true]")).to_have_attribute(
+            "data-node", str(node)
+        )
         for what, program in (("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"])):
             page.get_by_role("button", name=f"Copy as {what}").click()
             page.evaluate("document.activeElement.blur()")
@@ -306,8 +308,10 @@ def test_a_node_has_a_label_and_a_note(desk: Desk, page: Page) -> None:
     page.keyboard.press("Control+Enter")
     query = {"fields": "meta"}
     desk.until(
-        lambda: desk.ask("GET", desk.of("/nodes/1"), params=query)["meta"].get("note")
-        == "Look at this.",
+        lambda: (
+            desk.ask("GET", desk.of("/nodes/1"), params=query)["meta"].get("note")
+            == "Look at this."
+        ),
         "the note",
     )
     assert desk.nodes()[1]["bookmark"] == "the best"
