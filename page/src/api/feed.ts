@@ -62,7 +62,7 @@ const NAMES: (keyof FeedEvents)[] = [
   'removed',
 ]
 /** A browser has six connections to a server: a tab that nobody looks at gives its own back. */
-const HIDDEN_S = 20
+const HIDDEN_S = 5
 
 /**
  * Follow a loom until closed. The first event is a snapshot; after a broken connection it goes on
@@ -82,7 +82,7 @@ export class Feed {
     private readonly handlers: FeedHandlers,
   ) {
     document.addEventListener('visibilitychange', this.look)
-    this.open()
+    if (!document.hidden) this.open()
   }
 
   close(): void {
@@ -94,6 +94,7 @@ export class Feed {
   }
 
   private open(): void {
+    clearTimeout(this.retry)
     const path = `/looms/${encodeURIComponent(this.loom)}/events`
     const source = new EventSource(address(path, { tokens: true, after: this.last }))
     this.source = source
@@ -121,6 +122,7 @@ export class Feed {
     clearTimeout(this.resting)
     if (document.hidden) {
       this.resting = window.setTimeout(() => {
+        clearTimeout(this.retry)
         this.source?.close()
         this.source = null
       }, 1000 * HIDDEN_S)

@@ -5,12 +5,16 @@ import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../a
 import { Lane } from '../model/lane'
 import { prunedIn, type Round, type RunResult } from '../model/run'
 import { LoomTree, ROOT } from '../model/tree'
+import { plural } from '../model/words'
+import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, toast } from './toasts'
 import { inspectorTab } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
+const SEEN = 16 // tokens whose alternatives are asked for at once
+const TOP = 8
 const NONE: ReadonlySet<number> = new Set()
 
 /** What this browser remembers of a loom. */
@@ -53,6 +57,9 @@ export class OpenLoom {
   })
   /** Branches that grow, and those that ended in calls of which one still grows. By node. */
   readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
+  /** A call that was sent and has no branches yet: its lanes stand there already. */
+  readonly asking = signal<{ parent: number; n: number } | null>(null)
+  readonly drafts: Drafts
   /** Searches, the newest last. */
   readonly runs = signal<readonly LiveRun[]>([])
   /** The one that is looked at, by its job, and up to which round; null: the newest, all of them. */
@@ -76,6 +83,10 @@ export class OpenLoom {
     if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
     return prunedIn(run.rounds, this.shownRound.value)
   })
+  /** It was removed while it was open: what is shown can still be read. */
+  readonly isGone = signal(false)
+  /** What a call failed with last, and which nodes it grew. */
+  readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
@@ -90,6 +101,7 @@ export class OpenLoom {
   constructor(info: Loom, wanted: number | null = null) {
     this.id = info.id
     this.info = signal(info)
+    this.drafts = new Drafts(this.id)
     const kept = read<Remembered>(`loom.${this.id}`, {
       current: ROOT,
       collapsed: [],
@@ -103,11 +115,13 @@ export class OpenLoom {
     for (const each of kept.visited) this.visited.add(each)
     for (const [parent, child] of Object.entries(kept.lastChild)) this.lastChild.set(Number(parent), child)
     this.feed = new Feed(this.id, this.handlers())
+    addEventListener('pagehide', this.keep)
   }
 
   close(): void {
     this.feed.close()
-    this.remember()
+    removeEventListener('pagehide', this.keep)
+    this.keep()
   }
 
   /** The node that stands where the tree begins now. */
@@ -198,19 +212,26 @@ export class OpenLoom {
       change: later((data) => this.onChange(data)),
       error: later((data) => this.onError(data)),
       done: later((data) => this.onDone(data)),
-      removed: () => toast('This loom was removed.', { kind: 'error' }),
+      removed: () => {
+        this.isGone.value = true
+        this.feed.close()
+      },
     }
   }
 
   private onSnapshot(data: FeedEvents['snapshot']): void {
-    if (data.rev !== this.tree.rev) this.refresh().catch(failed)
     const running = new Set(data.jobs.map((each) => each.id))
-    for (const [job, known] of this.jobs) {
-      if (!running.has(job)) for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+    const lost: Lane[] = []
+    for (const [job, known] of [...this.jobs]) {
+      if (running.has(job)) continue
+      lost.push(...[...known.branches.values()].filter((lane) => !lane.isOver))
+      for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+      this.jobs.delete(job)
     }
     for (const run of this.runs.peek()) {
       if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
     }
+    if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
     for (const job of data.jobs) {
       this.begin(job.id, job.texts, job.asked ?? undefined)
       if (job.kind === 'run') this.adopt(job)
@@ -223,6 +244,19 @@ export class OpenLoom {
         else this.paint(lane)
       }
     }
+  }
+
+  /** Branches ended while nobody listened: how, and whether the server was stopped under them. */
+  private tellOfEnds(lanes: readonly Lane[]): void {
+    for (const lane of lanes) {
+      lane.finish = this.tree.get(lane.node)?.finish_reason ?? lane.finish
+      this.paint(lane)
+    }
+    const n = lanes.filter((lane) => lane.finish === 'interrupted').length
+    if (n)
+      toast(`The server was stopped: ${plural(n, 'branch was', 'branches were')} interrupted.`, {
+        detail: 'What had grown is kept, and can be grown on.',
+      })
   }
 
   private onJob(data: FeedEvents['job']): void {
@@ -247,6 +281,7 @@ export class OpenLoom {
       if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
     }
     this.lanes.value = lanes
+    this.asking.value = null
     const numbers = branches.map((each) => each.node)
     this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
   }
@@ -315,11 +350,18 @@ export class OpenLoom {
       this.paint(lane)
     }
     this.changeRun(data.job, () => ({ error: data.message }))
-    failed(new ApiError(500, data.code, data.message, data.hint, null, {}, data.request_id))
+    const parents = new Set([...(job?.branches.values() ?? [])].map((lane) => lane.parent))
+    this.lastError.value = {
+      error: new ApiError(500, data.code, data.message, data.hint, null, data.details, data.request_id),
+      nodes: [...parents],
+    }
   }
 
   private onDone(data: FeedEvents['done']): void {
-    for (const lane of this.jobs.get(data.job)?.branches.values() ?? []) this.endLane(lane, lane.finish)
+    const lanes = [...(this.jobs.get(data.job)?.branches.values() ?? [])]
+    for (const lane of lanes) this.endLane(lane, lane.finish)
+    const full = lanes.find((lane) => lane.finish === 'context')
+    if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
     this.changeRun(data.job, () => ({
       status: data.status,
       result: (data.result as RunResult | undefined) ?? null,
@@ -334,6 +376,13 @@ export class OpenLoom {
   private readRun(job: string): void {
     const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
     api.job(job).then((told) => this.adopt(told), lost)
+  }
+
+  /** That a branch came to the end of the context is told as a prompt that is too long. */
+  private contextFull(node: number): ApiError {
+    const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
+    const message = 'the branch has come to the end of the context'
+    return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
   }
 
   private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {
@@ -440,18 +489,22 @@ export class OpenLoom {
   }
 
   private remembering: number | undefined
+  /** Note soon where one is. */
   remember(): void {
     clearTimeout(this.remembering)
-    this.remembering = window.setTimeout(() => {
-      const kept: Remembered = {
-        current: this.current.peek(),
-        collapsed: [...this.collapsed.peek()],
-        hoisted: [...this.hoisted.peek()],
-        visited: [...this.visited].slice(-20_000),
-        lastChild: Object.fromEntries(this.lastChild),
-      }
-      write(`loom.${this.id}`, kept)
-    }, 300)
+    this.remembering = window.setTimeout(this.keep, 300)
+  }
+
+  private readonly keep = (): void => {
+    clearTimeout(this.remembering)
+    const kept: Remembered = {
+      current: this.current.peek(),
+      collapsed: [...this.collapsed.peek()],
+      hoisted: [...this.hoisted.peek()],
+      visited: [...this.visited].slice(-20_000),
+      lastChild: Object.fromEntries(this.lastChild),
+    }
+    write(`loom.${this.id}`, kept)
   }
 
   // Tokens
@@ -466,6 +519,20 @@ export class OpenLoom {
       this.tokens.set(key, found)
     }
     return found
+  }
+
+  /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
+  async seenAt(number: number, index: number): Promise<Token | undefined> {
+    const first = index - (index % SEEN)
+    const key = `${number}/seen/${first}`
+    let found = this.tokens.get(key)
+    if (!found) {
+      const span = { first, last: first + SEEN, sampled: true }
+      found = api.tokens(this.id, number, TOP, span).then((told) => told.data)
+      found.catch(() => this.tokens.delete(key))
+      this.tokens.set(key, found)
+    }
+    return (await found).find((each) => each.index === index)
   }
 
   private forgetTokens(number: number): void {

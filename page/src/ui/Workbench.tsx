@@ -1,21 +1,15 @@
 /** One loom: tree, text and inspector side by side; on a narrow screen one of them at a time. */
-import {
-  Import as ImportIcon,
-  Keyboard,
-  Library,
-  PanelLeft,
-  PanelRight,
-  Redo2,
-  Share,
-  Undo2,
-} from 'lucide-preact'
+import { Import as ImportIcon, Keyboard, Library, PanelLeft, PanelRight, Share, SunMoon } from 'lucide-preact'
 import { useRef } from 'preact/hooks'
 import type { OpenLoom } from '../state/loom'
-import { narrowTab, overlay, panes } from '../state/view'
+import { narrowTab, panes, treeView } from '../state/view'
 import { IconButton } from './Button'
 import { Inspector } from './inspector/Inspector'
 import { LoomTitle } from './loom/LoomTitle'
+import { Turns } from './loom/Turns'
+import { MoreMenu } from './MoreMenu'
 import { ModelChip } from './model/ModelChip'
+import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { TreePane } from './tree/TreePane'
@@ -24,7 +18,8 @@ import './workbench.css'
 const TABS = { tree: 'Tree', text: 'Text', inspector: 'Inspector' } as const
 
 export function Workbench({ loom }: { loom: OpenLoom }) {
-  const { left, right, hasLeft, hasRight } = panes.value
+  const { right, hasLeft, hasRight } = panes.value
+  const left = panes.value[leftNow()]
   return (
     <div class="workbench" data-narrow={narrowTab.value}>
       <header class="bar row">
@@ -33,17 +28,12 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         <LoomTitle loom={loom} />
         <span class="grow" />
         <ModelChip />
-        <IconButton icon={Undo2} label="Undo" command="undo" />
-        <IconButton icon={Redo2} label="Do again" command="redo" />
+        <Turns loom={loom} />
         <IconButton icon={ImportIcon} label="Import" command="import" class="wide-only" />
-        <IconButton icon={Share} label="Export" command="export" />
-        <IconButton
-          icon={Keyboard}
-          label="Keys"
-          command="help"
-          class="wide-only"
-          onClick={() => (overlay.value = 'help')}
-        />
+        <IconButton icon={Share} label="Export" command="export" class="wide-only" />
+        <IconButton icon={SunMoon} label="Theme, text size and width" command="look" class="wide-only" />
+        <IconButton icon={Keyboard} label="Keys" command="help" class="wide-only" />
+        <MoreMenu />
         <IconButton
           icon={PanelRight}
           label="Inspector"
@@ -65,6 +55,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           </button>
         ))}
       </nav>
+      <Notice loom={loom} />
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
           <TreePane loom={loom} />
@@ -88,15 +79,18 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
   )
 }
 
-const BOUNDS = { left: [200, 560], right: [260, 560] } as const
+/** The outline and the map have a width each. */
+const leftNow = () => (treeView.value === 'map' ? 'map' : 'left')
+const BOUNDS = { left: [200, 560], map: [280, 1200], right: [260, 560] } as const
 
 /** The line between two panes: dragged, or moved with the arrow keys. */
 function Resizer({ side }: { side: 'left' | 'right' }) {
   const from = useRef<{ x: number; width: number } | null>(null)
-  const [low, high] = BOUNDS[side]
+  const which = side === 'left' ? leftNow() : side
+  const [low, high] = BOUNDS[which]
   const towards = side === 'left' ? 1 : -1
   const resize = (width: number) => {
-    panes.value = { ...panes.peek(), [side]: Math.round(Math.max(low, Math.min(high, width))) }
+    panes.value = { ...panes.peek(), [which]: Math.round(Math.max(low, Math.min(high, width))) }
   }
   return (
     <div
@@ -106,11 +100,11 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
       aria-label={side === 'left' ? 'Width of the tree' : 'Width of the inspector'}
       aria-valuemin={low}
       aria-valuemax={high}
-      aria-valuenow={panes.value[side]}
+      aria-valuenow={panes.value[which]}
       tabIndex={0}
       onPointerDown={(event) => {
         event.currentTarget.setPointerCapture(event.pointerId)
-        from.current = { x: event.clientX, width: panes.peek()[side] }
+        from.current = { x: event.clientX, width: panes.peek()[which] }
       }}
       onPointerMove={(event) =>
         from.current && resize(from.current.width + towards * (event.clientX - from.current.x))
@@ -121,7 +115,7 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
         if (by === undefined) return
         event.preventDefault()
         event.stopPropagation()
-        resize(panes.peek()[side] + towards * by)
+        resize(panes.peek()[which] + towards * by)
       }}
     />
   )
