@@ -95,6 +95,8 @@ describe.each(['Linux x86_64', 'MacIntel'])('the table of keys on %s', (platform
 
   it('can be asked before anything is open', () => {
     for (const each of keys.bindings) expect(() => each.can?.()).not.toThrow()
-    expect(keys.bindings.filter((each) => each.can?.()).map((each) => each.id)).toEqual([])
+    // Presets are there for the first loom, too; nothing else with a condition can be done.
+    const can = keys.bindings.filter((each) => each.can?.()).map((each) => each.id)
+    expect(can.filter((each) => !each.startsWith('preset-'))).toEqual([])
   })
 })

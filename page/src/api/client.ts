@@ -104,8 +104,8 @@ async function call<Reply>(method: string, path: string, asked?: Asked): Promise
 
 const get = <Reply>(path: string, query?: Query, signal?: AbortSignal) =>
   call<Reply>('GET', path, { query: query ?? {}, ...(signal ? { signal } : {}) })
-const post = <Reply>(path: string, body: unknown = {}, rev?: number) =>
-  call<Reply>('POST', path, { body, ...(rev === undefined ? {} : { rev }) })
+const post = <Reply>(path: string, body: unknown = {}, rev?: number, signal?: AbortSignal) =>
+  call<Reply>('POST', path, { body, ...(rev === undefined ? {} : { rev }), ...(signal ? { signal } : {}) })
 
 const at = (loom: string) => `/looms/${encodeURIComponent(loom)}`
 const on = (loom: string, node: number) => `${at(loom)}/nodes/${node}`
@@ -122,8 +122,8 @@ export const api = {
   unloadModel: (id: string, force = false) =>
     call<unknown>('DELETE', `/models/${encodeURIComponent(id)}`, { query: { force } }),
   kv: (looms = false) => get<Schemas['KvList']>('/kv', looms ? { looms } : {}),
-  tokenize: (text: string, model?: string | null) =>
-    post<Schemas['TokenizeReply']>('/tokenize', { text, model, add_bos: false }),
+  tokenize: (text: string, model?: string | null, signal?: AbortSignal) =>
+    post<Schemas['TokenizeReply']>('/tokenize', { text, model, add_bos: false }, undefined, signal),
 
   // Looms
   looms: (search?: string, after?: string) =>
@@ -157,8 +157,8 @@ export const api = {
     top = 0,
     span: { first?: number; last?: number; sampled?: boolean } = {},
   ) => get<Schemas['TokenList']>(`${on(loom, node)}/tokens`, { top, ...span }),
-  next: (loom: string, node: number, body: Partial<Schemas['NextTokens']>) =>
-    post<Schemas['NextReply']>(`${on(loom, node)}/next`, body),
+  next: (loom: string, node: number, body: Partial<Schemas['NextTokens']>, signal?: AbortSignal) =>
+    post<Schemas['NextReply']>(`${on(loom, node)}/next`, body, undefined, signal),
   add: (loom: string, body: Partial<Schemas['AddNode']>) => post<Changed>(`${at(loom)}/nodes`, body),
   edit: (loom: string, node: number, body: Partial<Schemas['EditNode']>, rev?: number) =>
     call<Changed>('PATCH', on(loom, node), { body, ...(rev === undefined ? {} : { rev }) }),
@@ -187,7 +187,11 @@ export const api = {
     post<Schemas['JobReply']>(`${on(loom, node)}/generate`, body),
   growMany: (loom: string, body: GrowAsked & { nodes: number[] | null }) =>
     post<Schemas['JobReply']>(`${at(loom)}/generate`, body),
+  /** Grow, and answer when it has ended. */
+  growWhole: (loom: string, node: number, body: GrowAsked) =>
+    post<Schemas['JobReply']>(`${on(loom, node)}/generate`, { ...body, wait: true }),
   run: (loom: string, body: RunAsked) => post<Schemas['JobReply']>(`${at(loom)}/runs`, body),
+  runs: (loom: string) => get<Schemas['JobList']>(`${at(loom)}/runs`),
   job: (job: string) => get<Job>(`/jobs/${job}`),
   cancel: (job: string, branches: number[] | null = null) => post<Job>(`/jobs/${job}/cancel`, { branches }),
 }

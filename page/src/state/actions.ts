@@ -5,9 +5,10 @@ import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, open } from './session'
-import { asked } from './settings'
+import { asked, blocked, refused, spent } from './settings'
 import { failed, toast } from './toasts'
 import { troubled, ways } from './trouble'
+import { inspect } from './view'
 
 /** Above so many nodes a removal asks before, not after. */
 const ASKS_ABOVE = 20
@@ -24,7 +25,10 @@ async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Re
   }
 }
 
-/** Grow, unless the loom can only be read; what stands in the way is told with what helps. */
+/**
+ * Grow by the settings, unless the loom can only be read or one of them is wrong; what stands in
+ * the way is told with what helps, what the server refuses beside the setting.
+ */
 async function growing(
   call: (loom: OpenLoom, more: GrowAsked) => Promise<Schemas['JobReply']>,
   more: GrowAsked,
@@ -35,11 +39,18 @@ async function growing(
     toast(cannotGrow.peek()!)
     return undefined
   }
+  if (blocked.peek() !== null) {
+    inspect('generate')
+    toast(blocked.peek()!, { kind: 'error' })
+    return undefined
+  }
   try {
     const job = await call(loom, { ...asked(), ...more })
     loom.begin(job.job, job.branches ?? [])
+    spent()
     return job
   } catch (error) {
+    if (refused(error)) inspect('generate')
     const again = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
     if (!(error instanceof ApiError && troubled(error, again))) failed(error)
     return undefined
@@ -101,6 +112,10 @@ export const stopAll = () =>
 /** Add a child that somebody wrote, and go there. In a chat it is what the user says next. */
 export const write = (parent: number, text: string, isMessage = false) =>
   change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
+
+/** Add a token that somebody chose, and go there. What leads to it is not computed again. */
+export const take = (parent: number, tokenIds: number[]) =>
+  change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
 
 /** Change a node's text: as a sibling, or in its place, which needs what is below computed anew. */
 export const edit = (node: number, text: string, inPlace: boolean) =>

@@ -3,7 +3,7 @@
 import { ROOT } from '../model/tree'
 import * as act from './actions'
 import { cannotGrow, open } from './session'
-import { set, settings } from './settings'
+import { applyPreset, limits, presets, set, settings } from './settings'
 import { toast } from './toasts'
 import { ways } from './trouble'
 import * as view from './view'
@@ -78,6 +78,8 @@ export const handlers = {
   move: (): void => {},
   showBookmarks: (): void => {},
   nextMode: (): void => {},
+  /** A digit, before it means a child. Returns whether it was taken. */
+  digit: (_k: number): boolean => false,
 }
 
 /** What Escape closes, the one that was opened last first; each says whether it had something open. */
@@ -90,7 +92,12 @@ const pane = (which: 'hasLeft' | 'hasRight') => {
   const now = view.panes.peek()
   view.panes.value = { ...now, [which]: !now[which] }
 }
-const more = (by: number) => set({ n: Math.max(1, Math.min(32, settings.peek().n + by)) })
+const more = (by: number) =>
+  set({ n: Math.max(1, Math.min(limits.peek()?.n ?? Infinity, settings.peek().n + by)) })
+const preset = (k: number) => {
+  const found = presets.peek()[k - 1]
+  if (found) applyPreset(found)
+}
 
 // biome-ignore format: a table is read by lines
 export const bindings: Binding[] = [
@@ -98,6 +105,11 @@ export const bindings: Binding[] = [
   { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
   { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], run: () => more(1) },
   { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], run: () => more(-1) },
+  { id: 'preset-1', group: 'Grow', label: 'First preset of settings', tree: ['Alt+1'], text: ['Alt+1'], can: () => presets.peek().length > 0, run: () => preset(1) },
+  { id: 'preset-2', group: 'Grow', label: 'Second preset', tree: ['Alt+2'], text: ['Alt+2'], can: () => presets.peek().length > 1, run: () => preset(2) },
+  { id: 'preset-3', group: 'Grow', label: 'Third preset', tree: ['Alt+3'], text: ['Alt+3'], can: () => presets.peek().length > 2, run: () => preset(3) },
+  { id: 'preset-4', group: 'Grow', label: 'Fourth preset', tree: ['Alt+4'], text: ['Alt+4'], can: () => presets.peek().length > 3, run: () => preset(4) },
+  { id: 'preset-5', group: 'Grow', label: 'Fifth preset', tree: ['Alt+5'], text: ['Alt+5'], can: () => presets.peek().length > 4, run: () => preset(5) },
   { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], can: canGrow, why: whyNot, run: () => handlers.nextMode() },
   { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], can: canGrow, why: whyNot, run: () => show('run') },
   { id: 'stop', group: 'Grow', label: 'Stop this branch; twice: all', tree: ['Escape'], run: stop },
@@ -256,7 +268,7 @@ export function listen(): () => void {
     )
       return
     const isChild = /^[1-9]$/.test(key) && !(key === '9' && view.treeView.peek() === 'map')
-    if (!typing && isChild && pickChild(Number(key))) {
+    if (!typing && isChild && (handlers.digit(Number(key)) || pickChild(Number(key)))) {
       event.preventDefault()
       return
     }

@@ -12,7 +12,8 @@ export const textWidth = remembered<(typeof TEXT_WIDTHS)[number]>('textWidth', '
 export const heatMode = remembered<HeatMode>('heat', 'off')
 export const panes = remembered('panes', { left: 288, right: 320, hasLeft: true, hasRight: true })
 export const treeView = remembered<'outline' | 'map'>('treeView', 'outline')
-export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom'
+/** `run` is there while there is a search to look at. */
+export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom' | 'run'
 export const inspectorTab = remembered<InspectorTab>('inspector', 'generate')
 /** Which pane a narrow screen shows. */
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
@@ -21,6 +22,13 @@ export const zone = signal<'tree' | 'text'>('tree')
 export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge' | 'look'
 export const overlay = signal<Overlay | null>(null)
 export const notesSeen = remembered<string[]>('notes', [])
+
+/** Show a tab of the inspector, wherever that is now. */
+export function inspect(tab: InspectorTab): void {
+  inspectorTab.value = tab
+  narrowTab.value = 'inspector'
+  if (!panes.peek().hasRight) panes.value = { ...panes.peek(), hasRight: true }
+}
 
 export function cycleHeat(): void {
   heatMode.value = HEAT_MODES[(HEAT_MODES.indexOf(heatMode.peek()) + 1) % HEAT_MODES.length]!

@@ -1,0 +1,4 @@
+import type { OpenLoom } from '../../state/loom'
+export function NodeTab(_: { loom: OpenLoom }) {
+  return null
+}

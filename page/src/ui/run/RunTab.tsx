@@ -1,0 +1,4 @@
+import type { OpenLoom } from '../../state/loom'
+export function RunTab(_: { loom: OpenLoom }) {
+  return null
+}
