@@ -171,7 +171,7 @@ test-page: $(VENV)/.browsing
 
 # Every state of the page as a picture, in build/screens; ACCEPT=1 also makes them the ones that tests compare with.
 screens: $(VENV)/.browsing
-	PYTHONPATH=tests $(BIN)/python -m tests.page.screens $(if $(ACCEPT),--accept)
+	PYTHONPATH=tests $(BIN)/python -m tests.page.screens $(STATES) $(if $(ACCEPT),--accept)
 
 $(VENV)/.browsing: $(VENV)/.stamp
 	$(PIP) playwright pillow

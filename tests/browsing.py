@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
 from serving import Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+    from playwright.sync_api import (
+        Browser,
+        BrowserContext,
+        ConsoleMessage,
+        Locator,
+        Page,
+        Request,
+    )
 
 Json = dict[str, Any]
 WIDE = {"width": 1440, "height": 900}
@@ -56,6 +64,13 @@ def browsing() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def expect(what: Any) -> Any:
+    """Playwright's own, which waits for what is expected; imported where it is used."""
+    from playwright.sync_api import expect
+
+    return expect(what)
 
 
 class Watch:
@@ -156,23 +171,39 @@ class Desk:
         return {"max_tokens": 1500, "logit_bias": {str(token): -1e6 for token in ends}}
 
     def wait_grown(self, timeout_s: float = 60) -> None:
-        """Wait until nothing grows in the loom, on the server and on the page."""
+        """Wait until nothing grows in the loom."""
         until = time.monotonic() + timeout_s
-        while any(
-            job["status"] in ("running", "queued") and job.get("loom") == self.loom["id"]
-            for job in self.ask("GET", "/jobs")["data"]
-        ):
+        while self.ask("GET", self.of())["growing"]:
             assert time.monotonic() < until, "it still grows"
             time.sleep(0.02)
 
+    def open_named(self) -> Json:
+        """Take the loom that the page shows, as its address names it, for this desk's."""
+        self.until(lambda: "#" in self.page.url, "a loom is open")
+        name = unquote(self.page.url.partition("#")[2].partition("/")[0])
+        self.loom = self.ask("GET", f"/looms/{quote(name, safe='')}")
+        return self.loom
+
     # In the page
+
+    def sets(self, **values: Any) -> None:
+        """Have the browser remember what to grow with, before the page is opened."""
+        self.remembers("settings", {"temperature": 0.8, **values})
+
+    def remembers(self, name: str, value: Any) -> None:
+        """Have the browser remember something, unless it does already."""
+        name = json.dumps(f"weft.{name}")
+        self.page.add_init_script(
+            f"localStorage.getItem({name}) ?? "
+            f"localStorage.setItem({name}, {json.dumps(json.dumps(value))})"
+        )
 
     def visit(self, node: int | None = None) -> Page:
         """Open the page at the loom, and at a node of it."""
         at = "" if node is None else f"/{node}"
         self.page.goto(f"{self.served.url}/#{quote(self.loom['name'], safe='')}{at}")
-        self.page.locator("footer.status, [role=contentinfo]").first.wait_for()
-        self.page.locator("[role=treeitem]").first.wait_for()
+        self.page.get_by_role("contentinfo").wait_for()
+        self.tree.get_by_role("treeitem").first.wait_for()
         return self.page
 
     def open_loom(self, prompt: str = "Tell me a story about a fox.", **grow: Any) -> list[int]:
@@ -184,9 +215,35 @@ class Desk:
         return grown
 
     @property
+    def tree(self) -> Locator:
+        return self.page.get_by_role("tree", name="Tree", exact=True)
+
+    @property
+    def text(self) -> Locator:
+        """The text of the path."""
+        return self.page.locator("article[aria-label='Text of the path']")
+
+    def row(self, node: int) -> Locator:
+        """The row of a node in the tree."""
+        return self.tree.locator(f"[role=treeitem][data-node='{node}']")
+
+    def part(self, node: int) -> Locator:
+        """The part of the path's text that is a node's."""
+        return self.text.locator(f"[data-node='{node}']")
+
+    def lane(self, node: int) -> Locator:
+        return self.page.locator(f"section[aria-label=Growing] article[data-lane='{node}']")
+
+    @property
+    def lanes(self) -> list[int]:
+        """The nodes that have a lane."""
+        found = self.page.locator("section[aria-label=Growing] article[data-lane]")
+        return [int(each) for each in found.evaluate_all("all => all.map((e) => e.dataset.lane)")]
+
+    @property
     def current(self) -> int:
         """The node that the tree shows as the current one."""
-        row = self.page.locator("[role=treeitem][aria-current=true]")
+        row = self.tree.locator("[role=treeitem][aria-current=true]")
         return int(row.get_attribute("data-node") or -1)
 
     def press(self, *keys: str) -> None:
@@ -201,16 +258,33 @@ class Desk:
             assert time.monotonic() < end, f"in {timeout_s} s: {what}"
             self.page.wait_for_timeout(20)
 
-    def shot(self, path: Path, masks: Sequence[str] = ("[data-varies]",)) -> bytes:
-        """Take a picture; what changes by itself is masked."""
-        self.page.evaluate("document.fonts.ready.then(() => true)")
-        return self.page.screenshot(
-            path=path,
-            animations="disabled",
-            caret="hide",
-            mask=[self.page.locator(mask) for mask in masks],
-            mask_color="#888888",
-        )
+    def shot(self, path: Path | None = None) -> bytes:
+        """Take a picture in which nothing moves, and what changes by itself is left out."""
+        self.page.evaluate(_STAND_STILL)
+        try:
+            return self.page.screenshot(path=path, animations="disabled", caret="hide")
+        finally:
+            self.page.evaluate(_GO_ON)
+
+
+# Texts of what varies give way to a dash until the picture is taken: a mask would be as wide as
+# they are. After two frames the page has painted what it knows, and its fonts are there.
+_STAND_STILL = """async () => {
+  await document.fonts.ready
+  window.weftVaried = []
+  for (const each of document.querySelectorAll("[data-varies]")) {
+    const walker = document.createTreeWalker(each, NodeFilter.SHOW_TEXT)
+    for (let text = walker.nextNode(), i = 0; text; text = walker.nextNode(), i++) {
+      window.weftVaried.push([text, text.data])
+      text.data = i ? "" : "\u2013"
+    }
+  }
+  for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame)
+}"""
+_GO_ON = """() => {
+  for (const [text, data] of window.weftVaried) text.data = data
+  delete window.weftVaried
+}"""
 
 
 class Gate:
@@ -224,7 +298,14 @@ class Gate:
         self._forward = self._engine.forward
         self._turn = threading.Condition()
         self._left: int | None = None
+        self._broken = ""
         self._engine.forward = self._step  # type: ignore[method-assign]
+
+    def fail(self, message: str) -> None:
+        """Let the next step fail, as a broken device makes it."""
+        with self._turn:
+            self._broken = message
+            self._turn.notify_all()
 
     def hold(self, after: int = 0) -> None:
         """Let so many steps pass from now on, then none."""
@@ -245,7 +326,12 @@ class Gate:
     def _step(self, rows: Any) -> Any:
         with self._turn:
             # Nobody waits for ever, should a test have failed meanwhile.
-            self._turn.wait_for(lambda: self._left is None or self._left > 0, timeout=60)
+            self._turn.wait_for(
+                lambda: self._left is None or self._left > 0 or self._broken, timeout=60
+            )
+            if self._broken:
+                message, self._broken = self._broken, ""
+                raise RuntimeError(message)
             if self._left is not None:
                 self._left -= 1
         return self._forward(rows)

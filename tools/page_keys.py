@@ -48,7 +48,7 @@ def page_keys() -> list[PageKey]:
 
 def keys_table() -> str:
     """Return the table of keys in Markdown; commands without keys are in the palette alone."""
-    lines = ["| | in the tree | where you type |", "| --- | --- | --- |"]
+    lines = ["| what | in the tree | where you type |", "| --- | --- | --- |"]
     group = ""
     for row in page_keys():
         if not (row.tree or row.text):

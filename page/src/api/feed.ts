@@ -16,7 +16,7 @@ export type TokenEvent = [number, number | null, string, number | string | null,
 
 export interface FeedEvents {
   snapshot: { loom: string; rev: number; jobs: (Job & { texts: BranchEvent[] })[] }
-  job: { job: string; model: string | null; branches: BranchEvent[]; strategy?: string }
+  job: { job: string; model: string | null; branches: BranchEvent[]; asked?: Schemas['JobObject']['asked'] }
   tok: { job: string; t: TokenEvent[] }
   branch: {
     job: string
@@ -29,13 +29,7 @@ export interface FeedEvents {
     mean_logprob: number | string | null
     kept: boolean
   }
-  score: {
-    job: string
-    round: number
-    candidates: { node: number; score: number | null; by: string | null }[]
-    kept: number[]
-    cost: Record<string, number>
-  }
+  score: { job: string } & Schemas['RoundObject']
   change: {
     rev: number
     kind: string

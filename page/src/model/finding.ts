@@ -99,6 +99,15 @@ function spansOf(text: string, wanted: RegExp): Span[] {
   return spans
 }
 
+/** Spans that count characters, as the server does, as spans of a text here, which counts in halves of pairs. */
+export function inUnits(text: string, spans: readonly Span[]): Span[] {
+  if (!/[\ud800-\udbff]/.test(text)) return [...spans]
+  const starts = [0]
+  for (const character of text) starts.push(starts[starts.length - 1]! + character.length)
+  const unit = (at: number) => starts[Math.min(at, starts.length - 1)]!
+  return spans.map(([from, to]) => [unit(from), unit(to)])
+}
+
 export interface Piece {
   text: string
   isMarked: boolean

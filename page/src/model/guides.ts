@@ -6,8 +6,8 @@ const LEFT = 16
 const CORNER = 6
 /** How far a level goes in; deep ones go in less, and the deepest not at all. */
 const STEPS: readonly (readonly [levels: number, step: number])[] = [
-  [10, 14],
-  [16, 5],
+  [8, 13],
+  [16, 3],
 ]
 
 /** Where the line stands that hangs from rows of a depth, in pixels. */

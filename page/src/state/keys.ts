@@ -1,7 +1,9 @@
 /** Every key of the page, once: what listens, the help, the palette and the tooltips read this. */
 
+import type { Signal } from '@preact/signals'
 import { ROOT } from '../model/tree'
 import * as act from './actions'
+import { cardNeedsCtrl, scoreAll, showsSpecial } from './reading'
 import { cannotGrow, open } from './session'
 import { applyPreset, limits, presets, set, settings } from './settings'
 import { toast } from './toasts'
@@ -64,7 +66,7 @@ export const handlers = {
   edit: (_inPlace: boolean): void => {},
   writeChild: (): void => {},
   splitHere: (_andChild: boolean): void => {},
-  clipHere: (): void => {},
+  clipHere: (_drops: boolean): void => {},
   alternative: (_by: 1 | -1): void => {},
   takeAlternative: (): boolean => false,
   search: (): void => {},
@@ -91,6 +93,9 @@ const show = (what: view.Overlay) => {
 const pane = (which: 'hasLeft' | 'hasRight') => {
   const now = view.panes.peek()
   view.panes.value = { ...now, [which]: !now[which] }
+}
+const toggle = (setting: Signal<boolean>) => {
+  setting.value = !setting.peek()
 }
 const more = (by: number) =>
   set({ n: Math.max(1, Math.min(limits.peek()?.n ?? Infinity, settings.peek().n + by)) })
@@ -131,7 +136,8 @@ export const bindings: Binding[] = [
   { id: 'redo', group: 'Write', label: 'Do again', tree: ['Mod+Shift+z', 'Mod+y'], can: has, run: () => act.redo() },
   { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => handlers.splitHere(false) },
   { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], can: has, run: () => handlers.splitHere(true) },
-  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere() },
+  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere(false) },
+  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', can: has, run: () => handlers.clipHere(true) },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
   { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: isBelowRoot, run: () => handlers.withSelected('remove') || act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
@@ -147,6 +153,9 @@ export const bindings: Binding[] = [
   { id: 'heat', group: 'Look', label: 'Heat: off, probability, entropy, rank', tree: ['p'], text: ['Alt+p'], can: has, run: view.cycleHeat },
   { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], can: has, run: () => handlers.alternative(1) },
   { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
+  { id: 'score', group: 'Look', label: 'Score what was written', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
+  { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', can: has, run: () => toggle(showsSpecial) },
+  { id: 'card-ctrl', group: 'Look', label: 'Token card: on resting, or only with Ctrl held', run: () => toggle(cardNeedsCtrl) },
   { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => handlers.select('here') },
   { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => handlers.select('leaves') },
   { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => handlers.select('bookmarks') },

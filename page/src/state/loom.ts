@@ -1,15 +1,21 @@
 /** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
 import { batch, computed, signal } from '@preact/signals'
-import { ApiError, api, type Loom, type Schemas, type Token } from '../api/client'
+import { ApiError, api, type Job, type Loom, type Schemas, type Token } from '../api/client'
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
+import { prunedIn, type Round, type RunResult } from '../model/run'
 import { LoomTree, ROOT } from '../model/tree'
 import { plural } from '../model/words'
+import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, toast } from './toasts'
+import { inspectorTab } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
+const SEEN = 16 // tokens whose alternatives are asked for at once
+const TOP = 8
+const NONE: ReadonlySet<number> = new Set()
 
 /** What this browser remembers of a loom. */
 interface Remembered {
@@ -20,14 +26,14 @@ interface Remembered {
   lastChild: Record<string, number>
 }
 
-/** A search that runs, or ran, in this loom: its rounds and how it ended. */
+/** A search that runs, or ran, in this loom: what was asked, its rounds and how it ended. */
 export interface LiveRun {
   job: string
-  strategy: string
-  rounds: FeedEvents['score'][]
+  asked: Record<string, unknown>
+  rounds: readonly Round[]
   nodes: number[]
   status: Schemas['JobObject']['status']
-  result: Record<string, unknown> | null
+  result: RunResult | null
   error: string
 }
 
@@ -51,7 +57,32 @@ export class OpenLoom {
   })
   /** Branches that grow, and those that ended in calls of which one still grows. By node. */
   readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
+  /** A call that was sent and has no branches yet: its lanes stand there already. */
+  readonly asking = signal<{ parent: number; n: number } | null>(null)
+  readonly drafts: Drafts
+  /** Searches, the newest last. */
   readonly runs = signal<readonly LiveRun[]>([])
+  /** The one that is looked at, by its job, and up to which round; null: the newest, all of them. */
+  readonly shownRun = signal<string | null>(null)
+  readonly shownRound = signal<number | null>(null)
+  readonly run = computed<LiveRun | null>(
+    () => this.runs.value.find((each) => each.job === this.shownRun.value) ?? this.runs.value.at(-1) ?? null,
+  )
+  /** Nodes that searches made: what they wrote by themselves is no person's. */
+  readonly searched = computed<ReadonlySet<number>>(
+    () =>
+      new Set(
+        this.runs.value.flatMap((run) =>
+          run.rounds.flatMap((each) => each.candidates.map((one) => one.node)),
+        ),
+      ),
+  )
+  /** Nodes that the search left behind, while it runs or is looked at: to be drawn dimmed. */
+  readonly pruned = computed<ReadonlySet<number>>(() => {
+    const run = this.run.value
+    if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
+    return prunedIn(run.rounds, this.shownRound.value)
+  })
   /** It was removed while it was open: what is shown can still be read. */
   readonly isGone = signal(false)
   /** What a call failed with last, and which nodes it grew. */
@@ -60,7 +91,7 @@ export class OpenLoom {
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
   private readonly tokens = new Map<string, Promise<Token[]>>()
-  private readonly jobs = new Map<string, { branches: Map<number, Lane>; strategy: string | null }>()
+  private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
   readonly feed: Feed
   private readonly dirty = new Set<Lane>()
   private painting = false
@@ -70,6 +101,7 @@ export class OpenLoom {
   constructor(info: Loom, wanted: number | null = null) {
     this.id = info.id
     this.info = signal(info)
+    this.drafts = new Drafts(this.id)
     const kept = read<Remembered>(`loom.${this.id}`, {
       current: ROOT,
       collapsed: [],
@@ -83,11 +115,13 @@ export class OpenLoom {
     for (const each of kept.visited) this.visited.add(each)
     for (const [parent, child] of Object.entries(kept.lastChild)) this.lastChild.set(Number(parent), child)
     this.feed = new Feed(this.id, this.handlers())
+    addEventListener('pagehide', this.keep)
   }
 
   close(): void {
     this.feed.close()
-    this.remember()
+    removeEventListener('pagehide', this.keep)
+    this.keep()
   }
 
   /** The node that stands where the tree begins now. */
@@ -124,6 +158,30 @@ export class OpenLoom {
       this.early = []
       this.settle()
     })
+    for (const job of (await api.runs(this.id)).data.reverse()) this.adopt(job)
+  }
+
+  /** Take in a search as the server tells it whole. */
+  private adopt(job: Job): void {
+    const told: Partial<LiveRun> = {
+      status: job.status,
+      rounds: job.rounds ?? [],
+      result: (job.result as RunResult | null | undefined) ?? null,
+      error: job.error?.message ?? '',
+    }
+    this.noteRun(job.id, job.asked ?? {})
+    this.changeRun(job.id, (run) => ({
+      ...told,
+      nodes: [...new Set([...run.nodes, ...(job.branches ?? []).map((each) => each.node)])],
+    }))
+  }
+
+  private noteRun(job: string, asked: Record<string, unknown>): void {
+    if (this.runs.peek().some((run) => run.job === job)) return
+    const run: LiveRun = { job, asked, rounds: [], nodes: [], status: 'running', result: null, error: '' }
+    this.runs.value = [...this.runs.peek(), run]
+    this.shownRun.value = null
+    this.shownRound.value = null
   }
 
   /** Ask for what has changed since the revision that is known. */
@@ -170,9 +228,13 @@ export class OpenLoom {
       for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
       this.jobs.delete(job)
     }
+    for (const run of this.runs.peek()) {
+      if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
+    }
     if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
     for (const job of data.jobs) {
-      this.begin(job.id, job.texts, job.kind === 'run' ? 'run' : undefined)
+      this.begin(job.id, job.texts, job.asked ?? undefined)
+      if (job.kind === 'run') this.adopt(job)
       for (const told of job.texts) {
         const lane = this.jobs.get(job.id)?.branches.get(told.branch)
         if (!lane) continue
@@ -198,21 +260,17 @@ export class OpenLoom {
   }
 
   private onJob(data: FeedEvents['job']): void {
-    this.begin(data.job, data.branches, data.strategy)
+    this.begin(data.job, data.branches, data.asked ?? undefined)
   }
 
   /** Note a job's branches: they are nodes from now on. Known ones stay as they are. */
-  begin(job: string, branches: readonly BranchEvent[], strategy?: string): void {
+  begin(job: string, branches: readonly BranchEvent[], asked?: Record<string, unknown>): void {
+    if (asked !== undefined) this.noteRun(job, asked)
     let known = this.jobs.get(job)
     if (!known) {
       if (!this.isGrowing) this.lanes.value = new Map() // those of the last call have had their time
-      known = { branches: new Map(), strategy: strategy ?? null }
+      known = { branches: new Map() }
       this.jobs.set(job, known)
-      if (strategy !== undefined)
-        this.runs.value = [
-          ...this.runs.peek(),
-          { job, strategy, rounds: [], nodes: [], status: 'running', result: null, error: '' },
-        ]
     }
     const lanes = new Map(this.lanes.peek())
     for (const told of branches) {
@@ -223,6 +281,7 @@ export class OpenLoom {
       if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
     }
     this.lanes.value = lanes
+    this.asking.value = null
     const numbers = branches.map((each) => each.node)
     this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
   }
@@ -272,10 +331,12 @@ export class OpenLoom {
   }
 
   private onScore(data: FeedEvents['score']): void {
-    this.changeRun(data.job, (run) => ({ rounds: [...run.rounds, data] }))
+    this.changeRun(data.job, (run) => ({
+      rounds: [...run.rounds.filter((each) => each.round < data.round), data],
+    }))
     for (const each of data.candidates) {
       const node = this.tree.get(each.node)
-      if (node) node.score = each.score
+      if (node && each.score !== undefined) node.score = each.score
     }
     this.tree.touch()
   }
@@ -301,11 +362,20 @@ export class OpenLoom {
     for (const lane of lanes) this.endLane(lane, lane.finish)
     const full = lanes.find((lane) => lane.finish === 'context')
     if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
-    this.changeRun(data.job, () => ({ status: data.status, result: data.result ?? null }))
+    this.changeRun(data.job, () => ({
+      status: data.status,
+      result: (data.result as RunResult | undefined) ?? null,
+    }))
     this.jobs.delete(data.job)
     // Lanes stay for as long as somebody looks at what they grew from.
     this.lanes.value = new Map(this.lanes.peek())
     this.tree.touch()
+  }
+
+  /** A search ended while nobody listened here. */
+  private readRun(job: string): void {
+    const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
+    api.job(job).then((told) => this.adopt(told), lost)
   }
 
   /** That a branch came to the end of the context is told as a prompt that is too long. */
@@ -419,18 +489,22 @@ export class OpenLoom {
   }
 
   private remembering: number | undefined
+  /** Note soon where one is. */
   remember(): void {
     clearTimeout(this.remembering)
-    this.remembering = window.setTimeout(() => {
-      const kept: Remembered = {
-        current: this.current.peek(),
-        collapsed: [...this.collapsed.peek()],
-        hoisted: [...this.hoisted.peek()],
-        visited: [...this.visited].slice(-20_000),
-        lastChild: Object.fromEntries(this.lastChild),
-      }
-      write(`loom.${this.id}`, kept)
-    }, 300)
+    this.remembering = window.setTimeout(this.keep, 300)
+  }
+
+  private readonly keep = (): void => {
+    clearTimeout(this.remembering)
+    const kept: Remembered = {
+      current: this.current.peek(),
+      collapsed: [...this.collapsed.peek()],
+      hoisted: [...this.hoisted.peek()],
+      visited: [...this.visited].slice(-20_000),
+      lastChild: Object.fromEntries(this.lastChild),
+    }
+    write(`loom.${this.id}`, kept)
   }
 
   // Tokens
@@ -445,6 +519,20 @@ export class OpenLoom {
       this.tokens.set(key, found)
     }
     return found
+  }
+
+  /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
+  async seenAt(number: number, index: number): Promise<Token | undefined> {
+    const first = index - (index % SEEN)
+    const key = `${number}/seen/${first}`
+    let found = this.tokens.get(key)
+    if (!found) {
+      const span = { first, last: first + SEEN, sampled: true }
+      found = api.tokens(this.id, number, TOP, span).then((told) => told.data)
+      found.catch(() => this.tokens.delete(key))
+      this.tokens.set(key, found)
+    }
+    return (await found).find((each) => each.index === index)
   }
 
   private forgetTokens(number: number): void {

@@ -10,7 +10,14 @@ export const textSize = remembered<(typeof TEXT_SIZES)[number]>('textSize', 'nor
 export const TEXT_WIDTHS = ['narrow', 'normal', 'wide'] as const
 export const textWidth = remembered<(typeof TEXT_WIDTHS)[number]>('textWidth', 'normal')
 export const heatMode = remembered<HeatMode>('heat', 'off')
-export const panes = remembered('panes', { left: 288, right: 320, hasLeft: true, hasRight: true })
+export const panes = remembered('panes', {
+  left: 288,
+  /** The left pane's width while it shows the map. */
+  map: 520,
+  right: 320,
+  hasLeft: true,
+  hasRight: true,
+})
 export const treeView = remembered<'outline' | 'map'>('treeView', 'outline')
 /** `run` is there while there is a search to look at. */
 export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom' | 'run'

@@ -2,7 +2,7 @@
 import { Import as ImportIcon, Keyboard, Library, PanelLeft, PanelRight, Share, SunMoon } from 'lucide-preact'
 import { useRef } from 'preact/hooks'
 import type { OpenLoom } from '../state/loom'
-import { narrowTab, panes } from '../state/view'
+import { narrowTab, panes, treeView } from '../state/view'
 import { IconButton } from './Button'
 import { Inspector } from './inspector/Inspector'
 import { LoomTitle } from './loom/LoomTitle'
@@ -19,7 +19,8 @@ import './workbench.css'
 const TABS = { tree: 'Tree', text: 'Text', inspector: 'Inspector' } as const
 
 export function Workbench({ loom }: { loom: OpenLoom }) {
-  const { left, right, hasLeft, hasRight } = panes.value
+  const { right, hasLeft, hasRight } = panes.value
+  const left = panes.value[leftNow()]
   return (
     <div class="workbench" data-narrow={narrowTab.value}>
       <header class="bar row">
@@ -80,15 +81,18 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
   )
 }
 
-const BOUNDS = { left: [200, 560], right: [260, 560] } as const
+/** The outline and the map have a width each. */
+const leftNow = () => (treeView.value === 'map' ? 'map' : 'left')
+const BOUNDS = { left: [200, 560], map: [280, 1200], right: [260, 560] } as const
 
 /** The line between two panes: dragged, or moved with the arrow keys. */
 function Resizer({ side }: { side: 'left' | 'right' }) {
   const from = useRef<{ x: number; width: number } | null>(null)
-  const [low, high] = BOUNDS[side]
+  const which = side === 'left' ? leftNow() : side
+  const [low, high] = BOUNDS[which]
   const towards = side === 'left' ? 1 : -1
   const resize = (width: number) => {
-    panes.value = { ...panes.peek(), [side]: Math.round(Math.max(low, Math.min(high, width))) }
+    panes.value = { ...panes.peek(), [which]: Math.round(Math.max(low, Math.min(high, width))) }
   }
   return (
     <div
@@ -98,11 +102,11 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
       aria-label={side === 'left' ? 'Width of the tree' : 'Width of the inspector'}
       aria-valuemin={low}
       aria-valuemax={high}
-      aria-valuenow={panes.value[side]}
+      aria-valuenow={panes.value[which]}
       tabIndex={0}
       onPointerDown={(event) => {
         event.currentTarget.setPointerCapture(event.pointerId)
-        from.current = { x: event.clientX, width: panes.peek()[side] }
+        from.current = { x: event.clientX, width: panes.peek()[which] }
       }}
       onPointerMove={(event) =>
         from.current && resize(from.current.width + towards * (event.clientX - from.current.x))
@@ -113,7 +117,7 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
         if (by === undefined) return
         event.preventDefault()
         event.stopPropagation()
-        resize(panes.peek()[side] + towards * by)
+        resize(panes.peek()[which] + towards * by)
       }}
     />
   )

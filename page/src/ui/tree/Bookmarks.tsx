@@ -15,7 +15,6 @@ export const labelling = signal<number | null>(null)
 
 export function Bookmarks({ loom }: { loom: OpenLoom }) {
   if (!hasBookmarks.value && labelling.value === null) return null
-  loom.tree.version.value
   const nodes = loom.bookmarks.value
   return (
     <section class="panel bookmarks" aria-label="Bookmarks">
@@ -33,6 +32,7 @@ export function Bookmarks({ loom }: { loom: OpenLoom }) {
 }
 
 function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
+  loom.tree.version.value
   const node = loom.tree.get(number)
   if (!node) return null
   const { prompt, chat_template_used } = loom.info.value

@@ -1,6 +1,6 @@
 /** What a search has found, as a list: what stands around each hit. */
 import { useState } from 'preact/hooks'
-import { type Found, type Piece, snippet } from '../../model/finding'
+import { type Found, inUnits, type Piece, snippet } from '../../model/finding'
 import { everywhere, hits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { linkTo } from '../../state/session'
@@ -38,7 +38,7 @@ export function HitsEverywhere() {
   return (
     <ul class="hits" aria-label="Hits">
       {told.data.map((each) => {
-        const found: Found = { node: each.node, text: each.text, spans: each.spans ?? [] }
+        const found: Found = { node: each.node, text: each.text, spans: inUnits(each.text, each.spans ?? []) }
         return (
           <li key={`${each.loom}/${each.node}`}>
             <a href={linkTo(each.name, each.node)}>

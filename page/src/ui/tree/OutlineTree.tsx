@@ -4,7 +4,7 @@ import { lines, ROW, thread } from '../../model/guides'
 import type { Outline } from '../../model/outline'
 import { onlyHits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
-import { clickRow, menuAt, moving, rowKey } from './deeds'
+import { clickRow, dragged, menuAt, moving, nodeAt, rowKey } from './deeds'
 import { OutlineRow, rowId } from './Row'
 import { rowsOf } from './rows'
 
@@ -26,6 +26,7 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
     const top = Math.floor(scrollTop / (4 * ROW)) * 4
     setSeen((now) => (now.top === top && now.height === clientHeight ? now : { top, height: clientHeight }))
   }
+  const [pointed, setPointed] = useState(-1)
   useSize(box, look)
   useKeptPlace(box, outline, current, look)
 
@@ -47,9 +48,15 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
       aria-activedescendant={shown.some((each) => each.node === current) ? rowId(current) : undefined}
       tabIndex={0}
       onScroll={look}
+      onPointerOver={(event) => setPointed(event.pointerType === 'mouse' ? nodeAt(event.target) : -1)}
+      onPointerLeave={() => setPointed(-1)}
       onClick={(event) => clickRow(loom, event)}
       onContextMenu={(event) => menuAt(loom, event)}
       onKeyDown={(event) => rowKey(loom, event)}
+      onDragStart={(event) => dragged(loom, event)}
+      onDragOver={(event) => dragged(loom, event)}
+      onDrop={(event) => dragged(loom, event)}
+      onDragEnd={(event) => dragged(loom, event)}
     >
       <div role="none" class="tree-all" style={{ height: `${outline.rows.length * ROW}px` }}>
         <svg
@@ -72,6 +79,7 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
               isCurrent={node === current}
               isSelected={(row.same.length ? row.same : row.chain).some((each) => selected.has(each))}
               isUnread={(row.same.length ? [node] : row.chain).some((each) => loom.isUnread(each))}
+              isPointed={node === pointed}
               isHit={only ? only.has(node) : null}
               version={version}
             />

@@ -17,6 +17,8 @@ interface RowProps {
   isCurrent: boolean
   isSelected: boolean
   isUnread: boolean
+  /** It is pointed at: what can be done with it is there. */
+  isPointed: boolean
   /** In a tree of hits: it is one of them. */
   isHit: boolean | null
   /** The tree's version: nodes change in place. */
@@ -26,7 +28,16 @@ interface RowProps {
 /** The id of a row's element. */
 export const rowId = (node: number) => `row-${node}`
 
-export function OutlineRow({ loom, row, node: number, isCurrent, isSelected, isUnread, isHit }: RowProps) {
+export function OutlineRow({
+  loom,
+  row,
+  node: number,
+  isCurrent,
+  isSelected,
+  isUnread,
+  isPointed,
+  isHit,
+}: RowProps) {
   loom.lanes.value.get(number)?.version.value
   const node = loom.tree.get(number)
   if (!node) return null
@@ -41,6 +52,7 @@ export function OutlineRow({ loom, row, node: number, isCurrent, isSelected, isU
       role="treeitem"
       class={`tree-row${isHit === false ? ' dim' : ''}`}
       data-node={number}
+      draggable={number !== ROOT}
       aria-level={row.depth + 1}
       aria-expanded={row.isFolded === null ? undefined : !row.isFolded}
       aria-current={isCurrent ? 'true' : undefined}
@@ -69,11 +81,13 @@ export function OutlineRow({ loom, row, node: number, isCurrent, isSelected, isU
           {hidden ? `+${count(hidden)}` : row.nChildren || ''}
         </span>
       </span>
-      <span class="deeds">
-        <Deed what="grow" label="Grow branches" icon={Sprout} />
-        <Deed what="bookmark" label="Bookmark" icon={Bookmark} />
-        {number !== ROOT && <Deed what="remove" label="Remove" icon={Trash2} />}
-      </span>
+      {isPointed && (
+        <span class="deeds">
+          <Deed what="grow" label="Grow branches" icon={Sprout} />
+          <Deed what="bookmark" label="Bookmark" icon={Bookmark} />
+          {number !== ROOT && <Deed what="remove" label="Remove" icon={Trash2} />}
+        </span>
+      )}
     </div>
   )
 }

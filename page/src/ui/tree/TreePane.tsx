@@ -10,6 +10,7 @@ import { IconButton } from '../Button'
 import { Bookmarks, hasBookmarks, labelling } from './Bookmarks'
 import { Crumbs } from './Crumbs'
 import { beginMove, menu, menuHere, moving, select, selectAll } from './deeds'
+import { MapView } from './MapView'
 import { Moving } from './Moving'
 import { OutlineTree } from './OutlineTree'
 import { RowMenu } from './RowMenu'
@@ -40,7 +41,7 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
       <div class="tree-view" data-view={treeView.value}>
         {nothing && <p class="tree-nothing">No results. Try fewer words, or another filter.</p>}
         <OutlineTree loom={loom} />
-        {isMap && null}
+        {isMap && <MapView loom={loom} />}
       </div>
       <Selected loom={loom} />
       <RowMenu loom={loom} />

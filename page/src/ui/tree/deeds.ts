@@ -18,6 +18,9 @@ function rowAt(target: EventTarget | null): { node: number; element: HTMLElement
   return element ? { node: Number(element.dataset['node']), element } : null
 }
 
+/** The node of the row that something is in; -1 outside. */
+export const nodeAt = (target: EventTarget | null): number => rowAt(target)?.node ?? -1
+
 export function clickRow(loom: OpenLoom, event: MouseEvent): void {
   const row = rowAt(event.target)
   if (!row) return
