@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,9 @@ def test_ls_lists_the_last_changed_first_and_marks_the_last_drawn(weft, grown) -
     listed = told(weft("ls", "--json"))
     assert [each["nodes"] for each in listed["looms"]] == [2, 4]
     assert listed["last"] == NAME
+    for each in listed["looms"]:
+        created, changed = (datetime.fromisoformat(each[name]) for name in ("created", "changed"))
+        assert timedelta(0) <= changed - created < timedelta(minutes=5)
 
 
 def test_ls_of_nothing_says_how_to_begin(weft) -> None:

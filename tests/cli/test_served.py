@@ -174,7 +174,6 @@ MISTAKES = [
     (("run", "hi", "--kv-budget", "1MiB"), 2, "the server runs tiny"),
     (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),
     (("redo",), 1, "nothing to redo"),
-    (("open",), 3, "has no page"),
 ]
 
 
@@ -184,6 +183,12 @@ def test_a_mistake_is_told_as_without_a_server(weft: Any, served: Served) -> Non
         result = weft(*arguments)
         assert (result.exit_code, said in result.stderr) == (code, True), (arguments, result.output)
         assert "Traceback" not in result.output
+
+
+def test_a_loom_is_opened_at_the_page_of_the_server(weft: Any, served: Served) -> None:
+    weft("run", samples.story, "-n", "1", *FEW)
+    told = weft("open", "--no-browser", "--json")
+    assert json.loads(told.stdout) == {"url": f"{served.url}/#{NAME}", "loom": NAME}
 
 
 def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path) -> None:

@@ -336,6 +336,24 @@ def test_postgresql_that_stops_is_waited_for(postgres: Cluster) -> None:
 # Tables
 
 
+def test_a_database_of_an_older_weft_is_brought_up_to_date(url: str) -> None:
+    with Library(url) as library:
+        kept = fresh(library)
+        kept.loom.add("a")
+        kept.commit("add")
+        name = kept.name
+
+        def as_it_was(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("ALTER TABLE operations DROP COLUMN act")
+            connection.exec_driver_sql("UPDATE weft_version SET version_num = '1'")
+
+        library.database.write(as_it_was)
+    with Library(url) as library:
+        kept = library.open(name)
+        kept.undo()
+        assert kept.loom.children == []
+
+
 def test_a_database_of_a_newer_weft_is_refused(url: str) -> None:
     with Library(url) as library:
         fresh(library)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,7 +67,7 @@ def loom_object(row: LoomFacts) -> dict[str, Any]:
         "engine": row.engine,
         "prompt": row.prompt,
         "created": row.created,
-        "changed": row.changed,
+        "changed": datetime.fromtimestamp(row.changed, UTC).isoformat(timespec="seconds"),
     }
 
 
