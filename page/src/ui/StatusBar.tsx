@@ -8,6 +8,7 @@ import type { OpenLoom } from '../state/loom'
 import { isAway } from '../state/session'
 import { overlay } from '../state/view'
 import { TextButton } from './Button'
+import { HeatLegend } from './reading/Legend'
 import './status.css'
 
 export function StatusBar({ loom }: { loom: OpenLoom }) {
@@ -22,6 +23,7 @@ export function StatusBar({ loom }: { loom: OpenLoom }) {
         <Growing loom={loom} />
       )}
       <span class="grow" />
+      <HeatLegend />
       <Nodes loom={loom} />
       <Saving />
     </footer>

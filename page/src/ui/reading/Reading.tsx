@@ -63,5 +63,3 @@ function End({ loom }: { loom: OpenLoom }) {
     </div>
   )
 }
-
-export { HeatLegend } from './Legend'
