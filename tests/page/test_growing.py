@@ -113,7 +113,7 @@ def test_one_branch_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gat
     nodes = desk.nodes()
     assert nodes[first]["text"]
     assert nodes[second]["growing"]
-    desk.press("ArrowLeft")
+    desk.press("ArrowLeft")  # lanes stand below the node that they grow from
     desk.lane(second).get_by_role("button", name="Stop").click()
     desk.wait_grown()
     assert desk.nodes()[second]["finish_reason"] == "cancelled"
