@@ -22,8 +22,8 @@ export function StatusBar({ loom }: { loom: OpenLoom }) {
       ) : (
         <Growing loom={loom} />
       )}
-      <span class="grow" />
       <HeatLegend />
+      <span class="grow" />
       <Nodes loom={loom} />
       <Saving />
     </footer>
