@@ -29,6 +29,13 @@ export function Editor({ loom, draft }: EditorProps) {
       loom.drafts.drop(draft)
     } catch (error) {
       if (!(error instanceof ApiError)) return failed(error)
+      const whole = loom.tree.get(draft.node)?.text ?? ''
+      if (isRoot && draft.isMessage && error.status === 400 && whole !== draft.base) {
+        // It was made of several messages: then all of them are what is edited.
+        const text = whole.replace(draft.base, () => draft.text)
+        loom.drafts.change(draft, { isMessage: false, base: whole, text })
+        return setProblem('The prompt is more than one message. This is all of it; save it again.')
+      }
       setProblem(said(error))
       // Whoever saves again has read what happened.
       if (error.code === 'revision_mismatch') loom.drafts.change(draft, { rev: loom.tree.rev })

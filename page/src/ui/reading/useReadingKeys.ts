@@ -5,7 +5,7 @@ import { shownText } from '../../model/turns'
 import { moves } from '../../state/actions'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { card, cursor, showsSpecial } from '../../state/reading'
+import { card, cursor } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
 import { toast } from '../../state/toasts'
 import { zone } from '../../state/view'
@@ -75,14 +75,14 @@ function beginEdit(loom: OpenLoom): void {
   if (!node) return
   if (node.growing) return void toast('It grows still: stop it, or wait, to edit it.')
   const info = loom.info.peek()
-  const isMessage =
-    !showsSpecial.peek() &&
-    (number === ROOT ? shownText(node, info, false) === info.prompt : node.said != null)
+  // A message is edited as it was said, not as the template writes it.
+  const base = shownText(node, info, false)
+  const isMessage = number === ROOT ? base === info.prompt : node.said != null
   card.value = null
   loom.drafts.begin({
     kind: 'edit',
     node: number,
-    base: shownText(node, info, showsSpecial.peek()),
+    base,
     rev: loom.tree.rev,
     isMessage,
   })
