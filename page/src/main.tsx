@@ -3,7 +3,7 @@ import './tokens.css'
 import './fonts.css'
 import './base.css'
 import { listen } from './state/keys'
-import { followAddress, listLooms, watchServer } from './state/session'
+import { followAddress, keepWatch, watchServer } from './state/session'
 import { failed } from './state/toasts'
 import { App } from './ui/App'
 
@@ -11,5 +11,5 @@ listen()
 addEventListener('hashchange', () => void followAddress())
 render(<App />, document.getElementById('app')!)
 watchServer().catch(failed)
-listLooms().catch(failed)
+keepWatch()
 void followAddress()

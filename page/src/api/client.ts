@@ -20,6 +20,8 @@ export class ApiError extends Error {
     readonly param: string | null = null,
     readonly details: Record<string, unknown> = {},
     readonly requestId: string = '',
+    /** Seconds after which trying again makes sense; null where nobody said. */
+    readonly retryAfterS: number | null = null,
   ) {
     super(message)
     this.name = 'ApiError'
@@ -40,6 +42,12 @@ interface Asked {
 }
 
 const BASE = '/api/v1'
+
+let lost: () => void = () => {}
+/** Call this whenever a request did not reach the server. */
+export const whenLost = (call: () => void): void => {
+  lost = call
+}
 
 export function address(path: string, query: Query = {}): string {
   const given = new URLSearchParams()
@@ -66,6 +74,7 @@ async function send(method: string, path: string, asked: Asked = {}): Promise<Re
     })
   } catch (error) {
     if (error instanceof DOMException && error.name === 'AbortError') throw error
+    lost()
     throw new ApiError(0, 'unreachable', 'The server does not answer.', 'Is weft serve still running?')
   }
   if (!answer.ok) throw await refused(answer)
@@ -76,6 +85,7 @@ async function refused(answer: Response): Promise<ApiError> {
   const told = (await answer.json().catch(() => null)) as Schemas['ErrorReply'] | null
   const error = told?.error
   if (!error) return new ApiError(answer.status, 'error', `The server answered ${answer.status}.`)
+  const retryAfter = Number(answer.headers.get('Retry-After') ?? NaN)
   return new ApiError(
     answer.status,
     error.code,
@@ -84,6 +94,7 @@ async function refused(answer: Response): Promise<ApiError> {
     error.param ?? null,
     error.details ?? {},
     error.request_id ?? '',
+    Number.isFinite(retryAfter) ? retryAfter : null,
   )
 }
 
@@ -108,8 +119,9 @@ export const api = {
   strategies: () => get<Schemas['StrategyList']>('/strategies'),
   models: () => get<Schemas['ModelList']>('/models'),
   loadModel: (body: Schemas['LoadModel']) => post<Schemas['JobReply']>('/models', body),
-  unloadModel: (id: string) => call<unknown>('DELETE', `/models/${encodeURIComponent(id)}`),
-  kv: () => get<Schemas['KvList']>('/kv'),
+  unloadModel: (id: string, force = false) =>
+    call<unknown>('DELETE', `/models/${encodeURIComponent(id)}`, { query: { force } }),
+  kv: (looms = false) => get<Schemas['KvList']>('/kv', looms ? { looms } : {}),
   tokenize: (text: string, model?: string | null, signal?: AbortSignal) =>
     post<Schemas['TokenizeReply']>('/tokenize', { text, model, add_bos: false }, undefined, signal),
 
@@ -167,6 +179,7 @@ export const api = {
     post<Changed>(`${on(loom, node)}/move`, body),
   copy: (loom: string, node: number, body: Partial<Schemas['CopyNode']>) =>
     post<Changed>(`${on(loom, node)}/copy`, body),
+  forgetKv: (loom: string, keep: number | null) => post<Schemas['LoomKv']>(`${at(loom)}/kv`, { keep }),
   nodeKv: (loom: string, node: number, op: 'warm' | 'evict') => post<unknown>(`${on(loom, node)}/kv`, { op }),
 
   // Growing

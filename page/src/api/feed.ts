@@ -16,7 +16,7 @@ export type TokenEvent = [number, number | null, string, number | string | null,
 
 export interface FeedEvents {
   snapshot: { loom: string; rev: number; jobs: (Job & { texts: BranchEvent[] })[] }
-  job: { job: string; model: string | null; branches: BranchEvent[]; strategy?: string }
+  job: { job: string; model: string | null; branches: BranchEvent[]; asked?: Schemas['JobObject']['asked'] }
   tok: { job: string; t: TokenEvent[] }
   branch: {
     job: string
@@ -29,13 +29,7 @@ export interface FeedEvents {
     mean_logprob: number | string | null
     kept: boolean
   }
-  score: {
-    job: string
-    round: number
-    candidates: { node: number; score: number | null; by: string | null }[]
-    kept: number[]
-    cost: Record<string, number>
-  }
+  score: { job: string } & Schemas['RoundObject']
   change: {
     rev: number
     kind: string
@@ -68,7 +62,7 @@ const NAMES: (keyof FeedEvents)[] = [
   'removed',
 ]
 /** A browser has six connections to a server: a tab that nobody looks at gives its own back. */
-const HIDDEN_S = 20
+const HIDDEN_S = 5
 
 /**
  * Follow a loom until closed. The first event is a snapshot; after a broken connection it goes on
@@ -88,7 +82,7 @@ export class Feed {
     private readonly handlers: FeedHandlers,
   ) {
     document.addEventListener('visibilitychange', this.look)
-    this.open()
+    if (!document.hidden) this.open()
   }
 
   close(): void {
@@ -100,6 +94,7 @@ export class Feed {
   }
 
   private open(): void {
+    clearTimeout(this.retry)
     const path = `/looms/${encodeURIComponent(this.loom)}/events`
     const source = new EventSource(address(path, { tokens: true, after: this.last }))
     this.source = source
@@ -127,6 +122,7 @@ export class Feed {
     clearTimeout(this.resting)
     if (document.hidden) {
       this.resting = window.setTimeout(() => {
+        clearTimeout(this.retry)
         this.source?.close()
         this.source = null
       }, 1000 * HIDDEN_S)

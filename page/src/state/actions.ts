@@ -1,12 +1,22 @@
 /** What a person does to the open loom: each verb once, for keys, buttons and menus alike. */
-import { batch, signal } from '@preact/signals'
-import { ApiError, api, type Changed, type GrowAsked } from '../api/client'
+import { batch, effect, signal, untracked } from '@preact/signals'
+import {
+  ApiError,
+  api,
+  type Changed,
+  type GrowAsked,
+  type Loom,
+  type RunAsked,
+  type Schemas,
+} from '../api/client'
+import { againAsked, comparison } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { type OpenLoom, without } from './loom'
-import { linkTo, listLooms, open } from './session'
+import { cannotGrow, linkTo, listLooms, model, open } from './session'
 import { asked, blocked, refused, spent } from './settings'
 import { failed, toast } from './toasts'
+import { troubled, ways } from './trouble'
 import { inspect } from './view'
 
 /** Above so many nodes a removal asks before, not after. */
@@ -24,6 +34,47 @@ async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Re
   }
 }
 
+/**
+ * Grow, unless the loom can only be read or a setting is wrong. What stands in the way is told with
+ * what helps, what the server refuses beside its setting.
+ */
+async function growing(
+  call: (loom: OpenLoom, more: GrowAsked) => Promise<Schemas['JobReply']>,
+  more: GrowAsked,
+): Promise<Schemas['JobReply'] | undefined> {
+  const loom = open.peek()
+  if (!loom) return undefined
+  if (cannotGrow.peek()) {
+    toast(cannotGrow.peek()!)
+    return undefined
+  }
+  const wrong = blocked.peek()
+  if (wrong !== null) {
+    inspect('generate')
+    toast(wrong, { kind: 'error' })
+    return undefined
+  }
+  try {
+    const job = await call(loom, { ...asked(), ...more })
+    loom.begin(job.job, job.branches ?? [])
+    spent()
+    return job
+  } catch (error) {
+    if (refused(error)) inspect('generate')
+    const again = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
+    if (!(error instanceof ApiError && troubled(error, again))) failed(error)
+    return undefined
+  }
+}
+
+// What fails while it grows is told as what fails at the call.
+effect(() => {
+  const failure = open.value?.lastError.value
+  if (!failure) return
+  const again = (other: GrowAsked) => growMany(failure.nodes, other)
+  untracked(() => troubled(failure.error, again) || failed(failure.error))
+})
+
 /** Make a change; it is shown from the call's own answer, before the feed tells it. */
 function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
   return on(async (loom) => {
@@ -37,44 +88,30 @@ function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | u
 
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
-  growing(async (loom) => {
-    const job = await api.grow(loom.id, node, {
-      force: loom.tree.get(node)?.ended ?? false,
-      ...asked(),
-      ...more,
-    })
-    loom.begin(job.job, job.branches ?? [])
-    return job
-  })
-
-/** Grow by the settings, unless one of them is wrong; what the server refuses is told beside it. */
-function growing<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
-  return on(async (loom) => {
-    const wrong = blocked.peek()
-    if (wrong !== null) {
-      inspect('generate')
-      toast(wrong, { kind: 'error' })
-      return undefined
-    }
+  growing(async (loom, what) => {
+    loom.asking.value = { parent: node, n: what.n ?? 1 }
     try {
-      const made = await work(loom)
-      spent()
-      return made
-    } catch (error) {
-      if (refused(error)) inspect('generate')
-      throw error
+      return await api.grow(loom.id, node, { force: loom.tree.get(node)?.ended ?? false, ...what })
+    } finally {
+      loom.asking.value = null
     }
-  })
-}
+  }, more)
 
 /** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
 export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
-  growing(async (loom) => {
-    const job = await api.growMany(loom.id, { ...asked(), ...more, nodes })
-    loom.begin(job.job, job.branches ?? [])
-    if (job.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
+  growing((loom, what) => api.growMany(loom.id, { ...what, nodes }), more).then((job) => {
+    if (job?.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
     return job
   })
+
+/** Search for an answer below a node; its rounds are shown beside the text. Raises: ApiError. */
+export async function search(asked: RunAsked): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const job = await api.run(loom.id, asked)
+  loom.begin(job.job, job.branches ?? [], { ...asked })
+  inspect('run')
+}
 
 /** End one branch; what it has is kept. */
 export const stopBranch = (node: number) =>
@@ -103,11 +140,23 @@ export const write = (parent: number, text: string, isMessage = false) =>
 export const take = (parent: number, tokenIds: number[]) =>
   change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
 
-/** Change a node's text: as a sibling, or in its place, which needs what is below computed anew. */
-export const edit = (node: number, text: string, inPlace: boolean) =>
-  change((loom) => api.edit(loom.id, node, { text, in_place: inPlace }, loom.tree.rev)).then(
-    inPlace ? undefined : follow,
-  )
+/**
+ * Change what a node says: as a sibling, or in its place, which needs what is below computed anew.
+ * rev: what was known when the writing began. Raises: ApiError, as 409 where it has changed since.
+ */
+export async function edit(
+  node: number,
+  text: string,
+  how: { inPlace: boolean; isMessage: boolean; rev: number },
+): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const said = how.isMessage ? { message: text } : { text }
+  const made = await api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.rev)
+  loom.apply(made)
+  if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
+  if (!how.inPlace) follow(made)
+}
 
 /** A sibling that shares the first tokens and then goes another way; with grow one branch goes on. */
 export async function fork(
@@ -151,6 +200,9 @@ export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
 export const move = (node: number, parent: number, index: number | null = null) =>
   change((loom) => api.move(loom.id, node, { parent, index }))
 
+/** What a pane shows of a change while it happens. */
+export const moves = { removing: (_tops: number[]): void => {} }
+
 export type What = 'node' | 'children' | 'siblings' | 'others'
 
 /** Numbers that a removal takes, the tops only. */
@@ -181,6 +233,7 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
       return
     const next = standsAfter(loom, node, what)
     const made = await api.remove(loom.id, node, what)
+    moves.removing(tops)
     batch(() => {
       if (next !== null) loom.go(next)
       loom.apply(made)
@@ -245,6 +298,56 @@ export const bookmark = (node: number, label?: string | null) =>
     return api.edit(loom.id, node, { bookmark: label === undefined ? (has ? null : '') : label })
   })
 
+/** Grow a node again by what it was grown with, and say whether the same came. */
+export const regenerate = (number: number) =>
+  on(async (loom) => {
+    const node = await api.node(loom.id, number, ['params', 'tokens'])
+    const again = againAsked(node, model.peek()?.defaults ?? {})
+    if (typeof again === 'string' || node.parent === null) {
+      toast('This node cannot be grown again.', { detail: typeof again === 'string' ? again : '' })
+      return
+    }
+    const force = loom.tree.get(node.parent)?.ended ?? false
+    const told = await api.growWhole(loom.id, node.parent, { ...again, force })
+    const [twin] = told.nodes ?? []
+    if (!twin) return
+    const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
+    const n = plural(node.n_tokens, 'token')
+    const says = {
+      same: `The same ${n} came again.`,
+      longer: `The same ${n} came again, and more after them.`,
+      other: 'Other text came.',
+    }[came]
+    toast(says, {
+      detail: came === 'other' ? 'Its path, its text or the model have changed since.' : '',
+      action: { label: 'Remove the copy', run: () => void remove(twin.node) },
+    })
+  })
+
+/** What somebody notes on a node; other notes stay. */
+export const note = (number: number, text: string) =>
+  change(async (loom) => {
+    const { meta } = await api.node(loom.id, number, ['meta'])
+    const { note: _, ...rest } = meta ?? {}
+    return api.edit(loom.id, number, { meta: text ? { ...rest, note: text } : rest })
+  })
+
+/** Compute the KV of a node's path now, or forget that of its own tokens. */
+export const handleKv = (number: number, op: 'warm' | 'evict') =>
+  on((loom) => api.nodeKv(loom.id, number, op))
+
+/** Copy a node and all below it into a new loom, whose prompt is the path to it. */
+export const copyOut = (number: number, name: string) =>
+  on(async (loom) => {
+    const made = (await api.copy(loom.id, number, { new_loom: name })) as unknown as Loom
+    await listLooms()
+    const run = () => {
+      location.hash = linkTo(made.name)
+    }
+    toast(`Copied ${plural(made.n_nodes, 'node')} to ${made.name}`, { action: { label: 'Open it', run } })
+    return made
+  })
+
 // Looking
 
 export function hoist(node: number): void {
@@ -288,6 +391,12 @@ export async function begin(
   }
 }
 
+// A new loom with this node's text alone: what stood before it takes no context there.
+ways.hoistAway = (node) => {
+  const text = open.peek()?.tree.get(node)?.text
+  if (text) void begin(text, { template: false, grow: null })
+}
+
 export async function removeLoom(name: string): Promise<void> {
   try {
     await api.removeLoom(name)
@@ -297,12 +406,37 @@ export async function removeLoom(name: string): Promise<void> {
       action: {
         label: 'Undo',
         run: () => {
-          api.restoreLooms({}).then(listLooms, failed)
+          api.restoreLooms({}).then(() => listLooms(), failed)
         },
       },
     })
   } catch (error) {
     failed(error)
+  }
+}
+
+/** Bring back the looms that were removed last, and open one. */
+export async function restore(name: string): Promise<void> {
+  try {
+    await api.restoreLooms({})
+    await listLooms()
+    location.hash = ''
+    location.hash = linkTo(name)
+  } catch (error) {
+    failed(error)
+  }
+}
+
+/** Give any loom another name. */
+export async function renameLoom(loom: Loom, name: string): Promise<boolean> {
+  if (open.peek()?.id === loom.id) return rename(name)
+  try {
+    await api.editLoom(loom.id, { name })
+    await listLooms()
+    return true
+  } catch (error) {
+    failed(error)
+    return false
   }
 }
 
@@ -315,6 +449,14 @@ export async function rename(name: string): Promise<boolean> {
   })
   return done ?? false
 }
+
+/** Note something on the open loom; other notes stay. */
+export const noteLoom = (text: string) =>
+  on(async (loom) => {
+    const { note: before, ...rest } = loom.info.peek().meta ?? {}
+    if (text === (before ?? '')) return
+    loom.info.value = await api.editLoom(loom.id, { meta: text ? { ...rest, note: text } : rest })
+  })
 
 async function waitFor(isSo: () => boolean): Promise<void> {
   for (let i = 0; i < 200 && !isSo(); i++) await new Promise((resolve) => setTimeout(resolve, 25))

@@ -1,9 +1,13 @@
 /** Every key of the page, once: what listens, the help, the palette and the tooltips read this. */
 
+import type { Signal } from '@preact/signals'
 import { ROOT } from '../model/tree'
 import * as act from './actions'
-import { open } from './session'
+import { cardNeedsCtrl, scoreAll, showsSpecial } from './reading'
+import { cannotGrow, open } from './session'
 import { applyPreset, limits, presets, set, settings } from './settings'
+import { toast } from './toasts'
+import { ways } from './trouble'
 import * as view from './view'
 
 export const isMac = /Mac|iPhone|iPad/.test(navigator.platform)
@@ -17,12 +21,16 @@ export interface Binding {
   text?: string[]
   /** Whether it can be done now; what cannot is dimmed in the palette. */
   can?: () => boolean
+  /** Why it cannot, where that is worth a word. */
+  why?: () => string | null
   run: () => unknown
 }
 
 const here = () => open.peek()
 const at = () => here()?.current.peek() ?? ROOT
 const has = () => here() !== null
+const canGrow = () => has() && cannotGrow.peek() === null
+const whyNot = () => cannotGrow.peek()
 const isBelowRoot = () => has() && at() !== ROOT
 const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
@@ -59,7 +67,7 @@ export const handlers = {
   edit: (_inPlace: boolean): void => {},
   writeChild: (): void => {},
   splitHere: (_andChild: boolean): void => {},
-  clipHere: (): void => {},
+  clipHere: (_drops: boolean): void => {},
   alternative: (_by: 1 | -1): void => {},
   takeAlternative: (): boolean => false,
   search: (): void => {},
@@ -87,6 +95,9 @@ const pane = (which: 'hasLeft' | 'hasRight') => {
   const now = view.panes.peek()
   view.panes.value = { ...now, [which]: !now[which] }
 }
+const toggle = (setting: Signal<boolean>) => {
+  setting.value = !setting.peek()
+}
 const more = (by: number) =>
   set({ n: Math.max(1, Math.min(limits.peek()?.n ?? Infinity, settings.peek().n + by)) })
 const preset = (k: number) => {
@@ -96,8 +107,8 @@ const preset = (k: number) => {
 
 // biome-ignore format: a table is read by lines
 export const bindings: Binding[] = [
-  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], can: has, run: () => handlers.withSelected('grow') || act.grow(at()) },
-  { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], can: has, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
+  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], can: canGrow, why: whyNot, run: () => handlers.withSelected('grow') || act.grow(at()) },
+  { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
   { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], run: () => more(1) },
   { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], run: () => more(-1) },
   { id: 'preset-1', group: 'Grow', label: 'First preset of settings', tree: ['Alt+1'], text: ['Alt+1'], can: () => presets.peek().length > 0, run: () => preset(1) },
@@ -105,9 +116,10 @@ export const bindings: Binding[] = [
   { id: 'preset-3', group: 'Grow', label: 'Third preset', tree: ['Alt+3'], text: ['Alt+3'], can: () => presets.peek().length > 2, run: () => preset(3) },
   { id: 'preset-4', group: 'Grow', label: 'Fourth preset', tree: ['Alt+4'], text: ['Alt+4'], can: () => presets.peek().length > 3, run: () => preset(4) },
   { id: 'preset-5', group: 'Grow', label: 'Fifth preset', tree: ['Alt+5'], text: ['Alt+5'], can: () => presets.peek().length > 4, run: () => preset(5) },
-  { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], can: has, run: () => handlers.nextMode() },
-  { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], can: has, run: () => show('run') },
+  { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], can: canGrow, why: whyNot, run: () => handlers.nextMode() },
+  { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], can: canGrow, why: whyNot, run: () => show('run') },
   { id: 'stop', group: 'Grow', label: 'Stop this branch; twice: all', tree: ['Escape'], run: stop },
+  { id: 'stop-all', group: 'Grow', label: 'Stop all', can: has, run: () => act.stopAll() },
   { id: 'parent', group: 'Move', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowRoot, run: () => go(here()?.tree.parent(at())) },
   { id: 'child', group: 'Move', label: 'To the child visited last', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.childOf(at())) },
   { id: 'previous', group: 'Move', label: 'To the sibling before', tree: ['ArrowUp', 'k'], text: ['Alt+ArrowUp'], can: has, run: () => sibling(-1) },
@@ -125,7 +137,8 @@ export const bindings: Binding[] = [
   { id: 'redo', group: 'Write', label: 'Do again', tree: ['Mod+Shift+z', 'Mod+y'], can: has, run: () => act.redo() },
   { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => handlers.splitHere(false) },
   { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], can: has, run: () => handlers.splitHere(true) },
-  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere() },
+  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere(false) },
+  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', can: has, run: () => handlers.clipHere(true) },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
   { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: () => isBelowRoot() || hasSelected(), run: () => handlers.withSelected('remove') || act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
@@ -141,6 +154,9 @@ export const bindings: Binding[] = [
   { id: 'heat', group: 'Look', label: 'Heat: off, probability, entropy, rank', tree: ['p'], text: ['Alt+p'], can: has, run: view.cycleHeat },
   { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], can: has, run: () => handlers.alternative(1) },
   { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
+  { id: 'score', group: 'Look', label: 'Score what was written', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
+  { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', can: has, run: () => toggle(showsSpecial) },
+  { id: 'card-ctrl', group: 'Look', label: 'Token card: on resting, or only with Ctrl held', run: () => toggle(cardNeedsCtrl) },
   { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => handlers.select('here') },
   { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => handlers.select('leaves') },
   { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => handlers.select('bookmarks') },
@@ -159,9 +175,13 @@ export const bindings: Binding[] = [
   { id: 'models', group: 'Page', label: 'Models', tree: ['M'], run: () => show('models') },
   { id: 'export', group: 'Page', label: 'Export', tree: ['Mod+s'], can: has, run: () => show('export') },
   { id: 'import', group: 'Page', label: 'Import', tree: ['i'], run: () => show('import') },
+  { id: 'gauge', group: 'Page', label: 'Memory: what KV takes and has saved', can: has, run: () => show('gauge') },
+  { id: 'look', group: 'Page', label: 'Theme, text size and width', tree: ['T'], run: () => show('look') },
   { id: 'palette', group: 'Page', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
   { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], run: () => show('help') },
 ]
+
+ways.clip = () => void run('clip')
 
 const byId = new Map(bindings.map((each) => [each.id, each]))
 export const run = (id: string) => byId.get(id)?.run()
@@ -266,6 +286,7 @@ export function listen(): () => void {
     if (!found) return
     event.preventDefault()
     if (found.can?.() ?? true) found.run()
+    else if (found.why?.()) toast(found.why()!)
   }
   const onFocus = () => {
     view.zone.value = isTyping(document.activeElement) ? 'text' : 'tree'

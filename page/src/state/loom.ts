@@ -1,14 +1,21 @@
 /** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
 import { batch, computed, signal } from '@preact/signals'
-import { ApiError, api, type Loom, type Schemas, type Token } from '../api/client'
+import { ApiError, api, type Job, type Loom, type Schemas, type Token } from '../api/client'
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
+import { prunedIn, type Round, type RunResult } from '../model/run'
 import { LoomTree, ROOT } from '../model/tree'
+import { plural } from '../model/words'
+import { Drafts } from './drafts'
 import { read, write } from './kept'
 import { failed, toast } from './toasts'
+import { inspectorTab } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
+const SEEN = 16 // tokens whose alternatives are asked for at once
+const TOP = 8
+const NONE: ReadonlySet<number> = new Set()
 
 /** What this browser remembers of a loom. */
 interface Remembered {
@@ -19,14 +26,14 @@ interface Remembered {
   lastChild: Record<string, number>
 }
 
-/** A search that runs, or ran, in this loom: its rounds and how it ended. */
+/** A search that runs, or ran, in this loom: what was asked, its rounds and how it ended. */
 export interface LiveRun {
   job: string
-  strategy: string
-  rounds: FeedEvents['score'][]
+  asked: Record<string, unknown>
+  rounds: readonly Round[]
   nodes: number[]
   status: Schemas['JobObject']['status']
-  result: Record<string, unknown> | null
+  result: RunResult | null
   error: string
 }
 
@@ -50,12 +57,41 @@ export class OpenLoom {
   })
   /** Branches that grow, and those that ended in calls of which one still grows. By node. */
   readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
+  /** A call that was sent and has no branches yet: its lanes stand there already. */
+  readonly asking = signal<{ parent: number; n: number } | null>(null)
+  readonly drafts: Drafts
+  /** Searches, the newest last. */
   readonly runs = signal<readonly LiveRun[]>([])
+  /** The one that is looked at, by its job, and up to which round; null: the newest, all of them. */
+  readonly shownRun = signal<string | null>(null)
+  readonly shownRound = signal<number | null>(null)
+  readonly run = computed<LiveRun | null>(
+    () => this.runs.value.find((each) => each.job === this.shownRun.value) ?? this.runs.value.at(-1) ?? null,
+  )
+  /** Nodes that searches made: what they wrote by themselves is no person's. */
+  readonly searched = computed<ReadonlySet<number>>(
+    () =>
+      new Set(
+        this.runs.value.flatMap((run) =>
+          run.rounds.flatMap((each) => each.candidates.map((one) => one.node)),
+        ),
+      ),
+  )
+  /** Nodes that the search left behind, while it runs or is looked at: to be drawn dimmed. */
+  readonly pruned = computed<ReadonlySet<number>>(() => {
+    const run = this.run.value
+    if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
+    return prunedIn(run.rounds, this.shownRound.value)
+  })
+  /** It was removed while it was open: what is shown can still be read. */
+  readonly isGone = signal(false)
+  /** What a call failed with last, and which nodes it grew. */
+  readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
   readonly visited = new Set<number>()
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
   private readonly tokens = new Map<string, Promise<Token[]>>()
-  private readonly jobs = new Map<string, { branches: Map<number, Lane>; strategy: string | null }>()
+  private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
   readonly feed: Feed
   private readonly dirty = new Set<Lane>()
   private painting = false
@@ -65,6 +101,7 @@ export class OpenLoom {
   constructor(info: Loom, wanted: number | null = null) {
     this.id = info.id
     this.info = signal(info)
+    this.drafts = new Drafts(this.id)
     const kept = read<Remembered>(`loom.${this.id}`, {
       current: ROOT,
       collapsed: [],
@@ -121,6 +158,30 @@ export class OpenLoom {
       this.early = []
       this.settle()
     })
+    for (const job of (await api.runs(this.id)).data.reverse()) this.adopt(job)
+  }
+
+  /** Take in a search as the server tells it whole. */
+  private adopt(job: Job): void {
+    const told: Partial<LiveRun> = {
+      status: job.status,
+      rounds: job.rounds ?? [],
+      result: (job.result as RunResult | null | undefined) ?? null,
+      error: job.error?.message ?? '',
+    }
+    this.noteRun(job.id, job.asked ?? {})
+    this.changeRun(job.id, (run) => ({
+      ...told,
+      nodes: [...new Set([...run.nodes, ...(job.branches ?? []).map((each) => each.node)])],
+    }))
+  }
+
+  private noteRun(job: string, asked: Record<string, unknown>): void {
+    if (this.runs.peek().some((run) => run.job === job)) return
+    const run: LiveRun = { job, asked, rounds: [], nodes: [], status: 'running', result: null, error: '' }
+    this.runs.value = [...this.runs.peek(), run]
+    this.shownRun.value = null
+    this.shownRound.value = null
   }
 
   /** Ask for what has changed since the revision that is known. */
@@ -151,18 +212,29 @@ export class OpenLoom {
       change: later((data) => this.onChange(data)),
       error: later((data) => this.onError(data)),
       done: later((data) => this.onDone(data)),
-      removed: () => toast('This loom was removed.', { kind: 'error' }),
+      removed: () => {
+        this.isGone.value = true
+        this.feed.close()
+      },
     }
   }
 
   private onSnapshot(data: FeedEvents['snapshot']): void {
-    if (data.rev !== this.tree.rev) this.refresh().catch(failed)
     const running = new Set(data.jobs.map((each) => each.id))
-    for (const [job, known] of this.jobs) {
-      if (!running.has(job)) for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+    const lost: Lane[] = []
+    for (const [job, known] of [...this.jobs]) {
+      if (running.has(job)) continue
+      lost.push(...[...known.branches.values()].filter((lane) => !lane.isOver))
+      for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+      this.jobs.delete(job)
     }
+    for (const run of this.runs.peek()) {
+      if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
+    }
+    if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
     for (const job of data.jobs) {
-      this.begin(job.id, job.texts, job.kind === 'run' ? 'run' : undefined)
+      this.begin(job.id, job.texts, job.asked ?? undefined)
+      if (job.kind === 'run') this.adopt(job)
       for (const told of job.texts) {
         const lane = this.jobs.get(job.id)?.branches.get(told.branch)
         if (!lane) continue
@@ -174,22 +246,31 @@ export class OpenLoom {
     }
   }
 
+  /** Branches ended while nobody listened: how, and whether the server was stopped under them. */
+  private tellOfEnds(lanes: readonly Lane[]): void {
+    for (const lane of lanes) {
+      lane.finish = this.tree.get(lane.node)?.finish_reason ?? lane.finish
+      this.paint(lane)
+    }
+    const n = lanes.filter((lane) => lane.finish === 'interrupted').length
+    if (n)
+      toast(`The server was stopped: ${plural(n, 'branch was', 'branches were')} interrupted.`, {
+        detail: 'What had grown is kept, and can be grown on.',
+      })
+  }
+
   private onJob(data: FeedEvents['job']): void {
-    this.begin(data.job, data.branches, data.strategy)
+    this.begin(data.job, data.branches, data.asked ?? undefined)
   }
 
   /** Note a job's branches: they are nodes from now on. Known ones stay as they are. */
-  begin(job: string, branches: readonly BranchEvent[], strategy?: string): void {
+  begin(job: string, branches: readonly BranchEvent[], asked?: Record<string, unknown>): void {
+    if (asked !== undefined) this.noteRun(job, asked)
     let known = this.jobs.get(job)
     if (!known) {
       if (!this.isGrowing) this.lanes.value = new Map() // those of the last call have had their time
-      known = { branches: new Map(), strategy: strategy ?? null }
+      known = { branches: new Map() }
       this.jobs.set(job, known)
-      if (strategy !== undefined)
-        this.runs.value = [
-          ...this.runs.peek(),
-          { job, strategy, rounds: [], nodes: [], status: 'running', result: null, error: '' },
-        ]
     }
     const lanes = new Map(this.lanes.peek())
     for (const told of branches) {
@@ -200,6 +281,7 @@ export class OpenLoom {
       if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
     }
     this.lanes.value = lanes
+    this.asking.value = null
     const numbers = branches.map((each) => each.node)
     this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
   }
@@ -249,10 +331,12 @@ export class OpenLoom {
   }
 
   private onScore(data: FeedEvents['score']): void {
-    this.changeRun(data.job, (run) => ({ rounds: [...run.rounds, data] }))
+    this.changeRun(data.job, (run) => ({
+      rounds: [...run.rounds.filter((each) => each.round < data.round), data],
+    }))
     for (const each of data.candidates) {
       const node = this.tree.get(each.node)
-      if (node) node.score = each.score
+      if (node && each.score !== undefined) node.score = each.score
     }
     this.tree.touch()
   }
@@ -266,16 +350,39 @@ export class OpenLoom {
       this.paint(lane)
     }
     this.changeRun(data.job, () => ({ error: data.message }))
-    failed(new ApiError(500, data.code, data.message, data.hint, null, {}, data.request_id))
+    const parents = new Set([...(job?.branches.values() ?? [])].map((lane) => lane.parent))
+    this.lastError.value = {
+      error: new ApiError(500, data.code, data.message, data.hint, null, data.details, data.request_id),
+      nodes: [...parents],
+    }
   }
 
   private onDone(data: FeedEvents['done']): void {
-    for (const lane of this.jobs.get(data.job)?.branches.values() ?? []) this.endLane(lane, lane.finish)
-    this.changeRun(data.job, () => ({ status: data.status, result: data.result ?? null }))
+    const lanes = [...(this.jobs.get(data.job)?.branches.values() ?? [])]
+    for (const lane of lanes) this.endLane(lane, lane.finish)
+    const full = lanes.find((lane) => lane.finish === 'context')
+    if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
+    this.changeRun(data.job, () => ({
+      status: data.status,
+      result: (data.result as RunResult | undefined) ?? null,
+    }))
     this.jobs.delete(data.job)
     // Lanes stay for as long as somebody looks at what they grew from.
     this.lanes.value = new Map(this.lanes.peek())
     this.tree.touch()
+  }
+
+  /** A search ended while nobody listened here. */
+  private readRun(job: string): void {
+    const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
+    api.job(job).then((told) => this.adopt(told), lost)
+  }
+
+  /** That a branch came to the end of the context is told as a prompt that is too long. */
+  private contextFull(node: number): ApiError {
+    const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
+    const message = 'the branch has come to the end of the context'
+    return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
   }
 
   private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {
@@ -412,6 +519,20 @@ export class OpenLoom {
       this.tokens.set(key, found)
     }
     return found
+  }
+
+  /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
+  async seenAt(number: number, index: number): Promise<Token | undefined> {
+    const first = index - (index % SEEN)
+    const key = `${number}/seen/${first}`
+    let found = this.tokens.get(key)
+    if (!found) {
+      const span = { first, last: first + SEEN, sampled: true }
+      found = api.tokens(this.id, number, TOP, span).then((told) => told.data)
+      found.catch(() => this.tokens.delete(key))
+      this.tokens.set(key, found)
+    }
+    return (await found).find((each) => each.index === index)
   }
 
   private forgetTokens(number: number): void {

@@ -1,6 +1,6 @@
 /** What is open: the server, its models, the list of looms, and one loom. */
-import { batch, computed, signal } from '@preact/signals'
-import { ApiError, api, type Loom, type Model, type Schemas } from '../api/client'
+import { batch, computed, effect, signal } from '@preact/signals'
+import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
 import { OpenLoom } from './loom'
 import { failed } from './toasts'
 
@@ -9,7 +9,9 @@ export const server = signal<Schemas['ServerObject'] | null>(null)
 export const looms = signal<Loom[] | null>(null)
 export const open = signal<OpenLoom | null>(null)
 /** A loom that was asked for and cannot be shown: why. */
-export const missing = signal<{ name: string; error: string } | null>(null)
+/** The name of a loom that is being opened. */
+export const opening = signal<string | null>(null)
+export const missing = signal<{ name: string; error: string; wasRemoved: boolean } | null>(null)
 /** The server does not answer: looked at once a second until it does. */
 export const isAway = signal(false)
 
@@ -22,7 +24,14 @@ export const model = computed<Model | null>(() => {
   return ready.find((each) => each.id === wanted || each.source === wanted) ?? null
 })
 /** The open loom can be read but not grown: its model is not loaded. */
-export const isReadOnly = computed(() => open.value !== null && model.value === null)
+export const isReadOnly = computed(() => open.value !== null && server.value !== null && model.value === null)
+/** Why the open loom cannot be grown, in words; null where it can. */
+export const cannotGrow = computed(() => {
+  const loom = open.value
+  if (!loom) return null
+  if (loom.isGone.value) return 'This loom was removed.'
+  return isReadOnly.value ? `Read-only: load ${loom.info.value.model} to grow.` : null
+})
 /** A model that is being loaded now. */
 export const loadingModel = computed(() => models.value.find((each) => each.state === 'loading') ?? null)
 
@@ -36,6 +45,7 @@ export async function watchServer(): Promise<void> {
     for (;;) {
       try {
         server.value = await api.server()
+        if (isAway.peek() || looms.peek() === null) void cameBack()
         isAway.value = false
       } catch (error) {
         if (!(error instanceof ApiError && error.isAway)) throw error
@@ -47,6 +57,39 @@ export async function watchServer(): Promise<void> {
   } finally {
     watching = false
   }
+}
+
+/** The server answers, for the first time or again: what was missed meanwhile. */
+async function cameBack(): Promise<void> {
+  try {
+    await listLooms()
+    const loom = open.peek()
+    if (loom) loom.info.value = await api.loom(loom.id)
+  } catch (error) {
+    const isGone = error instanceof ApiError && error.status === 404
+    if (isGone && open.peek()) open.peek()!.isGone.value = true
+    else failed(error)
+  }
+}
+
+whenLost(() => void watchServer().catch(failed))
+effect(() => {
+  if (open.value?.feed?.isConnected.value === false) void watchServer().catch(failed)
+})
+
+const LOOKS_MS = 5000
+
+/** Notice what others do to the server: when somebody looks here again, and where no loom is followed. */
+export function keepWatch(): void {
+  const look = () => {
+    if (document.hidden) return
+    watchServer().catch(failed)
+  }
+  document.addEventListener('visibilitychange', () => {
+    look()
+    if (!document.hidden && open.peek() === null) listLooms().catch(failed)
+  })
+  setInterval(() => open.peek() === null && look(), LOOKS_MS)
 }
 
 export async function listLooms(): Promise<Loom[]> {
@@ -77,8 +120,10 @@ export async function openLoom(name: string, node: number | null = null): Promis
   const known = open.peek()
   if (known && (known.info.peek().name === name || known.id === name)) {
     if (node !== null) known.go(node)
+    missing.value = null
     return
   }
+  opening.value = name
   try {
     const info = await api.loom(name)
     if (turn !== wanted) return
@@ -91,8 +136,21 @@ export async function openLoom(name: string, node: number | null = null): Promis
     await loom.load()
   } catch (error) {
     if (turn !== wanted) return
-    if (error instanceof ApiError && error.status === 404) missing.value = { name, error: error.message }
-    else failed(error)
+    if (error instanceof ApiError && error.isAway) {
+      close() // it may have come in part
+      await new Promise((resolve) => setTimeout(resolve, 1000))
+      if (turn === wanted) await openLoom(name, node)
+      return
+    }
+    const told = error instanceof ApiError && error.status === 404 ? error : null
+    if (!told) failed(error)
+    batch(() => {
+      close()
+      // The server tells of what it could bring back.
+      missing.value = told && { name, error: told.message, wasRemoved: told.hint.includes('restore') }
+    })
+  } finally {
+    if (turn === wanted) opening.value = null
   }
 }
 
@@ -105,5 +163,12 @@ export function close(): void {
 export async function followAddress(): Promise<void> {
   const link = readLink(location.hash)
   if (link) await openLoom(link.name, link.node)
-  else close()
+  else {
+    wanted++
+    batch(() => {
+      close()
+      missing.value = null
+      opening.value = null
+    })
+  }
 }

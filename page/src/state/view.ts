@@ -4,6 +4,11 @@ import { HEAT_MODES, type HeatMode } from '../model/heat'
 import { remembered } from './kept'
 
 export const theme = remembered<'system' | 'light' | 'dark'>('theme', 'system')
+/** Of the text that one reads. */
+export const TEXT_SIZES = ['small', 'normal', 'large', 'larger'] as const
+export const textSize = remembered<(typeof TEXT_SIZES)[number]>('textSize', 'normal')
+export const TEXT_WIDTHS = ['narrow', 'normal', 'wide'] as const
+export const textWidth = remembered<(typeof TEXT_WIDTHS)[number]>('textWidth', 'normal')
 export const heatMode = remembered<HeatMode>('heat', 'off')
 export const panes = remembered('panes', {
   left: 288,
@@ -21,7 +26,7 @@ export const inspectorTab = remembered<InspectorTab>('inspector', 'generate')
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
 /** Where bare keys go: `tree` has them; in `text` somebody types. */
 export const zone = signal<'tree' | 'text'>('tree')
-export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge'
+export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge' | 'look'
 export const overlay = signal<Overlay | null>(null)
 export const notesSeen = remembered<string[]>('notes', [])
 

@@ -27,7 +27,10 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
     const dialog = box.current!
     const before = document.activeElement
     dialog.showModal()
-    dialog.querySelector<HTMLElement>('[autofocus], input, textarea, .body button')?.focus()
+    const first =
+      dialog.querySelector<HTMLElement>('[autofocus]') ??
+      dialog.querySelector<HTMLElement>('input, textarea, .body button')
+    first?.focus()
     return () => {
       dialog.close()
       if (before instanceof HTMLElement && before.isConnected) before.focus()

@@ -1,21 +1,15 @@
 /** One loom: tree, text and inspector side by side; on a narrow screen one of them at a time. */
-import {
-  Import as ImportIcon,
-  Keyboard,
-  Library,
-  PanelLeft,
-  PanelRight,
-  Redo2,
-  Share,
-  Undo2,
-} from 'lucide-preact'
+import { Import as ImportIcon, Keyboard, Library, PanelLeft, PanelRight, Share, SunMoon } from 'lucide-preact'
 import { useRef } from 'preact/hooks'
 import type { OpenLoom } from '../state/loom'
-import { narrowTab, overlay, panes, treeView } from '../state/view'
+import { narrowTab, panes, treeView } from '../state/view'
 import { IconButton } from './Button'
 import { Inspector } from './inspector/Inspector'
 import { LoomTitle } from './loom/LoomTitle'
+import { Turns } from './loom/Turns'
+import { MoreMenu } from './MoreMenu'
 import { ModelChip } from './model/ModelChip'
+import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { TreePane } from './tree/TreePane'
@@ -34,17 +28,12 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
         <LoomTitle loom={loom} />
         <span class="grow" />
         <ModelChip />
-        <IconButton icon={Undo2} label="Undo" command="undo" />
-        <IconButton icon={Redo2} label="Do again" command="redo" />
+        <Turns loom={loom} />
         <IconButton icon={ImportIcon} label="Import" command="import" class="wide-only" />
-        <IconButton icon={Share} label="Export" command="export" />
-        <IconButton
-          icon={Keyboard}
-          label="Keys"
-          command="help"
-          class="wide-only"
-          onClick={() => (overlay.value = 'help')}
-        />
+        <IconButton icon={Share} label="Export" command="export" class="wide-only" />
+        <IconButton icon={SunMoon} label="Theme, text size and width" command="look" class="wide-only" />
+        <IconButton icon={Keyboard} label="Keys" command="help" class="wide-only" />
+        <MoreMenu />
         <IconButton
           icon={PanelRight}
           label="Inspector"
@@ -66,6 +55,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           </button>
         ))}
       </nav>
+      <Notice loom={loom} />
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
           <TreePane loom={loom} />

@@ -538,6 +538,12 @@ class LiveLooms:
                     self._opening.pop(loom_id, None)
                     live.kept.loom.close()
 
+    def end_feeds(self) -> None:
+        """End what readers of all looms listen to."""
+        for live in self._live.values():
+            live.events.end()
+            live.feed.end()
+
     async def close(self) -> None:
         """Let go of all looms, and of the library."""
         if self._watcher is not None:

@@ -1,40 +1,38 @@
-/** The beginning: one text, one button. */
-import { useState } from 'preact/hooks'
-import { begin } from '../../state/actions'
-import { linkTo, looms } from '../../state/session'
-import { settings } from '../../state/settings'
-import { TextButton } from '../Button'
+/** The beginning: one text, one button; below, the looms that are kept. */
+import { Import as ImportIcon, Keyboard, SunMoon } from 'lucide-preact'
+import { isAway, looms } from '../../state/session'
+import { IconButton } from '../Button'
+import { LoomList } from '../loom/LoomList'
+import { Missing } from './Missing'
+import { PromptForm } from './PromptForm'
 import './first-run.css'
 
-export function FirstRun({ missing }: { missing: { name: string; error: string } | null }) {
-  const [prompt, setPrompt] = useState('Tell me a story about a fox.')
+export function FirstRun() {
+  const hasLooms = (looms.value?.length ?? 0) > 0
   return (
-    <main class="first-run">
-      {missing && <p class="error">{missing.error}</p>}
-      <h1>What should it begin with?</h1>
-      <form
-        onSubmit={(event) => {
-          event.preventDefault()
-          void begin(prompt, { template: true, grow: {} })
-        }}
-      >
-        <textarea
-          class="field"
-          rows={4}
-          value={prompt}
-          onInput={(event) => setPrompt(event.currentTarget.value)}
-        />
-        <TextButton kind="main" type="submit">
-          Grow {settings.value.n} branches
-        </TextButton>
-      </form>
-      <ul>
-        {(looms.value ?? []).map((each) => (
-          <li key={each.id}>
-            <a href={linkTo(each.name)}>{each.name}</a>
-          </li>
-        ))}
-      </ul>
-    </main>
+    <div class={`first-run ${hasLooms ? '' : 'is-new'}`}>
+      <header class="bar row">
+        <span class="wordmark">Weft</span>
+        <span class="grow" />
+        <IconButton icon={ImportIcon} label="Import" command="import" />
+        <IconButton icon={SunMoon} label="Theme, text size and width" command="look" />
+        <IconButton icon={Keyboard} label="Keys" command="help" />
+      </header>
+      <main>
+        <Missing />
+        <PromptForm />
+        {hasLooms && (
+          <section class="kept" aria-labelledby="kept-looms">
+            <h2 id="kept-looms">Looms</h2>
+            <LoomList />
+          </section>
+        )}
+      </main>
+      {isAway.value && (
+        <footer class="status row">
+          <span class="error">Reconnecting. Nothing is lost.</span>
+        </footer>
+      )}
+    </div>
   )
 }
