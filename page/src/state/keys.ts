@@ -238,6 +238,7 @@ export function shown(key: string): string {
     Delete: 'Del',
     Backspace: '⌫',
     Enter: '⏎',
+    ContextMenu: 'Menu',
   }
   if (key.length === 1 && key !== key.toLowerCase()) return `${names['Shift']}${isMac ? '' : '+'}${key}`
   return (

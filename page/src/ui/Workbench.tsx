@@ -12,6 +12,7 @@ import { ModelChip } from './model/ModelChip'
 import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
+import { Hints } from './start/Hints'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
 
@@ -74,6 +75,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           <Inspector loom={loom} />
         </aside>
       </div>
+      <Hints loom={loom} />
       <StatusBar loom={loom} />
     </div>
   )
