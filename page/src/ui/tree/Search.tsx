@@ -32,6 +32,7 @@ const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focu
 export function Search({ loom }: { loom: OpenLoom }) {
   const field = useRef<HTMLInputElement>(null)
   const isOpen = isSearching.value
+  // At once: the next key is already typed into it.
   useLayoutEffect(() => {
     if (!isOpen) return
     field.current?.focus()
