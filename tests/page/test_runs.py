@@ -173,3 +173,17 @@ def test_a_search_is_accessible(desk: Desk, page: Page) -> None:
     rows(page).first.wait_for()
     expect(page.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
     assert_accessible(page)
+
+
+def test_a_search_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.make("Use 4 9 10 13 to make 24.")
+    desk.visit()
+    gate.hold(60)
+    desk.ask("POST", desk.of("/runs"), json={"strategy": "tot", "seed": 1})
+    desk.until(lambda: len(desk.nodes()) > 2, "nodes of the search")
+    desk.press("Escape", "Escape")
+    gate.open()
+    desk.wait_grown(20)
+    (run,) = [job for job in desk.ask("GET", "/jobs")["data"] if job["kind"] == "run"][:1]
+    assert run["status"] == "cancelled"
+    assert len(desk.nodes()) > 2
