@@ -275,7 +275,7 @@ def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
 def test_what_is_copied_runs_as_it_is_pasted(desk: Desk, page: Page) -> None:
     desk.open_loom(n=2, max_tokens=10, seed=3, stop=["don't stop"])
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }")
-    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": "It's \"here\":\n$HOME `x`"})
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": 'It\'s "here":\n$HOME `x`'})
     texts = {number: each["text"] for number, each in desk.nodes().items()}
     tab(page, "Node")
     for node in (1, 2, 3):
@@ -306,8 +306,10 @@ def test_a_node_has_a_label_and_a_note(desk: Desk, page: Page) -> None:
     page.keyboard.press("Control+Enter")
     query = {"fields": "meta"}
     desk.until(
-        lambda: desk.ask("GET", desk.of("/nodes/1"), params=query)["meta"].get("note")
-        == "Look at this.",
+        lambda: (
+            desk.ask("GET", desk.of("/nodes/1"), params=query)["meta"].get("note")
+            == "Look at this."
+        ),
         "the note",
     )
     assert desk.nodes()[1]["bookmark"] == "the best"
