@@ -1,8 +1,9 @@
 import preact from '@preact/preset-vite'
 import { defineConfig } from 'vite'
+import { licences } from './licences'
 
 export default defineConfig({
-  plugins: [preact()],
+  plugins: [preact(), licences()],
   base: '/',
   build: {
     outDir: '../src/weft/server/static',

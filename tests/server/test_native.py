@@ -345,6 +345,15 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     assert desk.get("/kv")["hot"] == 1
 
 
+def test_an_event_of_another_log_is_not_gone_on_from(served: Served) -> None:
+    """A page that slept while the server was started anew knows ids of a log that is gone."""
+    desk = Desk(served, "What nobody has followed yet")
+    desk.post("/nodes", 201, text=" a", parent=0)
+    url = f"{desk.base}/events"
+    with served.client.stream("GET", url, params={"tokens": True, "after": 1}) as feed:
+        assert "event: snapshot" in [next(lines := feed.iter_lines()), next(lines)]
+
+
 def test_kv_of_cold_branches_is_forgotten_and_the_path_stays(served: Served) -> None:
     desk = Desk(served, "What another test asks alone")
     first, second = desk.grow(n=2)

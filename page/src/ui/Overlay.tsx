@@ -29,7 +29,8 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
     dialog.showModal()
     const first =
       dialog.querySelector<HTMLElement>('[autofocus]') ??
-      dialog.querySelector<HTMLElement>('input, textarea, .body button')
+      dialog.querySelector<HTMLElement>('input, select, textarea, .body button') ??
+      dialog.querySelector<HTMLElement>('.body') // arrow keys scroll it
     first?.focus()
     return () => {
       dialog.close()
@@ -54,7 +55,9 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
           <h2 class="grow cut">{title}</h2>
           <IconButton icon={X} label="Close" onClick={onClose} />
         </header>
-        <div class="body">{children}</div>
+        <div class="body" tabIndex={-1}>
+          {children}
+        </div>
       </div>
     </dialog>
   )

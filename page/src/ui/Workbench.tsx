@@ -12,6 +12,7 @@ import { ModelChip } from './model/ModelChip'
 import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
+import { Hints } from './start/Hints'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
 
@@ -59,21 +60,22 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
           <TreePane loom={loom} />
+          <Resizer side="left" />
         </aside>
-        {hasLeft && <Resizer side="left" />}
         <main class="pane middle" aria-label="Text">
           <Reading loom={loom} />
         </main>
-        {hasRight && <Resizer side="right" />}
         <aside
           class="pane right"
           aria-label="Inspector"
           hidden={!hasRight}
           style={{ '--width': `${right}px` }}
         >
+          <Resizer side="right" />
           <Inspector loom={loom} />
         </aside>
       </div>
+      <Hints loom={loom} />
       <StatusBar loom={loom} />
     </div>
   )

@@ -48,9 +48,9 @@ export function Gauge() {
                     />
                   ))}
               </dl>
-              <p class="caption">
-                What is forgotten is computed again when it is grown from. Text stays, and so does the path
-                you are on.
+              <p class="caption note">
+                What is forgotten is computed again when it is grown from. Text stays, and of the open loom
+                the path you are on.
               </p>
             </section>
           )}
