@@ -23,8 +23,8 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import pytest
-from hypothesis import settings
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # No law is about the time that an example takes.
 settings.register_profile("weft", deadline=None)
