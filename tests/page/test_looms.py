@@ -19,7 +19,6 @@ pytestmark = pytest.mark.page
 def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: Path) -> None:
     desk.open_loom(n=3, max_tokens=10)
     desk.grow(1, n=2, max_tokens=6)
-    desk.ask("PATCH", desk.of("/nodes/2"), json={"bookmark": "here"})
     desk.press("Control+s")
     asked = page.get_by_role("dialog", name="Export")
     asked.get_by_label("Format").select_option("json")
@@ -41,7 +40,6 @@ def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: 
     after = list(desk.nodes().values())
     texts = sorted(node["text"] for node in after)
     assert texts == sorted(node["text"] for node in before.values())
-    assert [node["bookmark"] for node in after if node["bookmark"] is not None] == ["here"]
 
 
 def test_a_path_is_saved_as_plain_text(desk: Desk, page: Page, tmp_path: Path) -> None:
