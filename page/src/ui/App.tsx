@@ -62,7 +62,7 @@ function Whole() {
       {Above && <Above />}
       {question.value && <Confirm />}
       <DropTarget />
-      <Toasts />
+      {!Above && !question.value && <Toasts />}
     </>
   )
 }

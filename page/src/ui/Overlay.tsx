@@ -3,8 +3,10 @@
 import { X } from 'lucide-preact'
 import type { ComponentChildren } from 'preact'
 import { useLayoutEffect, useRef } from 'preact/hooks'
+import { question } from '../state/actions'
 import { overlay } from '../state/view'
 import { IconButton } from './Button'
+import { Toasts } from './Toasts'
 import './overlay.css'
 
 interface DialogProps {
@@ -23,6 +25,8 @@ export const closeOverlay = () => {
 /** A modal dialog: Escape and a click outside close it, and the focus goes back where it was. */
 export function Dialog({ title, children, onClose = closeOverlay, width = 520, ...rest }: DialogProps) {
   const box = useRef<HTMLDialogElement>(null)
+  // What is below a dialog cannot be pressed: notes and their Undo come along.
+  const isTop = question.value === null || question.value.title === title
   // Before the next key comes: that is meant for it.
   useLayoutEffect(() => {
     const dialog = box.current!
@@ -60,6 +64,7 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
           {children}
         </div>
       </div>
+      {isTop && <Toasts />}
     </dialog>
   )
 }
