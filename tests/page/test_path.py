@@ -375,7 +375,7 @@ def test_nothing_typed_is_lost(desk: Desk, page: Page) -> None:
     page.get_by_text("An edit of 12 letters waits here").wait_for()
     page.get_by_role("button", name="Go on").click()
     expect(area).to_have_value("Half an edit")
-    page.get_by_role("button", name="Throw away").click()
+    page.get_by_role("button", name="Discard").click()
     desk.press("e")
     expect(area).to_have_value(desk.nodes()[first]["text"])
 

@@ -89,7 +89,7 @@ export function Editor({ loom, draft }: EditorProps) {
         </button>
         {isChanged && (
           <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
-            Throw away
+            Discard
           </button>
         )}
         <span class="caption grow">
@@ -129,7 +129,7 @@ export function Writer({ loom, draft }: EditorProps) {
               aria-selected={draft.isMessage === isMessage}
               onClick={() => loom.drafts.change(draft, { isMessage })}
             >
-              {isMessage ? 'Your next message' : 'The answer’s own words'}
+              {isMessage ? 'Your message' : 'The answer’s words'}
             </button>
           ))}
         </div>
@@ -170,7 +170,7 @@ export function Writer({ loom, draft }: EditorProps) {
         </button>
         {draft.text && (
           <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
-            Throw away
+            Discard
           </button>
         )}
       </div>
@@ -260,7 +260,7 @@ export function Waiting({ loom, draft }: EditorProps) {
         Go on
       </button>
       <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
-        Throw away
+        Discard
       </button>
     </p>
   )

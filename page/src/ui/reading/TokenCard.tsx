@@ -61,7 +61,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
           {index + 1}/{total}
         </span>
       </header>
-      <dl class="figures caption">
+      <dl class="token-figures caption">
         <dt>p raw</dt>
         <dd>{p === null ? '–' : probability(Math.exp(p))}</dd>
         <dt>as sampled</dt>

@@ -9,7 +9,7 @@ import { card, cursor } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
 import { toast } from '../../state/toasts'
 import { zone } from '../../state/view'
-import { showRemoval } from './motion'
+import { seizeRemoval } from './motion'
 import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './tokens'
 
 export function useReadingKeys(loom: OpenLoom): void {
@@ -25,12 +25,14 @@ export function useReadingKeys(loom: OpenLoom): void {
       return true
     }
     moves.removing = (tops) => {
-      for (const each of tops.slice(0, 4)) {
+      const folds = tops.slice(0, 4).flatMap((each) => {
         const element =
           document.querySelector(`.path [data-node="${each}"]`) ??
-          document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`) ??
-          document.querySelector(`.reading [data-lane="${each}"] .lane-text`)
-        if (element) showRemoval(element)
+          document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`)
+        return element ? [seizeRemoval(element)] : []
+      })
+      return () => {
+        for (const fold of folds) fold()
       }
     }
     const onKey = (event: KeyboardEvent) => onCardKey(loom, event)
