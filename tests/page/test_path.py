@@ -407,7 +407,8 @@ def test_a_child_is_written_and_in_a_chat_it_is_the_next_message(desk: Desk, pag
     desk.until(lambda: len(desk.nodes()) == 3, "the message")
     assert desk.nodes()[2]["said"] == "And then?"
     expect(desk.part(2)).to_have_text("And then?")
-    desk.open_loom(template=False)
+    desk.open_loom("Once upon a time", template=False)
+    expect(desk.part(0)).to_have_text("Once upon a time")
     desk.press("Enter")
     page.get_by_role("textbox", name="What comes next").fill(" there was")
     page.keyboard.press("Control+Enter")
