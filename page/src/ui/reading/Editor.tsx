@@ -1,5 +1,5 @@
 /** A text area over a node, or below the text for a new one; what is typed is never lost. */
-import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError } from '../../api/client'
 import { ROOT } from '../../model/tree'
 import { count, plural } from '../../model/words'
@@ -187,7 +187,8 @@ interface AreaProps extends EditorProps {
 /** As wide as the text, and as high as what is in it. */
 function Area({ loom, draft, label, onKey }: AreaProps) {
   const area = useRef<HTMLTextAreaElement>(null)
-  useEffect(() => {
+  // At once: what is typed next is meant for it.
+  useLayoutEffect(() => {
     const field = area.current!
     field.focus({ preventScroll: true })
     field.setSelectionRange(field.value.length, field.value.length)

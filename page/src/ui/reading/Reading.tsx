@@ -65,5 +65,3 @@ function End({ loom }: { loom: OpenLoom }) {
     </div>
   )
 }
-
-export { HeatLegend } from './Legend'
