@@ -14,7 +14,7 @@ import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './
 
 export function useReadingKeys(loom: OpenLoom): void {
   useEffect(() => {
-    handlers.edit = () => beginEdit(loom)
+    handlers.edit = (inPlace) => beginEdit(loom, inPlace)
     handlers.writeChild = () => beginChild(loom)
     handlers.splitHere = (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild))
     handlers.clipHere = (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep'))
@@ -69,7 +69,7 @@ const canWrite = (): boolean => {
 }
 
 /** Over the node of the cursor, else the current one. */
-function beginEdit(loom: OpenLoom): void {
+function beginEdit(loom: OpenLoom, inPlace: boolean): void {
   if (!canWrite()) return
   const at = cursor.peek()?.node
   const number = at !== undefined && loom.tree.isBelow(loom.current.peek(), at) ? at : loom.current.peek()
@@ -87,6 +87,7 @@ function beginEdit(loom: OpenLoom): void {
     base,
     rev: loom.tree.rev,
     isMessage,
+    inPlace,
   })
 }
 
@@ -105,5 +106,6 @@ function beginChild(loom: OpenLoom): void {
     base: '',
     rev: loom.tree.rev,
     isMessage: isChat && isAnswer,
+    inPlace: false,
   })
 }
