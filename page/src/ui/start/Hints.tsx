@@ -31,9 +31,11 @@ export function Hints({ loom }: { loom: OpenLoom }) {
 
 function Hint(props: { text: string; class?: string; onSeen: () => void }) {
   return (
-    <div class={`hint row ${props.class ?? ''}`} role="note">
-      <p class="caption">{props.text}</p>
-      <IconButton icon={X} label="Do not show this again" onClick={props.onSeen} />
-    </div>
+    <aside aria-label="Hint" class="hint-place">
+      <div class={`hint row ${props.class ?? ''}`} role="note">
+        <p class="caption">{props.text}</p>
+        <IconButton icon={X} label="Do not show this again" onClick={props.onSeen} />
+      </div>
+    </aside>
   )
 }
