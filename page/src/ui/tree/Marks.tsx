@@ -9,7 +9,7 @@ const ICONS = { bookmark: Bookmark, growing: Sprout, failed: TriangleAlert, stop
 export function MarkSign({ mark }: { mark: Mark }) {
   const Icon = mark === 'ended' ? null : ICONS[mark]
   return (
-    <span class={`mark ${mark}`} title={MARK_WORDS[mark]} aria-hidden>
+    <span class={`row-mark is-${mark}`} title={MARK_WORDS[mark]} aria-hidden>
       {Icon ? <Icon size={12} strokeWidth={2} /> : <i class="end-mark" />}
     </span>
   )
@@ -27,9 +27,9 @@ export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
 
 /** A thin bar: full is certain. */
 export function ChanceBar({ p }: { p: number | null }) {
-  if (p === null) return <span class="chance none" aria-hidden />
+  if (p === null) return <span class="row-chance none" aria-hidden />
   return (
-    <span class="chance" title={`mean p ${probability(p)} (geometric)`} aria-hidden>
+    <span class="row-chance" title={`mean p ${probability(p)} (geometric)`} aria-hidden>
       <i style={{ width: `${Math.max(4, Math.round(100 * p))}%` }} />
     </span>
   )

@@ -66,26 +66,30 @@ export function OutlineRow({
       style={{ paddingLeft: `${indent(row.depth)}px` }}
     >
       <Knot row={row} isCurrent={isCurrent} isUnread={isUnread} />
-      <span class={`words cut${line.isNote ? ' note' : ''}`} dir="auto">
+      <span
+        class={`row-words cut${line.isNote ? ' row-note' : ''}`}
+        dir="auto"
+        title={isPointed ? label(node, prompt, chat_template_used ?? false, 400).text : undefined}
+      >
         {line.text}
       </span>
       {row.chain.length > 1 && <Chain loom={loom} chain={row.chain} shown={number} />}
-      <span class="signs">
+      <span class="row-signs">
         {signs.map((each) => (
           <MarkSign key={each} mark={each} />
         ))}
         {row.same.length > 1 && (
-          <button type="button" class="times" data-do="same" tabIndex={-1} title="Show each of them">
+          <button type="button" class="row-times" data-do="same" tabIndex={-1} title="Show each of them">
             ×{row.same.length}
           </button>
         )}
         {score === null ? <ChanceBar p={meanP(node)} /> : <Score score={score} isLeft={isLeft} />}
-        <span class="number" title={row.nChildren ? undefined : 'No children'}>
+        <span class="row-number" title={row.nChildren ? undefined : 'No children'}>
           {hidden ? `+${count(hidden)}` : row.nChildren || null}
         </span>
       </span>
       {isPointed && (
-        <span class="deeds">
+        <span class="row-deeds">
           <Deed what="grow" label="Grow branches" icon={Sprout} />
           <Deed what="bookmark" label="Bookmark" icon={Bookmark} />
           {number !== ROOT && <Deed what="remove" label="Remove" icon={Trash2} />}
@@ -117,7 +121,7 @@ function Deed({ what, label: name, icon: Icon }: { what: string; label: string; 
  */
 function Knot({ row, isCurrent, isUnread }: { row: Row; isCurrent: boolean; isUnread: boolean }) {
   const canFold = row.isFolded !== null && row.depth > 0
-  const kind = `knot${row.isFolded === null ? ' leaf' : ''}${row.isFolded ? ' folded' : ''}${isCurrent ? ' here' : isUnread ? ' unread' : ''}`
+  const kind = `row-knot${row.isFolded === null ? ' leaf' : ''}${row.isFolded ? ' folded' : ''}${isCurrent ? ' here' : isUnread ? ' unread' : ''}`
   if (!canFold) return <span class={kind} aria-hidden />
   return (
     <button
@@ -138,18 +142,18 @@ function Chain({ loom, chain, shown }: { loom: OpenLoom; chain: readonly number[
   const place = chain.indexOf(shown)
   if (chain.length > DOTS) {
     return (
-      <span class="chain caption" title="Nodes without siblings share a row">
+      <span class="row-chain caption" title="Nodes without siblings share a row">
         {place + 1}/{chain.length}
       </span>
     )
   }
   return (
-    <span class="chain" title="Nodes without siblings share a row">
+    <span class="row-chain" title="Nodes without siblings share a row">
       {chain.map((each) => (
         <button
           key={each}
           type="button"
-          class={`bead${each === shown ? ' shown' : ''}${loom.isUnread(each) ? ' new' : ''}`}
+          class={`row-bead${each === shown ? ' shown' : ''}${loom.isUnread(each) ? ' new' : ''}`}
           data-do="go"
           data-to={each}
           tabIndex={-1}
