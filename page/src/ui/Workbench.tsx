@@ -59,20 +59,23 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
       <Notice loom={loom} />
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
+          <h2 class="visually-hidden">Tree</h2>
           <TreePane loom={loom} />
+          <Resizer side="left" />
         </aside>
-        {hasLeft && <Resizer side="left" />}
         <main class="pane middle" aria-label="Text">
+          <h2 class="visually-hidden">Text</h2>
           <Reading loom={loom} />
         </main>
-        {hasRight && <Resizer side="right" />}
         <aside
           class="pane right"
           aria-label="Inspector"
           hidden={!hasRight}
           style={{ '--width': `${right}px` }}
         >
+          <h2 class="visually-hidden">Inspector</h2>
           <Inspector loom={loom} />
+          <Resizer side="right" />
         </aside>
       </div>
       <Hints loom={loom} />
@@ -96,7 +99,7 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
   }
   return (
     <div
-      class="resizer"
+      class={`resizer ${side}`}
       role="separator"
       aria-orientation="vertical"
       aria-label={side === 'left' ? 'Width of the tree' : 'Width of the inspector'}
