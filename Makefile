@@ -17,14 +17,15 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo page page-check test-page screens test postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo page page-check test-page screens test test-programs postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
-	@echo "make test-engines  the other engines: remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
+	@echo "make test-programs  whole programs: kills, signals, examples, notebooks, type checkers"
+	@echo "make test-engines  the other engines: MLX, remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
 	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
-	@echo "make check     test, lint, types, imports, docs and the page, as CI does"
+	@echo "make check     test, test-programs, lint, types, imports, docs and the page, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
 	@echo "make page      the page of weft serve, built anew from page/ (npm); page-check: whether the built one is that"
@@ -77,14 +78,17 @@ $(VLLM_VENV)/.stamp: pyproject.toml Makefile
 	$(VLLM_VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
+# What a program is as a whole: kills, signals, a server's process, examples, notebooks, type checkers.
+test-programs: $(VENV)/.stamp
+	$(BIN)/python -m pytest -m 'programs and not slow and not engines' $(PYTEST_ARGS)
+
 # What can be installed is tested; the last line of each run says what was not, and why.
 test-engines: $(VENV)/.stamp
 ifneq ($(INSTALL),0)
 	-$(MAKE) llamacpp
 	-$(MAKE) vllm
 endif
-	$(BIN)/python -m pytest tests/contract tests/engines tests/test_embed.py tests/cli/test_servers.py \
-	    -m 'not slow' -k 'llamacpp or gguf or remote' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -m 'engines and not slow and not vllm' $(PYTEST_ARGS)
 	if [ -e $(VLLM_VENV)/.stamp ]; then \
 	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -m 'not slow' -k vllm $(PYTEST_ARGS); fi
 
@@ -138,7 +142,7 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test lint types imports docs sizes page-check test-page
+check: test test-programs lint types imports docs sizes page-check test-page
 
 # Files and code lines of each package, and its rules on names; `python -m tools.house` also counts
 # what calls run through.

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import sys
+from pathlib import Path
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
 # machine that is doing something else as well. Read when the libraries are first loaded.
@@ -36,6 +37,26 @@ PACKAGES = {
 }
 
 
+# Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
+BESIDE = ("mlx", "llamacpp", "vllm", "remote")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no library of an engine whose tests are left out anyway."""
+    is_mlx = collection_path.name.startswith("test_mlx")
+    return True if is_mlx and "not engines" in config.option.markexpr else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make test-engines` runs, whichever way the test names its engine."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    for name in BESIDE:
+        if any(isinstance(each, str) and each == name for each in params):
+            item.add_marker(name)
+        if item.get_closest_marker(name):
+            item.add_marker("engines")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--engine",
@@ -59,6 +80,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish() -> None:
     if (forks := sys.modules.get("forks")) is not None:
         forks.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    """Read the embedded model's weights once."""
+    import warm
+
+    warm.keep_weights()
 
 
 @pytest.fixture(scope="module", autouse=True)

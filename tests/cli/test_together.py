@@ -29,9 +29,9 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX only")
 
 
 @pytest.fixture
-def grown(weft) -> None:
+def grown(weft, home: Path, shelves) -> None:
     """A loom of three short branches of a story."""
-    assert weft("run", samples.story, "-n", "3", *SHORT).exit_code == 0
+    shelves(home, "three shorter", lambda: weft("run", samples.story, "-n", "3", *SHORT))
 
 
 @pytest.fixture
@@ -93,7 +93,14 @@ HOT = ("--temp", "100", "--max-tokens", "1500")  # hardly a branch ends by itsel
 
 
 @posix
-@pytest.mark.parametrize("n_times", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n_times",
+    [
+        1,
+        pytest.param(3, marks=pytest.mark.programs),
+        pytest.param(50, marks=pytest.mark.slow),
+    ],
+)
 def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n_times) -> None:
     for round_ in range(n_times):
         n_before = loom_of(NAME).count_children()

@@ -113,6 +113,7 @@ def test_one_branch_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gat
     nodes = desk.nodes()
     assert nodes[first]["text"]
     assert nodes[second]["growing"]
+    desk.press("ArrowLeft")  # lanes stand below the node that they grow from
     desk.lane(second).get_by_role("button", name="Stop").click()
     desk.wait_grown()
     assert desk.nodes()[second]["finish_reason"] == "cancelled"
@@ -151,7 +152,7 @@ def test_a_page_that_is_opened_anew_goes_on_in_the_middle(
 def test_several_nodes_are_grown_in_one_go(desk: Desk, page: Page) -> None:
     desk.sets(n=2, max_tokens=6)
     first, second, third = desk.open_loom(n=3, max_tokens=6)
-    desk.row(first).click()
+    desk.row(first).click(modifiers=["Control"])
     desk.row(third).click(modifiers=["Control"])
     page.get_by_role("button", name="Grow 2 each").first.click()
     desk.until(lambda: len(desk.nodes()) == 8, "two more each")

@@ -10,6 +10,8 @@ import pytest
 
 import weft
 
+pytestmark = pytest.mark.fluent
+
 if TYPE_CHECKING:
     from serving import Served
 

@@ -126,6 +126,7 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert all(len(node.tokens) > 5 for node in nodes)
 
 
+@pytest.mark.programs
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "60") as server:
         server.loom()
@@ -175,6 +176,7 @@ def killed(home: Path, n: int) -> None:
                 assert all(node.tokens for node in partial)
 
 
+@pytest.mark.programs
 def test_nothing_that_had_ended_is_lost_by_kill_9(tmp_path: Path) -> None:
     killed(tmp_path, 3)
 

@@ -83,7 +83,7 @@ def test_old_looms_are_taken_over_once_by_many_at_once(url: str, tmp_path: Path)
     (tmp_path / "looms").mkdir()
     for name in ("ant", "bee", "cat"):
         open_written(tmp_path / f"looms/{name}.loom.json", [None, 0, 0])
-    env = {**forks._base(), "WEFT_HOME": str(tmp_path), "WEFT_DB": url}
+    env = {**forks.base(), "WEFT_HOME": str(tmp_path), "WEFT_DB": url}
     for process in [start(programs.TAKE_OVER, env=env) for _ in range(4)]:
         lines_of(process)
     with Library(url) as library:

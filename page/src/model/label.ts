@@ -11,9 +11,11 @@ export interface Label {
 
 const SPECIAL = /<\|[^|<>]{1,40}\|>|<(?:start|end)_of_turn>(?:user|model)?|<\/?s>|\[\/?INST\]/g
 
-/** A node's own text, without what the template of a chat puts around it. */
+const BEGINS = /^(?:<\|[^|<>]{1,40}\|>|<s>)+/
+
+/** A node's own text, without what the template of a chat puts around it, or a model before all text. */
 export function plain(node: Node, prompt: string, isChat: boolean): string {
-  if (!isChat) return node.text
+  if (!isChat) return node.node === ROOT ? node.text.replace(BEGINS, '') : node.text
   if (node.node === ROOT) return prompt
   return node.said ?? node.text.replace(SPECIAL, '')
 }

@@ -19,7 +19,7 @@ export interface Place {
 
 /** Units of the map: a column a level, a line a node; a unit is a pixel at scale 1. */
 export const COLUMN = 132
-export const LINE = 24
+export const LINE = 28
 const LONGEST = 104
 const SHORTEST = 4
 const FULL = 128 // tokens of the longest bar

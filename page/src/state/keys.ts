@@ -32,6 +32,7 @@ const has = () => here() !== null
 const canGrow = () => has() && cannotGrow.peek() === null
 const whyNot = () => cannotGrow.peek()
 const isBelowRoot = () => has() && at() !== ROOT
+const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
 function go(to: number | null | undefined): void {
   if (to !== null && to !== undefined) here()?.go(to)
@@ -139,7 +140,7 @@ export const bindings: Binding[] = [
   { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere(false) },
   { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', can: has, run: () => handlers.clipHere(true) },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
-  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: isBelowRoot, run: () => handlers.withSelected('remove') || act.remove(at()) },
+  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: () => isBelowRoot() || hasSelected(), run: () => handlers.withSelected('remove') || act.remove(at()) },
   { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
   { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
   { id: 'keep-path', group: 'Shape', label: 'Keep only this path', can: isBelowRoot, run: () => act.remove(at(), 'others') },

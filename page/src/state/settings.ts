@@ -171,8 +171,9 @@ export function fault(field: string, says: string | null): void {
 
 /** Note what the server refused beside its field. Returns whether it is of one that is set here. */
 export function refused(error: unknown): boolean {
-  if (!(error instanceof ApiError) || error.param === null) return false
-  const param = error.param.split('.').pop()!
+  if (!(error instanceof ApiError)) return false
+  const isForm = error.code === 'invalid_constraint' || error.code === 'constraint_failed'
+  const param = isForm ? 'constraint' : (error.param?.split('.').pop() ?? '')
   const field = ['json_schema', 'regex', 'choices', 'constraint'].includes(param) ? 'constraint' : param
   if (!(field in NEUTRAL)) return false
   fault(field, error.message)

@@ -73,9 +73,9 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           hidden={!hasRight}
           style={{ '--width': `${right}px` }}
         >
+          <Resizer side="right" />
           <h2 class="visually-hidden">Inspector</h2>
           <Inspector loom={loom} />
-          <Resizer side="right" />
         </aside>
       </div>
       <Hints loom={loom} />
@@ -99,7 +99,7 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
   }
   return (
     <div
-      class={`resizer ${side}`}
+      class="resizer"
       role="separator"
       aria-orientation="vertical"
       aria-label={side === 'left' ? 'Width of the tree' : 'Width of the inspector'}

@@ -20,7 +20,9 @@ export function ChanceTable({ rows, lookedUp, isDrawn, isCurrent, onTake }: Chan
     <table class="chances">
       <thead>
         <tr>
-          <th scope="col" class="chance-key" aria-label="Key" />
+          <th scope="col" class="chance-key">
+            <span class="visually-hidden">Key</span>
+          </th>
           <th scope="col" class="chance-token">
             Token
           </th>

@@ -37,7 +37,7 @@ export function History({ loom }: { loom: OpenLoom }) {
   return (
     <section class="part" aria-label="History">
       <div class="row">
-        <h3 class="grow">History</h3>
+        <h2 class="grow">History</h2>
         <IconButton icon={Undo2} label="Undo" command="undo" disabled={!done.length} />
         <IconButton icon={Redo2} label="Do again" command="redo" disabled={!undone.length} />
       </div>

@@ -20,7 +20,7 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
   return (
     <>
       <section class="part" aria-label="Text">
-        <h3>{at === ROOT ? 'The prompt' : `Node ${at}`}</h3>
+        <h2>{at === ROOT ? 'The prompt' : `Node ${at}`}</h2>
         <Facts of={textFacts(loom, node, known)} />
       </section>
       <Provenance loom={loom} node={node} known={known} />

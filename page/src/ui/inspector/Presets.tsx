@@ -28,7 +28,7 @@ export function Presets() {
   return (
     <section class="part" aria-label="Presets">
       <div class="row">
-        <h3 class="grow">Presets</h3>
+        <h2 class="grow">Presets</h2>
         {chosen && (
           <>
             <IconButton icon={Pencil} label={`Rename ${chosen.name}`} onClick={() => setNaming('old')} />

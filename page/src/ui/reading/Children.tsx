@@ -17,8 +17,6 @@ export function Children({ loom }: { loom: OpenLoom }) {
   )
   const asking = loom.asking.value?.parent === current ? loom.asking.value.n : 0
   if (!children.length && !lanes.size && !asking) return null
-  const growing = [...lanes.values()]
-  const isStopped = growing.length > 0 && growing.every((each) => each.isOver && each.finish === 'cancelled')
   return (
     <div class="below">
       {rows.length > 0 && (
@@ -28,7 +26,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
           ))}
         </ul>
       )}
-      {(growing.length > 0 || asking > 0) && (
+      {(lanes.size > 0 || asking > 0) && (
         <section class="lanes" aria-label="Growing">
           {[...children.filter((each) => lanes.has(each)), ...gone].map((each, i) => (
             <Lane
@@ -43,7 +41,6 @@ export function Children({ loom }: { loom: OpenLoom }) {
           ))}
         </section>
       )}
-      {isStopped && <p class="caption stopped">All stopped. What they had is kept.</p>}
     </div>
   )
 }

@@ -15,7 +15,10 @@ export function Doing({ loom }: { loom: OpenLoom }) {
   const { n } = settings.value
   const isChat = loom.info.value.chat_template_used === true
   loom.tree.version.value
-  const live = [...loom.lanes.value.values()].filter((lane) => !lane.isOver)
+  const lanes = [...loom.lanes.value.values()]
+  const live = lanes.filter((lane) => !lane.isOver)
+  const grown = lanes.filter((lane) => lane.parent === current)
+  const isStopped = grown.length > 0 && grown.every((lane) => lane.finish === 'cancelled')
   const isHere = live.some((lane) => lane.node === current)
   return (
     <div class="doing row">
@@ -62,6 +65,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
           {live.length > 1 ? 'Stop all' : 'Stop'}
         </button>
       )}
+      {isStopped && <span class="caption">All stopped. What they had is kept.</span>}
       {isChat && (
         <IconButton
           icon={Code}

@@ -27,12 +27,17 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
 
   useLayoutEffect(() => {
     let isOver = false
-    void boxOf(loom, node, index).then((at) => {
-      if (!isOver && at && box.current) setPlace(beside(at, box.current.getBoundingClientRect()))
-      else if (!isOver && !at) card.value = null
-    })
+    const stand = () =>
+      void boxOf(loom, node, index).then((at) => {
+        if (!isOver && at && box.current) setPlace(beside(at, box.current.getBoundingClientRect()))
+      })
+    stand()
+    addEventListener('resize', stand)
+    addEventListener('scroll', stand, { capture: true, passive: true })
     return () => {
       isOver = true
+      removeEventListener('resize', stand)
+      removeEventListener('scroll', stand, { capture: true })
     }
   }, [seen === undefined, problem])
 

@@ -80,7 +80,7 @@ function hovers(loom: OpenLoom, element: HTMLElement): () => void {
   }
   const onScroll = () => {
     clearTimeout(resting)
-    card.value = null
+    close()
   }
   const pane = element.closest('.reading')
   addEventListener('pointermove', onMove)

@@ -45,9 +45,9 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
     <div class="run">
       <section class="part" aria-label="Search">
         <div class="row">
-          <h3 class="grow cut">
+          <h2 class="grow cut">
             {strategyTitle(run.asked['strategy'])} <span class="muted">{STATUS[run.status]}</span>
-          </h3>
+          </h2>
           {isRunning ? (
             <button type="button" class="button" onClick={() => void api.cancel(run.job).catch(failed)}>
               Stop
@@ -74,9 +74,9 @@ export function RunTab({ loom }: { loom: OpenLoom }) {
       {round && (
         <section class="part" aria-label="Rounds">
           <div class="row">
-            <h3 class="grow">
+            <h2 class="grow">
               Round {at} <span class="muted">of {last}</span>
-            </h3>
+            </h2>
             <IconButton
               icon={ChevronLeft}
               label="Round before"

@@ -18,7 +18,7 @@ export function Bookmarks({ loom }: { loom: OpenLoom }) {
   const nodes = loom.bookmarks.value
   return (
     <section class="panel bookmarks" aria-label="Bookmarks">
-      <h3 class="caption">Bookmarks</h3>
+      <h2 class="caption">Bookmarks</h2>
       {nodes.length === 0 && (
         <p class="caption">None yet. {keyFor('bookmark')} marks the node where you are.</p>
       )}

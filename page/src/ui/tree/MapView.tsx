@@ -38,6 +38,7 @@ export function MapView({ loom }: { loom: OpenLoom }) {
       made.close()
     }
   }, [loom])
+  loom.tree.version.value
   const drag = useDrag(stage, (event) => stage && press(loom, stage, event))
   return (
     <div class="map">

@@ -117,7 +117,8 @@ function useKeptPlace(
       const place = anchor === null ? -1 : outline.rowOf(anchor.node)
       if (place >= 0) element.scrollTop = place * ROW - anchor!.offset
     }
-    if (row >= 0 && last?.current !== current) show(element, row)
+    const isNew = last?.current !== current || last.outline.rowOf(current) < 0
+    if (row >= 0 && isNew) show(element, row)
     look()
   }, [outline, current])
 }

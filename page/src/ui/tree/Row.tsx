@@ -78,7 +78,7 @@ export function OutlineRow({
         )}
         <ChanceBar p={meanP(node)} />
         <span class="number" title={row.nChildren ? undefined : 'No children'}>
-          {hidden ? `+${count(hidden)}` : row.nChildren || ''}
+          {hidden ? `+${count(hidden)}` : row.nChildren || null}
         </span>
       </span>
       {isPointed && (

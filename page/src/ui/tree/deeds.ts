@@ -10,6 +10,8 @@ import { rowsOf } from './rows'
 export const menu = signal<{ node: number; x: number; y: number } | null>(null)
 /** A node that is to stand below another one, which is being chosen. */
 export const moving = signal<number | null>(null)
+/** The node that is dragged with the mouse. */
+let dragging: number | null = null
 /** Where the next range of selected rows begins, and where it ends now. */
 const range = { from: -1, to: -1 }
 
@@ -131,28 +133,31 @@ export function moveTo(loom: OpenLoom, parent: number): void {
     return
   }
   moving.value = null
+  place(loom, node, parent)
+}
+
+function place(loom: OpenLoom, node: number, parent: number): void {
   if (loom.tree.parent(node) !== parent) act.move(node, parent).then((made) => made && loom.go(node))
 }
 
-/** The node that rows are dragged over. */
+/** Dragging a row onto another one moves its node below that. */
 export function dragged(loom: OpenLoom, event: DragEvent): void {
   const row = rowAt(event.target)
+  for (const each of document.querySelectorAll('.tree-row.over')) each.classList.remove('over')
   if (event.type === 'dragstart') {
     if (!row || row.node === ROOT) {
       event.preventDefault()
       return
     }
-    moving.value = row.node
+    dragging = row.node
     event.dataTransfer?.setData('text/plain', loom.tree.get(row.node)?.text ?? '')
     if (event.dataTransfer) event.dataTransfer.effectAllowed = 'move'
-    return
+  } else if (event.type === 'dragend') dragging = null
+  else if (row && dragging !== null && !loom.tree.isBelow(row.node, dragging)) {
+    event.preventDefault()
+    if (event.type === 'dragover') row.element.classList.add('over')
+    else place(loom, dragging, row.node)
   }
-  for (const each of document.querySelectorAll('.tree-row.over')) each.classList.remove('over')
-  if (event.type === 'dragend') moving.value = null
-  if (!row || moving.peek() === null || loom.tree.isBelow(row.node, moving.peek()!)) return
-  event.preventDefault()
-  if (event.type === 'dragover') row.element.classList.add('over')
-  else if (event.type === 'drop') moveTo(loom, row.node)
 }
 
 // The menu

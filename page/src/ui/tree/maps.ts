@@ -18,35 +18,24 @@ export function mapOf(loom: OpenLoom): ReadonlySignal<TreeMap> {
   return map
 }
 
-type Rgb = readonly [number, number, number]
 const STEPS = 6
 
 /** The theme's colours: likely nodes are as the lines, unlikely ones warm; scores and ages in the accent. */
 export function coloursOf(element: Element, tint: Tint): Colours {
   const style = getComputedStyle(element)
   const read = (name: string) => style.getPropertyValue(`--${name}`).trim()
-  const heat = read('heat').split(/\s+/).map(Number) as unknown as Rgb
-  const strong = tint === 'probability' ? heat : rgb(read('accent'))
-  const faint = between(rgb(read('line')), rgb(read('muted')), 0.35)
-  const ramp = Array.from({ length: STEPS }, (_, i) => css(between(faint, strong, i / (STEPS - 1))))
+  const strong = read(tint === 'probability' ? 'warm' : 'accent')
+  const faint = mixed(read('muted'), read('line'), 0.35)
   return {
     bg: read('bg'),
     line: read('line'),
     text: read('text'),
     muted: read('muted'),
     accent: read('accent'),
-    hit: css(heat),
-    ramp,
+    hit: read('warm'),
+    ramp: Array.from({ length: STEPS }, (_, i) => mixed(strong, faint, i / (STEPS - 1))),
   }
 }
 
-function rgb(hex: string): Rgb {
-  const value = Number.parseInt(hex.slice(1), 16)
-  return [value >> 16, (value >> 8) & 255, value & 255]
-}
-const css = (colour: Rgb) => `rgb(${colour.join(' ')})`
-const between = (from: Rgb, to: Rgb, part: number): Rgb => [
-  Math.round(from[0] + (to[0] - from[0]) * part),
-  Math.round(from[1] + (to[1] - from[1]) * part),
-  Math.round(from[2] + (to[2] - from[2]) * part),
-]
+const mixed = (colour: string, other: string, part: number) =>
+  `color-mix(in srgb, ${colour} ${Math.round(100 * part)}%, ${other})`

@@ -28,7 +28,7 @@ export interface Scene {
   colours: Colours
 }
 
-const READS = 0.6 // words from this scale on
+const READS = 0.55 // words from this scale on
 const FONT = 12
 const LEADING = 15
 const BUS = 12 // units before a node where the line to its siblings runs
@@ -131,13 +131,11 @@ function bars(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place[
   }
   for (const [colour, places] of byColour) {
     pen.fillStyle = colour
-    for (const place of places)
-      pen.fillRect(
-        right(scene, place),
-        down(scene, place) - thick / 2,
-        Math.max(1.5, k * place.length),
-        thick,
-      )
+    const high = colour === colours.muted ? 1 : thick // what has no figure is a plain line
+    for (const place of places) {
+      const long = Math.max(1.5, k * place.length)
+      pen.fillRect(right(scene, place), down(scene, place) - high / 2, long, high)
+    }
   }
   pen.fillStyle = colours.accent
   for (const place of seen) {

@@ -37,6 +37,8 @@ export class Stage {
   private asked = 0
   private glide = 0
   private hasView = false
+  /** Somebody has looked elsewhere: from now on the view is theirs. */
+  private isTouched = false
   private readonly ends: (() => void)[] = []
 
   constructor(
@@ -62,6 +64,7 @@ export class Stage {
       }),
       effect(() => {
         mapOf(loom).value
+        if (!this.isTouched && this.hasView && loom.loading.value !== null) this.first()
         loom.bookmarks.value
         hits.value
         this.hovered.value
@@ -92,10 +95,15 @@ export class Stage {
     }
     if (!this.hasView) {
       this.hasView = true
-      this.view = fitAll(this.map.box, this.width, this.height)
-      if (this.map.places.size > SMALL) this.fit(false, false)
+      this.first()
     }
     this.draw()
+  }
+
+  /** A small tree as a whole; of a large one where one stands. */
+  private first(): void {
+    this.fit(this.map.places.size <= SMALL, false)
+    this.isTouched = this.loom.loading.peek() === null
   }
 
   // Looking elsewhere
@@ -135,6 +143,7 @@ export class Stage {
   }
 
   private look(view: View): void {
+    this.isTouched = true
     cancelAnimationFrame(this.glide)
     this.view = view
     this.draw()
