@@ -144,8 +144,8 @@ def test_a_loom_without_its_model_is_read_only_until_it_is_loaded(browser: Brows
         expect(page.get_by_role("status").filter(has_text="tiny to grow.")).to_be_visible()
         assert len(desk.nodes()) == 3
         page.get_by_role("button", name="Load tiny").click()
-        expect(notice).to_have_count(0, timeout=30_000)
-        desk.sets(n=1, max_tokens=4)
+        expect(page.get_by_role("button", name="Models: tiny", exact=True)).to_be_visible()
+        expect(notice).to_have_count(0)
         desk.press("g")
         desk.until(lambda: len(desk.nodes()) > 3, "it grows")
 
