@@ -3,7 +3,7 @@
 import { signal } from '@preact/signals'
 import { X } from 'lucide-preact'
 import type { ComponentChildren } from 'preact'
-import { useEffect, useRef } from 'preact/hooks'
+import { useLayoutEffect, useRef } from 'preact/hooks'
 import { overlay } from '../state/view'
 import { IconButton } from './Button'
 import { Toasts } from './Toasts'
@@ -29,7 +29,8 @@ export const closeOverlay = () => {
 export function Dialog({ title, children, onClose = closeOverlay, width = 520, ...rest }: DialogProps) {
   const box = useRef<HTMLDialogElement>(null)
   const me = useRef(Symbol(title)).current
-  useEffect(() => {
+  // Before the next key comes: that is meant for it.
+  useLayoutEffect(() => {
     const dialog = box.current!
     const before = document.activeElement
     dialog.showModal()
