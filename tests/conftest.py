@@ -16,8 +16,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# And the tests themselves are compiled by the first of the runs only.
-sys.dont_write_bytecode = False
 
 # A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,6 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest
 from hypothesis import settings
+
+# The tests themselves are compiled by the first run only.
+sys.dont_write_bytecode = False
 
 # No law is about the time that an example takes.
 settings.register_profile("weft", deadline=None)
