@@ -42,6 +42,8 @@ PACKAGES = {
 
 # Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
 BESIDE = ("mlx", "llamacpp", "vllm", "remote")
+# And the laws on torch's whole paths and on a fake with a loop of its own: twice as dear as others.
+ROUNDABOUT = ("whole", "ownloop")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,6 +55,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what `make test-engines` runs, whichever way the test names its engine."""
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if any(isinstance(each, str) and each in ROUNDABOUT for each in params):
+        item.add_marker("engines")
     for name in BESIDE:
         if any(isinstance(each, str) and each == name for each in params):
             item.add_marker(name)
