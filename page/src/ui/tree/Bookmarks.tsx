@@ -48,7 +48,7 @@ function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
           {words.text}
         </span>
       </button>
-      <span class="deeds">
+      <span class="row-deeds">
         <IconButton icon={PenLine} label="Write a label" onClick={() => (labelling.value = number)} />
         <IconButton
           icon={BookmarkX}

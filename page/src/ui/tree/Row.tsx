@@ -1,13 +1,14 @@
 /** One row of the outline. What grows on it is painted here, and nowhere else. */
 import { Bookmark, Sprout, Trash2 } from 'lucide-preact'
 import { indent } from '../../model/guides'
+import { figure } from '../../model/heat'
 import { label, marks, meanP, spoken } from '../../model/label'
 import type { Row } from '../../model/outline'
 import { ROOT } from '../../model/tree'
 import { count } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { ChanceBar, MarkSign } from './Marks'
+import { ChanceBar, MarkSign, Score } from './Marks'
 
 interface RowProps {
   loom: OpenLoom
@@ -45,12 +46,14 @@ export function OutlineRow({
   const line = label(node, prompt, chat_template_used ?? false)
   const end = row.chain[row.chain.length - 1]!
   const signs = marks(node)
+  const score = figure(node.score)
+  const isLeft = loom.pruned.value.has(number)
   const hidden = row.isFolded ? loom.tree.below(end) : 0
   return (
     <div
       id={rowId(number)}
       role="treeitem"
-      class={`tree-row${isHit === false ? ' dim' : ''}`}
+      class={`tree-row${isHit === false || isLeft ? ' dim' : ''}`}
       data-node={number}
       draggable={number !== ROOT}
       aria-level={row.depth + 1}
@@ -63,26 +66,30 @@ export function OutlineRow({
       style={{ paddingLeft: `${indent(row.depth)}px` }}
     >
       <Knot row={row} isCurrent={isCurrent} isUnread={isUnread} />
-      <span class={`words cut${line.isNote ? ' note' : ''}`} dir="auto">
+      <span
+        class={`row-words cut${line.isNote ? ' row-note' : ''}`}
+        dir="auto"
+        title={isPointed ? label(node, prompt, chat_template_used ?? false, 400).text : undefined}
+      >
         {line.text}
       </span>
       {row.chain.length > 1 && <Chain loom={loom} chain={row.chain} shown={number} />}
-      <span class="signs">
+      <span class="row-signs">
         {signs.map((each) => (
           <MarkSign key={each} mark={each} />
         ))}
         {row.same.length > 1 && (
-          <button type="button" class="times" data-do="same" tabIndex={-1} title="Show each of them">
+          <button type="button" class="row-times" data-do="same" tabIndex={-1} title="Show each of them">
             ×{row.same.length}
           </button>
         )}
-        <ChanceBar p={meanP(node)} />
-        <span class="number" title={row.nChildren ? undefined : 'No children'}>
+        {score === null ? <ChanceBar p={meanP(node)} /> : <Score score={score} isLeft={isLeft} />}
+        <span class="row-number" title={row.nChildren ? undefined : 'No children'}>
           {hidden ? `+${count(hidden)}` : row.nChildren || null}
         </span>
       </span>
       {isPointed && (
-        <span class="deeds">
+        <span class="row-deeds">
           <Deed what="grow" label="Grow branches" icon={Sprout} />
           <Deed what="bookmark" label="Bookmark" icon={Bookmark} />
           {number !== ROOT && <Deed what="remove" label="Remove" icon={Trash2} />}
@@ -114,7 +121,7 @@ function Deed({ what, label: name, icon: Icon }: { what: string; label: string; 
  */
 function Knot({ row, isCurrent, isUnread }: { row: Row; isCurrent: boolean; isUnread: boolean }) {
   const canFold = row.isFolded !== null && row.depth > 0
-  const kind = `knot${row.isFolded === null ? ' leaf' : ''}${row.isFolded ? ' folded' : ''}${isCurrent ? ' here' : isUnread ? ' unread' : ''}`
+  const kind = `row-knot${row.isFolded === null ? ' leaf' : ''}${row.isFolded ? ' folded' : ''}${isCurrent ? ' here' : isUnread ? ' unread' : ''}`
   if (!canFold) return <span class={kind} aria-hidden />
   return (
     <button
@@ -135,18 +142,18 @@ function Chain({ loom, chain, shown }: { loom: OpenLoom; chain: readonly number[
   const place = chain.indexOf(shown)
   if (chain.length > DOTS) {
     return (
-      <span class="chain caption" title="Nodes without siblings share a row">
+      <span class="row-chain caption" title="Nodes without siblings share a row">
         {place + 1}/{chain.length}
       </span>
     )
   }
   return (
-    <span class="chain" title="Nodes without siblings share a row">
+    <span class="row-chain" title="Nodes without siblings share a row">
       {chain.map((each) => (
         <button
           key={each}
           type="button"
-          class={`bead${each === shown ? ' shown' : ''}${loom.isUnread(each) ? ' new' : ''}`}
+          class={`row-bead${each === shown ? ' shown' : ''}${loom.isUnread(each) ? ' new' : ''}`}
           data-do="go"
           data-to={each}
           tabIndex={-1}

@@ -1,6 +1,6 @@
 /** The search over the tree: words or a pattern, kinds of nodes, how likely they are; here or in all looms. */
 import { CaseSensitive, ListTree, Regex, Rows3, X } from 'lucide-preact'
-import { useEffect, useRef } from 'preact/hooks'
+import { useLayoutEffect, useRef } from 'preact/hooks'
 import { KINDS, type Kind } from '../../model/finding'
 import { plural } from '../../model/words'
 import {
@@ -32,7 +32,8 @@ const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focu
 export function Search({ loom }: { loom: OpenLoom }) {
   const field = useRef<HTMLInputElement>(null)
   const isOpen = isSearching.value
-  useEffect(() => {
+  // At once: the next key is already typed into it.
+  useLayoutEffect(() => {
     if (!isOpen) return
     field.current?.focus()
     field.current?.select()
