@@ -36,7 +36,14 @@ export function Child({ loom, nodes, k }: ChildProps) {
         >
           <span class="k">{k}</span>
           <span class={`child-text ${isHuman(node) ? 'written' : ''}`}>
-            {text ? text.slice(0, MOST).replace(/^[^\S\n]+/, '') : <span class="muted">(ended at once)</span>}
+            {text ? (
+              text
+                .slice(0, MOST)
+                .replace(/^[^\S\n]+/, '')
+                .trimEnd()
+            ) : (
+              <span class="muted">(ended at once)</span>
+            )}
           </span>
           <span class="caption">
             {said(
