@@ -23,8 +23,10 @@ import { inspect } from './view'
 const ASKS_ABOVE = 20
 
 /** Do something to the open loom; what goes wrong is told. Returns undefined then. */
-async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
-  const loom = open.peek()
+async function on<Result>(
+  work: (loom: OpenLoom) => Promise<Result>,
+  loom = open.peek(),
+): Promise<Result | undefined> {
   if (!loom) return undefined
   try {
     return await work(loom)
@@ -75,9 +77,19 @@ effect(() => {
   untracked(() => troubled(failure.error, again) || failed(failure.error))
 })
 
+let last: Promise<unknown> = Promise.resolve()
+
+/** Do it once what was asked before is done: who removes and undoes at once means one after the other. */
+function inTurn<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
+  const loom = open.peek()
+  const done = last.then(() => on(work, loom))
+  last = done
+  return done
+}
+
 /** Make a change; it is shown from the call's own answer, before the feed tells it. */
 function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
-  return on(async (loom) => {
+  return inTurn(async (loom) => {
     const made = await work(loom)
     loom.apply(made)
     return made
@@ -218,7 +230,7 @@ export function removed(loom: OpenLoom, node: number, what: What): number[] {
 }
 
 export async function remove(node: number, what: What = 'node'): Promise<void> {
-  await on(async (loom) => {
+  await inTurn(async (loom) => {
     if (what === 'node' && node === ROOT) {
       toast('The prompt cannot be removed; its loom can.', { detail: 'Loom · Remove this loom' })
       return
@@ -247,7 +259,7 @@ export const REMOVED_AT_ONCE = 1000
 
 /** Remove several nodes, as one change that one Undo brings back. */
 export async function removeMany(nodes: readonly number[]): Promise<void> {
-  await on(async (loom) => {
+  await inTurn(async (loom) => {
     const { tree } = loom
     const going = new Set(nodes.filter((each) => each !== ROOT && tree.get(each)))
     const tops = [...going].filter((each) => !tree.path(each).some((up) => up !== each && going.has(up)))
@@ -265,7 +277,8 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
     const stays = tree
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
-    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1))
+    loom.next = stays ?? null
+    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1)).finally(() => (loom.next = null))
     batch(() => {
       if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
       loom.apply(made)
