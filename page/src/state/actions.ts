@@ -244,7 +244,10 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     )
       return
     const next = standsAfter(loom, node, what)
-    const made = await api.remove(loom.id, node, what)
+    loom.next = next // the feed may tell of it before the answer does
+    const made = await api.remove(loom.id, node, what).finally(() => {
+      loom.next = null
+    })
     moves.removing(tops)
     batch(() => {
       if (next !== null) loom.go(next)
@@ -278,7 +281,10 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
     loom.next = stays ?? null
-    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1)).finally(() => (loom.next = null))
+    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1)).finally(() => {
+      loom.next = null
+    })
+    moves.removing(tops)
     batch(() => {
       if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
       loom.apply(made)
