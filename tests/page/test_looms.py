@@ -30,7 +30,7 @@ def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: 
     assert json.loads(file.read_text("utf-8"))["format"] == "weft.loom"
     before = {node["id"]: node for node in desk.nodes().values()}
     page.goto("/")
-    page.get_by_role("button", name="Import").wait_for()
+    page.get_by_role("heading", name="What should it begin with?").wait_for()
     desk.press("i")
     page.locator("input[type=file]").set_input_files(file)
     report = page.get_by_role("dialog", name="Import")
@@ -59,7 +59,7 @@ def test_a_path_is_saved_as_plain_text(desk: Desk, page: Page, tmp_path: Path) -
 def test_a_file_of_another_program_is_dropped_on_the_page(desk: Desk, page: Page) -> None:
     """As loomsidian writes it; and one that nobody knows is refused in words."""
     page.goto("/")
-    page.get_by_role("button", name="Import").wait_for()
+    page.get_by_role("heading", name="What should it begin with?").wait_for()
     nodes = {
         "a": {"text": "The keeper", "parentId": None},
         "b": {"text": " slept", "parentId": "a", "unread": True},
@@ -93,7 +93,7 @@ def drop(page: Page, name: str, text: str) -> None:
 
 def test_a_loom_is_renamed_found_and_removed(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1, max_tokens=4)
-    page.get_by_role("heading", level=1).get_by_role("button").click()
+    page.get_by_role("heading", level=1).get_by_role("button").dblclick()
     field = page.get_by_role("textbox", name="Name of the loom")
     field.fill("foxes & owls/1")
     page.keyboard.press("Enter")

@@ -406,7 +406,9 @@ export class OpenLoom {
     change: Pick<Schemas['Changed'], 'rev' | 'added' | 'changed' | 'removed'> & Partial<FeedEvents['change']>,
   ): void {
     batch(() => {
-      for (const node of [...(change.added ?? []), ...(change.changed ?? [])]) this.forgetTokens(node.node)
+      // What stands below a node that was changed is seen in another light, too.
+      if (change.changed?.length) this.tokens.clear()
+      for (const node of change.added ?? []) this.forgetTokens(node.node)
       this.tree.remove(change.removed ?? [])
       this.tree.put([...(change.added ?? []), ...(change.changed ?? [])])
       if (change.children) this.tree.order(change.children)

@@ -2,7 +2,7 @@
 
 import { X } from 'lucide-preact'
 import type { ComponentChildren } from 'preact'
-import { useEffect, useRef } from 'preact/hooks'
+import { useLayoutEffect, useRef } from 'preact/hooks'
 import { overlay } from '../state/view'
 import { IconButton } from './Button'
 import './overlay.css'
@@ -23,7 +23,8 @@ export const closeOverlay = () => {
 /** A modal dialog: Escape and a click outside close it, and the focus goes back where it was. */
 export function Dialog({ title, children, onClose = closeOverlay, width = 520, ...rest }: DialogProps) {
   const box = useRef<HTMLDialogElement>(null)
-  useEffect(() => {
+  // Before the next key comes: that is meant for it.
+  useLayoutEffect(() => {
     const dialog = box.current!
     const before = document.activeElement
     dialog.showModal()

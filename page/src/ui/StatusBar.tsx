@@ -8,6 +8,7 @@ import type { OpenLoom } from '../state/loom'
 import { isAway } from '../state/session'
 import { overlay } from '../state/view'
 import { TextButton } from './Button'
+import { HeatLegend } from './reading/Legend'
 import './status.css'
 
 export function StatusBar({ loom }: { loom: OpenLoom }) {
@@ -21,6 +22,7 @@ export function StatusBar({ loom }: { loom: OpenLoom }) {
       ) : (
         <Growing loom={loom} />
       )}
+      <HeatLegend />
       <span class="grow" />
       <Nodes loom={loom} />
       <Saving />

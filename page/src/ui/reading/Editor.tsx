@@ -1,5 +1,5 @@
 /** A text area over a node, or below the text for a new one; what is typed is never lost. */
-import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError } from '../../api/client'
 import { ROOT } from '../../model/tree'
 import { count, plural } from '../../model/words'
@@ -29,6 +29,13 @@ export function Editor({ loom, draft }: EditorProps) {
       loom.drafts.drop(draft)
     } catch (error) {
       if (!(error instanceof ApiError)) return failed(error)
+      const whole = loom.tree.get(draft.node)?.text ?? ''
+      if (isRoot && draft.isMessage && error.status === 400 && whole !== draft.base) {
+        // It was made of several messages: then all of them are what is edited.
+        const text = whole.replace(draft.base, () => draft.text)
+        loom.drafts.change(draft, { isMessage: false, base: whole, text })
+        return setProblem('The prompt is more than one message. This is all of it; save it again.')
+      }
       setProblem(said(error))
       // Whoever saves again has read what happened.
       if (error.code === 'revision_mismatch') loom.drafts.change(draft, { rev: loom.tree.rev })
@@ -180,7 +187,8 @@ interface AreaProps extends EditorProps {
 /** As wide as the text, and as high as what is in it. */
 function Area({ loom, draft, label, onKey }: AreaProps) {
   const area = useRef<HTMLTextAreaElement>(null)
-  useEffect(() => {
+  // At once: what is typed next is meant for it.
+  useLayoutEffect(() => {
     const field = area.current!
     field.focus({ preventScroll: true })
     field.setSelectionRange(field.value.length, field.value.length)

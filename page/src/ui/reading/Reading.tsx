@@ -46,7 +46,9 @@ export function Reading({ loom }: { loom: OpenLoom }) {
 /** The end of the text: what is being written, what waits, what can be done. */
 function End({ loom }: { loom: OpenLoom }) {
   const current = loom.current.value
-  const draft = loom.drafts.open
+  const written = loom.drafts.open
+  // One that is open elsewhere in the tree waits there.
+  const draft = written && loom.tree.isBelow(current, written.node) ? written : null
   const waiting = loom.drafts.all.value.filter((each) => each.node === current && !each.isOpen)
   const prompt = loom.info.value
   const isSpaced = prompt.chat_template_used !== true && current === 0 && /[^\S\n]$/.test(prompt.prompt)
@@ -63,5 +65,3 @@ function End({ loom }: { loom: OpenLoom }) {
     </div>
   )
 }
-
-export { HeatLegend } from './Legend'

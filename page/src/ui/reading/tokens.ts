@@ -8,11 +8,28 @@ import * as act from '../../state/actions'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
 import { card, cursor, type Spot, scored, showsSpecial } from '../../state/reading'
-import { toast } from '../../state/toasts'
+import { failed, toast } from '../../state/toasts'
 import { showFork } from './motion'
 
 /** Which alternative of the card Enter takes; null: none was chosen. */
 export const chosen = signal<number | null>(null)
+
+/** What keys ask for is done in their order, however long tokens take to come. */
+let last: Promise<unknown> = Promise.resolve()
+export function inTurn(work: () => unknown): Promise<unknown> {
+  last = last.then(work).catch(failed)
+  return last
+}
+
+let walks = 0
+/** A card is about to open: keys that come now are meant for it. */
+export const isWalking = (): boolean => walks > 0
+export function walkInTurn(loom: OpenLoom, by: 1 | -1): void {
+  walks += 1
+  void inTurn(() => walk(loom, by)).then(() => {
+    walks -= 1
+  })
+}
 
 /** Tokens of a node that are shown, in their order. */
 export async function shownTokens(loom: OpenLoom, number: number): Promise<number[]> {
@@ -23,7 +40,7 @@ export async function shownTokens(loom: OpenLoom, number: number): Promise<numbe
 }
 
 /** Go to the next token of the path, or the one before, and open its card. */
-export async function walk(loom: OpenLoom, by: 1 | -1): Promise<void> {
+async function walk(loom: OpenLoom, by: 1 | -1): Promise<void> {
   const path = loom.tree.path(loom.current.peek())
   const now = cursor.peek()
   let at = now ? path.indexOf(now.node) : path.length - 1

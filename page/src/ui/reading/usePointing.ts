@@ -15,7 +15,7 @@ export function usePointing(loom: OpenLoom, text: RefObject<HTMLElement>): void 
   useEffect(() => {
     const element = text.current
     if (!element) return
-    const stops = [clicks(loom, element), hovers(loom, element)]
+    const stops = [clicks(loom, element), hovers(loom, element), copies(element)]
     return () => {
       for (const stop of stops) stop()
     }
@@ -46,6 +46,34 @@ function clicks(loom: OpenLoom, element: HTMLElement): () => void {
     element.removeEventListener('dblclick', jump)
   }
 }
+
+/** Segments of a text are copied as the one text that they are. */
+function copies(element: HTMLElement): () => void {
+  const onCopy = (event: ClipboardEvent) => {
+    const selection = getSelection()
+    if (!selection?.rangeCount || isTypingIn(event.target)) return
+    const range = selection.getRangeAt(0)
+    const turns = [...element.querySelectorAll('.turn')].filter((each) => range.intersectsNode(each))
+    if (!turns.length) return
+    const texts = turns.map((turn) => {
+      const part = range.cloneRange()
+      const whole = document.createRange()
+      whole.selectNodeContents(turn)
+      if (part.compareBoundaryPoints(Range.START_TO_START, whole) < 0)
+        part.setStart(whole.startContainer, whole.startOffset)
+      if (part.compareBoundaryPoints(Range.END_TO_END, whole) > 0)
+        part.setEnd(whole.endContainer, whole.endOffset)
+      return part.toString()
+    })
+    event.clipboardData?.setData('text/plain', texts.join('\n\n'))
+    event.preventDefault()
+  }
+  element.addEventListener('copy', onCopy)
+  return () => element.removeEventListener('copy', onCopy)
+}
+
+const isTypingIn = (target: EventTarget | null) =>
+  target instanceof Element && target.matches('textarea, input')
 
 /** The card opens where the pointer rests, and goes when it has left token and card. */
 function hovers(loom: OpenLoom, element: HTMLElement): () => void {

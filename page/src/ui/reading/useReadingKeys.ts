@@ -5,23 +5,23 @@ import { shownText } from '../../model/turns'
 import { moves } from '../../state/actions'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { card, cursor, showsSpecial } from '../../state/reading'
+import { card, cursor } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
 import { toast } from '../../state/toasts'
 import { zone } from '../../state/view'
 import { showRemoval } from './motion'
-import { choose, clipAt, splitAt, take, walk } from './tokens'
+import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './tokens'
 
 export function useReadingKeys(loom: OpenLoom): void {
   useEffect(() => {
     handlers.edit = () => beginEdit(loom)
     handlers.writeChild = () => beginChild(loom)
-    handlers.splitHere = (andChild) => void splitAt(loom, cursor.peek(), andChild)
-    handlers.clipHere = (drops) => void clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep')
-    handlers.alternative = (by) => void walk(loom, by)
+    handlers.splitHere = (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild))
+    handlers.clipHere = (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep'))
+    handlers.alternative = (by) => walkInTurn(loom, by)
     handlers.takeAlternative = () => {
-      if (card.peek()?.by !== 'keys') return false
-      void take(loom, true)
+      if (!hasCard()) return false
+      void inTurn(() => take(loom, true))
       return true
     }
     moves.removing = (tops) => {
@@ -39,17 +39,21 @@ export function useReadingKeys(loom: OpenLoom): void {
   }, [loom])
 }
 
+/** A card that keys have opened, or are about to. */
+const hasCard = () => card.peek()?.by === 'keys' || isWalking()
+
 /** Keys of an open card go before all others. */
 function onCardKey(loom: OpenLoom, event: KeyboardEvent): void {
-  const spot = card.peek()
-  if (!spot || zone.peek() === 'text') return
-  const isKeys = spot.by === 'keys'
-  if (event.key === 'Escape') card.value = null
-  else if (isKeys && event.key === 'ArrowDown' && !event.altKey) void choose(loom, 1)
-  else if (isKeys && event.key === 'ArrowUp' && !event.altKey) void choose(loom, -1)
-  else if (isKeys && event.key === 'Enter' && event.altKey) void take(loom, false)
+  if (zone.peek() === 'text' || !(card.peek() || isWalking())) return
+  const close = () => {
+    card.value = null
+  }
+  if (event.key === 'Escape') void inTurn(close)
+  else if (hasCard() && event.key === 'ArrowDown' && !event.altKey) void inTurn(() => choose(loom, 1))
+  else if (hasCard() && event.key === 'ArrowUp' && !event.altKey) void inTurn(() => choose(loom, -1))
+  else if (hasCard() && event.key === 'Enter' && event.altKey) void inTurn(() => take(loom, false))
   else {
-    if (/^Arrow(Left|Right)$/.test(event.key)) card.value = null
+    if (/^Arrow(Left|Right)$/.test(event.key)) close()
     return
   }
   event.preventDefault()
@@ -71,14 +75,14 @@ function beginEdit(loom: OpenLoom): void {
   if (!node) return
   if (node.growing) return void toast('It grows still: stop it, or wait, to edit it.')
   const info = loom.info.peek()
-  const isMessage =
-    !showsSpecial.peek() &&
-    (number === ROOT ? shownText(node, info, false) === info.prompt : node.said != null)
+  // A message is edited as it was said, not as the template writes it.
+  const base = shownText(node, info, false)
+  const isMessage = number === ROOT ? base === info.prompt : node.said != null
   card.value = null
   loom.drafts.begin({
     kind: 'edit',
     node: number,
-    base: shownText(node, info, showsSpecial.peek()),
+    base,
     rev: loom.tree.rev,
     isMessage,
   })

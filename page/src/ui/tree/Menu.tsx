@@ -1,5 +1,5 @@
 /** A menu at a place: its keys are shown, the arrows move in it, and what was focused is focused again. */
-import { useEffect, useLayoutEffect, useRef } from 'preact/hooks'
+import { useLayoutEffect, useRef } from 'preact/hooks'
 
 export interface MenuItem {
   label: string
@@ -26,7 +26,7 @@ export function Menu({ label, items, x, y, onClose }: MenuProps) {
     element.style.left = `${Math.max(4, Math.min(x, innerWidth - width - 4))}px`
     element.style.top = `${y + height + 4 > innerHeight ? Math.max(4, y - height) : y}px`
   }, [x, y])
-  useEffect(() => {
+  useLayoutEffect(() => {
     const before = document.activeElement
     move(box.current!, 0, 0)
     const away = (event: Event) => {
