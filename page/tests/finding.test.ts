@@ -1,7 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import { find, inUnits, NOTHING, nextHit, pattern, type Query, snippet } from '../src/model/finding'
 import { LoomTree } from '../src/model/tree'
-import { quickest } from './quickest'
 import { node } from './tree.test'
 
 function tree(): LoomTree {
