@@ -16,13 +16,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# And the tests themselves are compiled by the first of the runs only.
+sys.dont_write_bytecode = False
 
 # A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import pytest
-from hypothesis import settings
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # No law is about the time that an example takes.
 settings.register_profile("weft", deadline=None)

@@ -199,7 +199,8 @@ def base() -> dict[str, str]:
 
     source = str(Path(__file__).parents[1] / "src")
     own = {"PYTHONPATH": source, "PYTHONIOENCODING": "utf-8", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **own, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if name != "WEFT_TESTS_LAYERS"}
+    return {**kept, **own, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Server(NamedTuple):

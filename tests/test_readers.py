@@ -26,7 +26,7 @@ def case(names: list[str], n: int, *marks: Any) -> Any:
 @pytest.mark.parametrize(
     ("names", "n"),
     [
-        case(OTHERS, 10),
+        case(OTHERS, 20, pytest.mark.programs),
         case(WITH_TORCH, 6),
         *(case([name], 3000, pytest.mark.slow, pytest.mark.timeout(1800)) for name in READERS),
     ],

@@ -32,6 +32,9 @@ def _read_once(checkpoint: Checkpoint, config: LlamaConfig, **options: Any) -> W
     if checkpoint.folder != resolve("tiny"):
         return read_weights(checkpoint, config, **options)
     whole = embedded()
+    if options.get("progress") is not None:
+        for index in range(config.n_layers):
+            options["progress"]("load", index + 1, config.n_layers, "")
     shown = os.environ.get(LAYERS)
     return whole if shown is None else replace(whole, layers=whole.layers[: int(shown)])
 

@@ -66,14 +66,12 @@ describe('a search', () => {
     expect(inUnits('a fox', [[2, 5]])).toEqual([[2, 5]])
   })
 
-  it('of ten thousand texts takes no time to speak of', () => {
+  it('finds the one in ten thousand texts', () => {
     const large = new LoomTree()
     large.put(
       Array.from({ length: 10_000 }, (_, i) => node(i, i ? i - 1 : null, { text: `text ${i}. `.repeat(20) })),
     )
-    const began = performance.now()
     const texts = { tree: large, top: 0, prompt: '', isChat: false, isUnread: () => false }
     expect(find(texts, { ...NOTHING, text: '9999' }).found).toHaveLength(1)
-    expect(performance.now() - began).toBeLessThan(300)
   })
 })

@@ -84,6 +84,7 @@ def test_what_next_lines_say_can_be_typed(weft, tmp_path, monkeypatch) -> None:
             assert result.exit_code == 0, (command, result.output)
 
 
+@pytest.mark.programs
 @pytest.mark.fluent
 @pytest.mark.parametrize("name", sorted(samples.ALL))
 def test_the_embedded_model_answers_every_sample(weft, name: str) -> None:

@@ -349,6 +349,7 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
 HOT = ("--temp", "100", "--max-tokens", "1500")
 
 
+@pytest.mark.programs
 @pytest.mark.fluent
 @posix
 def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(

@@ -56,7 +56,11 @@ def told(result) -> dict:
 @posix
 @pytest.mark.parametrize(
     ("n_at_once", "n_rounds"),
-    [(8, 1), pytest.param(8, 8, marks=pytest.mark.slow)],
+    [
+        (3, 1),
+        pytest.param(8, 1, marks=pytest.mark.programs),
+        pytest.param(8, 8, marks=pytest.mark.slow),
+    ],
 )
 def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
     weft, grown, started, n_at_once: int, n_rounds: int
@@ -119,6 +123,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
     assert weft("grow", str(held(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
 
 
+@pytest.mark.programs
 @posix
 def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
     process = started("run", samples.story, "--tree", "-n", "3", *HOT)

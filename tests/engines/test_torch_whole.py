@@ -109,6 +109,7 @@ def test_scores_equal_log_softmax(pair: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert output.scores()[0] == []
 
 
+@pytest.mark.engines
 def test_the_owners_model_stays_as_it_was() -> None:
     for name in WHOLE_FAMILIES:
         model, untouched = build(name), build(name)

@@ -93,7 +93,7 @@ def test_taking_another_token_forks_there_and_goes_on(story: Desk, page: Page) -
     at = int(story.text.locator("[data-cursor]").get_attribute("data-token") or -1)
     row = card(page).get_by_role("list").get_by_role("button").locator(":scope:enabled").first
     row.click()
-    story.until(lambda: len(story.nodes()) >= len(before) + 1, "a sibling")
+    story.until(lambda: len(story.nodes()) >= len(before) + 2, "a sibling that goes on")
     story.wait_grown()
     at_fork = story.current
     story.until(lambda: bool(story.nodes()[at_fork]["children"]), "one branch goes on from there")

@@ -109,6 +109,7 @@ def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         assert time.monotonic() - began < 4
 
 
+@pytest.mark.programs
 def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "0.3") as server:
         loom = server.loom(n=2)

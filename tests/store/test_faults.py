@@ -55,6 +55,7 @@ def file(tmp_path: Path) -> Path:
 # Many at once
 
 
+@pytest.mark.programs
 def test_eight_processes_that_grow_one_loom_lose_nothing(library: Library, url: str) -> None:
     kept = fresh(library)
     running = [start(programs.GROW, url, kept.name, str(me), "5") for me in range(8)]

@@ -194,6 +194,7 @@ with weft.load("tiny") as lm, Library(sys.argv[1], lease_s=60) as library:
 """
 
 
+@pytest.mark.programs
 def test_a_dead_server_s_looms_are_taken_up_at_once(url: str, one: Library, lm: weft.LM) -> None:
     kept = one.create(weft.Loom(lm, "Once"), name="a")
     command = [sys.executable, "-c", DIES, url]

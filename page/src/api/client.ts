@@ -191,7 +191,7 @@ export const api = {
   growWhole: (loom: string, node: number, body: GrowAsked) =>
     post<Schemas['JobReply']>(`${on(loom, node)}/generate`, { ...body, wait: true }),
   run: (loom: string, body: RunAsked) => post<Schemas['JobReply']>(`${at(loom)}/runs`, body),
-  runs: (loom: string) => get<Schemas['JobList']>(`${at(loom)}/runs`),
+  runs: (loom: string) => get<Schemas['JobList']>(`${at(loom)}/runs`, { limit: 10 }),
   job: (job: string) => get<Job>(`/jobs/${job}`),
   cancel: (job: string, branches: number[] | null = null) => post<Job>(`/jobs/${job}/cancel`, { branches }),
 }

@@ -1,5 +1,6 @@
 /** What a node says of itself on a line: its first words, or why there are none. */
 import type { Node } from '../api/client'
+import { scoreText } from './run'
 import { isHuman, ROOT } from './tree'
 import { finishWord, oneLine, plural, probability, visible } from './words'
 
@@ -44,7 +45,7 @@ export function marks(node: Node): Mark[] {
   else if (node.finish_reason === 'error') marks.push('failed')
   else if (node.finish_reason === 'cancelled' || node.finish_reason === 'interrupted') marks.push('stopped')
   else if (node.ended) marks.push('ended')
-  else if (isHuman(node)) marks.push('human')
+  else if (isHuman(node) && node.score == null) marks.push('human') // a search scores what it writes
   return marks
 }
 
@@ -67,6 +68,7 @@ export function spoken(node: Node, line: Label, nChildren: number, isUnread: boo
     ...marks(node).map((each) => MARK_WORDS[each]),
     node.bookmark ? `label ${node.bookmark}` : '',
     isUnread ? 'unread' : '',
+    typeof node.score === 'number' ? `score ${scoreText(node.score)}` : '',
     p === null ? '' : `mean probability ${probability(p)}`,
     node.finish_reason && node.finish_reason !== 'stop' ? finishWord(node.finish_reason) : '',
   ]

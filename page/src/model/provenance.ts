@@ -129,7 +129,7 @@ export function curl(made: Recipe, origin: string, hasKey: boolean): string {
   const body = JSON.stringify(made.body).replace(/'/g, "'\\''")
   const key = hasKey ? [`-H "Authorization: Bearer $WEFT_API_KEY"`] : []
   return [
-    `curl -s ${origin}/api/v1${made.path}`,
+    `curl -s '${origin}/api/v1${made.path.replace(/'/g, '%27')}'`,
     `-H 'Content-Type: application/json'`,
     ...key,
     `-d '${body}'`,

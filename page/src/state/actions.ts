@@ -209,7 +209,12 @@ export const move = (node: number, parent: number, index: number | null = null) 
   change((loom) => api.move(loom.id, node, { parent, index }))
 
 /** What a pane shows of a change while it happens. */
-export const moves = { removing: (_tops: number[]): void => {} }
+export const moves = {
+  /** Before nodes go: returns what shows that they have gone. */
+  removing:
+    (_tops: number[]): (() => void) =>
+    () => {},
+}
 
 export type What = 'node' | 'children' | 'siblings' | 'others'
 
@@ -240,8 +245,9 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     )
       return
     const next = standsAfter(loom, node, what)
+    const fold = moves.removing(tops)
     const made = await inTurn(() => api.remove(loom.id, node, what))
-    moves.removing(tops)
+    fold()
     batch(() => {
       if (next !== null) loom.go(next)
       loom.apply(made)

@@ -20,7 +20,7 @@ from .failures import guarded
 from .options import complete_looms_and_nodes
 
 if TYPE_CHECKING:
-    from .desk import LoomFacts
+    from ..store import LoomRow
 
 
 @guarded
@@ -46,7 +46,7 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     advice.suggest(["weft", "tree", rows[0].name], ["weft", "read"])
 
 
-def show_row(out: Out, row: LoomFacts, width: int, *, is_last: bool) -> None:
+def show_row(out: Out, row: LoomRow, width: int, *, is_last: bool) -> None:
     """Write one loom's line."""
     mark = ("* " if is_last else "  ", "bold green")
     padded = row.name + " " * (width - cell_len(row.name))
@@ -57,7 +57,7 @@ def show_row(out: Out, row: LoomFacts, width: int, *, is_last: bool) -> None:
     out.line(mark, (padded, "cyan"), facts, (prompt, "dim"))
 
 
-def loom_object(row: LoomFacts) -> dict[str, Any]:
+def loom_object(row: LoomRow) -> dict[str, Any]:
     """Return one loom for --json."""
     return {
         "name": row.name,

@@ -290,7 +290,7 @@ class Searched:
         """Tell of the rounds that are over. The caller holds the lock."""
         levels, self._levels[:] = list(self._levels), []
         if levels:  # what a round has added by itself has no number yet
-            await self.live.keep("run", actor)
+            await self.live.keep("run", actor, self.job.id)
         number = self.live.number
         for level in levels:
             self._cost = level.cost

@@ -28,8 +28,9 @@ from ..errors import (
 )
 from ..lm import LM
 from ..loom import Heddle
+from ..store.facts import LoomRow
 from ..store.kept import Change, KeptLoom
-from ..store.library import Library, LoomRow
+from ..store.library import Library
 from .events import EventLog
 from .models import ModelShelf, ServedModel
 from .objects import nodes_told

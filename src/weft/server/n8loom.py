@@ -26,7 +26,7 @@ from ..errors import ConfigError, NotFound, WeftError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from ..loom.node import preorder
-from ..store.library import LoomRow
+from ..store.facts import LoomRow
 from .branches import TICK_S
 from .errors import Refused, told_of
 from .growing import start_growth

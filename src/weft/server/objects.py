@@ -22,7 +22,7 @@ from ..store.wire import node_object
 from .errors import told_of
 
 if TYPE_CHECKING:
-    from ..store.library import LoomRow
+    from ..store.facts import LoomRow
     from .looms import LiveLoom
     from .models import ModelShelf, ServedModel
 

@@ -1,17 +1,34 @@
 /** Named settings: applied by a click or a key, kept, renamed and removed. */
 import { Pencil, Plus, Trash2 } from 'lucide-preact'
 import { useState } from 'preact/hooks'
+import { FIGURES, type Figure } from '../../model/fields'
 import { keyFor } from '../../state/keys'
 import {
   applyPreset,
   chosenPreset,
+  NEUTRAL,
+  type Preset,
   presets,
   removePreset,
   renamePreset,
+  type Settings,
   savePreset,
 } from '../../state/settings'
 import { toast } from '../../state/toasts'
 import { IconButton } from '../Button'
+
+const LABELS: Partial<Record<keyof Settings, string>> = { stop: 'stop at', constraint: 'a form' }
+
+/** What a preset sets, but what is neutral. */
+function presetSays(preset: Preset): string {
+  const parts: string[] = []
+  for (const [name, value] of Object.entries(preset) as [keyof Settings | 'name', unknown][]) {
+    if (name === 'name' || JSON.stringify(value) === JSON.stringify(NEUTRAL[name])) continue
+    const label = name in FIGURES ? FIGURES[name as Figure].label.toLowerCase() : (LABELS[name] ?? name)
+    parts.push(name === 'constraint' ? label : `${label} ${Array.isArray(value) ? value.length : value}`)
+  }
+  return parts.join(', ') || 'The model’s own distribution, as base models like it'
+}
 
 export function Presets() {
   /** What a name is typed for; null: nothing is open. */
@@ -44,7 +61,7 @@ export function Presets() {
             type="button"
             class="choice"
             aria-pressed={chosen?.name === each.name}
-            title={at < 5 ? keyFor(`preset-${at + 1}`) : undefined}
+            title={[presetSays(each), at < 5 ? keyFor(`preset-${at + 1}`) : ''].filter(Boolean).join('  ')}
             onClick={() => applyPreset(each)}
           >
             {each.name}

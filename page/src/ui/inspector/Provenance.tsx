@@ -25,7 +25,12 @@ export function Provenance({ loom, node, known }: ProvenanceProps) {
     const text = write(recipe(known, name, asked, root), location.origin, server.value?.is_public ?? false)
     void copyText(text, what)
   }
-  const why = typeof again === 'string' ? again : 'Same settings and seed give the same text.'
+  const why =
+    typeof again === 'string'
+      ? again
+      : model.value
+        ? 'Same settings and seed give the same text.'
+        : `${loom.info.value.model} is not loaded.`
   return (
     <section class="part" aria-label="Where it comes from">
       <Facts of={facts(loom, known)} />

@@ -1,5 +1,5 @@
 /** A search for an answer below the current node: which way, how wide, and what it may spend. */
-import { useEffect, useState } from 'preact/hooks'
+import { useEffect, useRef, useState } from 'preact/hooks'
 import { ApiError, type RunAsked } from '../../api/client'
 import { ROOT } from '../../model/tree'
 import { oneLine } from '../../model/words'
@@ -26,6 +26,9 @@ export function StartRun() {
   useEffect(() => {
     void askStrategies()
   }, [])
+  const form = useRef<HTMLFormElement>(null)
+  const isThere = strategies.value.length > 0
+  useEffect(() => form.current?.querySelector<HTMLElement>('input:checked')?.focus(), [isThere])
   const loom = open.value
   const chosen = strategies.value.find((each) => each.name === last.value.strategy) ?? strategies.value[0]
   if (!loom) return null
@@ -69,6 +72,7 @@ export function StartRun() {
   return (
     <Dialog title="Search for an answer" width={600} class="start-run">
       <form
+        ref={form}
         onSubmit={(event) => {
           event.preventDefault()
           void start()
@@ -107,7 +111,13 @@ export function StartRun() {
           </div>
         )}
         <footer class="row">
-          <p class="grow error">{wrong?.field === '' ? wrong.says : ''}</p>
+          <p class="grow error">
+            {isReadOnly.value
+              ? `Read-only: load ${loom.info.value.model} to search.`
+              : wrong?.field === ''
+                ? wrong.says
+                : ''}
+          </p>
           <TextButton onClick={closeOverlay}>Cancel</TextButton>
           <TextButton kind="main" type="submit" disabled={!chosen || isBusy || isReadOnly.value}>
             Start

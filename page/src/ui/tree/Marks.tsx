@@ -1,6 +1,7 @@
 /** Small signs beside a row's words, and how likely its tokens were. */
 import { Bookmark, Pause, PenLine, Sprout, TriangleAlert } from 'lucide-preact'
 import { MARK_WORDS, type Mark } from '../../model/label'
+import { scoreText } from '../../model/run'
 import { probability } from '../../model/words'
 
 const ICONS = { bookmark: Bookmark, growing: Sprout, failed: TriangleAlert, stopped: Pause, human: PenLine }
@@ -10,6 +11,16 @@ export function MarkSign({ mark }: { mark: Mark }) {
   return (
     <span class={`row-mark is-${mark}`} title={MARK_WORDS[mark]} aria-hidden>
       {Icon ? <Icon size={12} strokeWidth={2} /> : <i class="end-mark" />}
+    </span>
+  )
+}
+
+/** What a search thinks of a node, and whether it goes on with it. */
+export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
+  const title = `A search found it ${scoreText(score)} good${isLeft ? ', and left it' : ''}`
+  return (
+    <span class="number" title={title} aria-hidden>
+      {scoreText(score)}
     </span>
   )
 }

@@ -38,7 +38,6 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
   const to = Math.min(outline.rows.length, seen.top + Math.ceil(seen.height / ROW) + 4 + AHEAD)
   const shown = outline.rows.slice(from, to).map((row) => ({ row, node: outline.faceOf(row, current) }))
   return (
-    // biome-ignore lint: keys of the page move in the tree; this has the focus for all its rows
     <div
       ref={box}
       class={`tree-rows${moving.value === null ? '' : ' choosing'}`}

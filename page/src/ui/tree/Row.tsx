@@ -1,13 +1,14 @@
 /** One row of the outline. What grows on it is painted here, and nowhere else. */
 import { Bookmark, Sprout, Trash2 } from 'lucide-preact'
 import { indent } from '../../model/guides'
+import { figure } from '../../model/heat'
 import { label, marks, meanP, spoken } from '../../model/label'
 import type { Row } from '../../model/outline'
 import { ROOT } from '../../model/tree'
 import { count } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { ChanceBar, MarkSign } from './Marks'
+import { ChanceBar, MarkSign, Score } from './Marks'
 
 interface RowProps {
   loom: OpenLoom
@@ -45,12 +46,14 @@ export function OutlineRow({
   const line = label(node, prompt, chat_template_used ?? false)
   const end = row.chain[row.chain.length - 1]!
   const signs = marks(node)
+  const score = figure(node.score)
+  const isLeft = loom.pruned.value.has(number)
   const hidden = row.isFolded ? loom.tree.below(end) : 0
   return (
     <div
       id={rowId(number)}
       role="treeitem"
-      class={`tree-row${isHit === false ? ' dim' : ''}`}
+      class={`tree-row${isHit === false || isLeft ? ' dim' : ''}`}
       data-node={number}
       draggable={number !== ROOT}
       aria-level={row.depth + 1}
@@ -80,7 +83,7 @@ export function OutlineRow({
             ×{row.same.length}
           </button>
         )}
-        <ChanceBar p={meanP(node)} />
+        {score === null ? <ChanceBar p={meanP(node)} /> : <Score score={score} isLeft={isLeft} />}
         <span class="row-number" title={row.nChildren ? undefined : 'No children'}>
           {hidden ? `+${count(hidden)}` : row.nChildren || null}
         </span>

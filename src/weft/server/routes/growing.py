@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from ...api.jobs import JobList, JobReply, StartRun
 from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
@@ -94,11 +94,15 @@ async def start_search(
 
 
 @router.get("/runs", response_model=JobList)
-async def list_runs(loom: LoomName, service: Here) -> Response:
+async def list_runs(
+    loom: LoomName,
+    service: Here,
+    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 20,
+) -> Response:
     """List a loom's searches with their rounds, those that run and the last ended; newest first."""
     row = await service.looms.row(loom)
     found = [job for job in service.jobs if job.kind == "run" and job.loom == row.id]
-    return answer(JobList(data=[job.told(whole=True) for job in found[::-1]]))
+    return answer(JobList(data=[job.told(whole=True) for job in found[::-1][:limit]]))
 
 
 async def _answered(
