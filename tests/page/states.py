@@ -287,7 +287,7 @@ def incomplete_utf8(stage: Stage) -> None:
     desk = stage.serve()
     desk.make(template=False, prompt="Half a character:")
     asked = {"text": " \u6f22", "add_bos": False}  # each of its bytes is a token of its own
-    ids = [each["id"] for each in desk.ask("POST", "/tokenize", json=asked)["tokens"]]
+    ids = desk.ask("POST", "/tokenize", json=asked)["token_ids"]
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "token_ids": ids[:-1]})
     desk.ask("POST", desk.of("/nodes"), json={"parent": 1, "token_ids": ids[-1:]})
     desk.visit(1)
