@@ -233,7 +233,7 @@ def import_report(stage: Stage) -> None:
             ],
         },
     }
-    desk.press("i")
+    desk.page.get_by_role("button", name="Import").click()
     desk.page.locator("input[type=file]").set_input_files(
         {"name": "tree.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )

@@ -59,10 +59,12 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
       <Notice loom={loom} />
       <div class="panes">
         <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
+          <h2 class="visually-hidden">Tree</h2>
           <TreePane loom={loom} />
           <Resizer side="left" />
         </aside>
         <main class="pane middle" aria-label="Text">
+          <h2 class="visually-hidden">Text</h2>
           <Reading loom={loom} />
         </main>
         <aside
@@ -72,6 +74,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           style={{ '--width': `${right}px` }}
         >
           <Resizer side="right" />
+          <h2 class="visually-hidden">Inspector</h2>
           <Inspector loom={loom} />
         </aside>
       </div>

@@ -48,7 +48,7 @@ export function Gauge() {
                     />
                   ))}
               </dl>
-              <p class="caption note">
+              <p class="caption about">
                 What is forgotten is computed again when it is grown from. Text stays, and of the open loom
                 the path you are on.
               </p>
