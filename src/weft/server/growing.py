@@ -108,9 +108,8 @@ async def _grow_to_end(
     try:
         await branches.run()
     finally:
-        async with live.lock:
-            job.usage = usage_of(job)
-            await live.keep("grow", actor)
+        job.usage = usage_of(job)
+        await live.keep_grown(actor)
         if branches.first_token_s is not None and job.model is not None:
             service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
 

@@ -24,7 +24,6 @@ from ..errors import (
     StaleHandle,
     StoreError,
     TreeError,
-    WeftError,
 )
 from ..lm import LM
 from ..loom import Heddle
@@ -33,6 +32,7 @@ from ..store.library import Library, LoomRow
 from .events import EventLog
 from .models import ModelShelf, ServedModel
 from .objects import nodes_told
+from .together import Together
 
 if TYPE_CHECKING:
     from .branches import JobBranches
@@ -64,7 +64,9 @@ class LiveLoom:
         self.n_users = 0
         self.first_rev = kept.rev
         self.is_stale = False  # what is in it was not kept: it is to be opened anew
-        self._unnumbered: list[JobBranches] = []
+        self._numbering = Together(self.lock, self._number)
+        self._lasting = Together(self.lock, self._make_all_durable)
+        self._keeping = Together(self.lock, self._keep_grown)
         self._synced = 0.0
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
@@ -134,6 +136,16 @@ class LiveLoom:
             self._begin_flushing()
             raise
         self._unkept = None
+
+    async def keep_grown(self, actor: str) -> None:
+        """Keep what has grown, with that of other calls in one operation.
+
+        The caller does not hold the lock. Raises: StoreError.
+        """
+        await self._keeping.do(actor)
+
+    async def _keep_grown(self, actors: list[str]) -> None:
+        await self.keep("grow", actors[0])
 
     async def settle(self) -> None:
         """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
@@ -276,20 +288,11 @@ class LiveLoom:
 
         The caller does not hold the lock. Raises: StoreError.
         """
-        self._unnumbered.append(branches)
-        async with self.lock:
-            if branches not in self._unnumbered:  # somebody else did it for all who waited
-                if branches.error is not None:
-                    raise branches.error
-                return
-            waiting, self._unnumbered = self._unnumbered, []
-            nodes = [node for each in waiting for node in each.nodes]
-            try:
-                await self.call(partial(self.kept.append, nodes))
-            except WeftError as error:  # of the store, or the loom is another server's
-                for each in waiting:
-                    each.error = error
-                raise
+        await self._numbering.do(branches)
+
+    async def _number(self, those: list[JobBranches]) -> None:
+        nodes = [node for each in those for node in each.nodes]
+        await self.call(partial(self.kept.append, nodes))
 
     def end(self, branches: JobBranches) -> None:
         """Branches have ended."""
@@ -316,6 +319,14 @@ class LiveLoom:
                 self._unkept = None
             except StoreError as error:
                 _log.warning("loom %s is not kept yet: %s", self.kept.name, error)
+
+    async def outlast(self, nodes: Sequence[Heddle]) -> None:
+        """As `make_durable`, with the nodes of other calls in one write; without the lock."""
+        if nodes:
+            await self._lasting.do(nodes)
+
+    async def _make_all_durable(self, those: list[Sequence[Heddle]]) -> None:
+        await self.make_durable([node for nodes in those for node in nodes])
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
         """Keep what is new in nodes that grow, or have ended just now. The caller holds the lock.
