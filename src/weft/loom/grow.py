@@ -271,6 +271,7 @@ class Growth:
         self._tickets: list[Ticket] = []
         self._channel = Channel() if streamed else None
         self._failed: list[ConstraintError] = []
+        self._over: asyncio.Future[None] | None = None
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
@@ -426,6 +427,15 @@ class Growth:
         finally:
             self.abandon("cancelled")
         self._raise_errors()
+
+    def over(self) -> asyncio.Future[None]:
+        """Return what is set once all runs have ended; for one running loop, after `anews` began.
+
+        Who tells of many steps at once need not wait then for the next time.
+        """
+        if self._over is None:
+            self._over = self.lm.when_done(self._tickets)
+        return self._over
 
     @deferred_interrupt()
     def abandon(self, reason: FinishReason) -> None:

@@ -13,6 +13,7 @@ from ..loom import Heddle
 from ..loom.grow import Growth, Shoot, delta
 from ..loom.node import is_below
 from ..results import Delta
+from .pulse import TICK_S
 
 if TYPE_CHECKING:
     from ..sched.work import FinishReason
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .looms import LiveLoom
 
 Json = dict[str, Any]
-TICK_S = 0.05  # between two events that bring tokens: 20 a second, however fast the model is
 
 
 class JobBranches:
@@ -116,7 +116,7 @@ class JobBranches:
                     await self._end_those_over()
                     if is_over is not None and is_over():
                         self.cancel()
-                    await asyncio.sleep(TICK_S)
+                    await self.live.pulse.beat(self.growth.over())
             await self._end_those_over()
         except asyncio.CancelledError:
             self.growth.abandon(self._reason)

@@ -32,6 +32,7 @@ from ..store.library import Library, LoomRow
 from .events import EventLog
 from .models import ModelShelf, ServedModel
 from .objects import nodes_told
+from .pulse import Pulse
 from .together import Together
 
 if TYPE_CHECKING:
@@ -54,9 +55,10 @@ class LiveLoom:
     growing: what grows in it now. events: its changes, and where to read on.
     """
 
-    def __init__(self, kept: KeptLoom, lm: LM | None) -> None:
+    def __init__(self, kept: KeptLoom, lm: LM | None, pulse: Pulse) -> None:
         self.kept = kept
         self.lm = lm
+        self.pulse = pulse
         self.lock = asyncio.Lock()
         self.events = EventLog(self._snapshot, most=1024)
         self.growing: list[JobBranches] = []
@@ -363,9 +365,10 @@ class LiveLoom:
 class LiveLooms:
     """All looms: those that are open here, and the library that has them all."""
 
-    def __init__(self, library: Library, models: ModelShelf) -> None:
+    def __init__(self, library: Library, models: ModelShelf, pulse: Pulse) -> None:
         self.library = library
         self.models = models
+        self.pulse = pulse
         self._live: dict[str, LiveLoom] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._rows: dict[str, tuple[float, LoomRow]] = {}
@@ -440,7 +443,7 @@ class LiveLooms:
                 if grows:
                     raise
                 kept, lm = await asyncio.to_thread(self.library.open, row.id), None
-            before, self._live[row.id] = live, LiveLoom(kept, lm)
+            before, self._live[row.id] = live, LiveLoom(kept, lm, self.pulse)
             if before is not None and not before.growing:
                 before.events.end()
                 before.kept.loom.close()
@@ -467,7 +470,7 @@ class LiveLooms:
 
     def put(self, kept: KeptLoom, lm: LM | None) -> LiveLoom:
         """Note a loom that was just made."""
-        live = self._live[kept.id] = LiveLoom(kept, lm)
+        live = self._live[kept.id] = LiveLoom(kept, lm, self.pulse)
         return live
 
     def open_one(self, loom_id: str) -> LiveLoom | None:

@@ -229,7 +229,7 @@ async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> E
     """Follow a loom: every change of it, from now on, or after the last event that came."""
     async with service.looms.held(loom) as live:
         at = live.events.last if after is None else after
-        return EventStream(live.events.frames(at), ping_s=None)
+        return EventStream(live.events.frames(at))
 
 
 # Search ---------------------------------------------------------------------------------------
