@@ -26,6 +26,7 @@ from .node import (
     child_list,
     constrained_so_far,
     growing_lists,
+    has_place,
     lm_of,
     new_child,
     set_batch,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 # Branches that a representation shows before it says how many more there are.
 _SCREEN = 20
+_FEW = 8  # branches that are planned in well under a millisecond
 
 
 class Branches(list["Heddle"]):
@@ -539,6 +541,12 @@ def plan(
     if growth.skipped:
         _log.warning("%d terminal nodes were not grown; force=True grows them", len(growth.skipped))
     return growth
+
+
+def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
+    """Whether `plan` has little to do: a few branches of known places, nothing to compile."""
+    is_few = params.n * len(nodes) <= _FEW and params.constraint is None
+    return is_few and all(map(has_place, nodes))
 
 
 def seeded(params: SamplingParams) -> SamplingParams:

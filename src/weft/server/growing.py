@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..constraints import from_dict
 from ..errors import ConfigError, Terminal
 from ..lm import LM
 from ..loom import Heddle
-from ..loom.grow import plan, refuse_terminal
+from ..loom.grow import is_quick, plan, refuse_terminal
 from ..sampling.params import SamplingParams
 from ..search.core import Cost, Grow, Level, SearchResult
 from ..search.strategies import STRATEGIES
@@ -94,7 +95,10 @@ async def planned(
 
     Raises: Terminal where there is nothing to grow.
     """
-    growth = await live.call(lambda: plan(list(nodes), params, force=force, streamed=True))
+    nodes = list(nodes)
+    begin = partial(plan, nodes, params, force=force, streamed=True)
+    # A thread's turn comes after the model's: where others grow, that takes longer than a few.
+    growth = begin() if is_quick(nodes, params) else await live.call(begin)
     if not growth.shoots:
         raise Terminal("all of these nodes have ended; grow them anyway with force")
     branches = JobBranches(live, growth, job.events, job.first_branch)

@@ -148,7 +148,7 @@ def _nothing() -> None:
     """There is nothing to end."""
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     """Return the service of the app that a request came to."""
     service: Service = request.app.state.service
     return service

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,7 +21,7 @@ from . import logprobs
 from .fields import GeneratingRequest, TokenId
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
-from .prompts import TextPrompt, n_tokens, read_prompts
+from .prompts import TextPrompt, is_short, n_tokens, read_prompts
 from .refusals import invalid, unsupported
 from .runs import ChoiceRun, Runs
 from .stream import answered
@@ -104,8 +105,9 @@ class Completion:
     ) -> Completion:
         """Check what is asked for and plan it; nothing has run yet."""
         adds_begin = body.add_special_tokens is not False
+        read = partial(read_prompts, lm, body.prompt, adds_begin=adds_begin)
         # A long prompt takes a while to be tokenised; others' tokens go on meanwhile.
-        prompts = await asyncio.to_thread(read_prompts, lm, body.prompt, adds_begin=adds_begin)
+        prompts = read() if is_short(body.prompt) else await asyncio.to_thread(read)
         call = cls(body, lm, name, prompts, service)
         if not check_one(body.loom, len(prompts)):
             call.runs = call.planned(None)
