@@ -13,9 +13,9 @@ import pytest
 from serving import Served
 from weft.server import looms, pulse
 from weft.server.events import EventLog, EventStream
+from weft.server.joint import JointWork
 from weft.server.openai.runs import ChoiceRun
 from weft.server.pulse import TICK_S, Pulse
-from weft.server.together import Together
 from weft.store.kept import KeptLoom
 
 
@@ -96,11 +96,11 @@ def test_what_waits_for_a_lock_is_done_in_one_go() -> None:
             if 7 in items:
                 raise ValueError("seven")
 
-        together = Together(asyncio.Lock(), write)
-        told = await asyncio.gather(*map(together.do, range(10)), return_exceptions=True)
+        joint = JointWork(asyncio.Lock(), write)
+        told = await asyncio.gather(*map(joint.do, range(10)), return_exceptions=True)
         assert done == [[0, *range(1, 10)]] or done == [[0], list(range(1, 10))]
         assert [isinstance(each, ValueError) for each in told[1:]] == [True] * 9
-        await together.do(11)
+        await joint.do(11)
         assert done[-1] == [11]
 
     run(work)
@@ -117,9 +117,9 @@ def test_who_is_cancelled_takes_nobody_along() -> None:
             await asyncio.sleep(0.05)
 
         lock = asyncio.Lock()
-        together = Together(lock, write)
+        joint = JointWork(lock, write)
         async with lock:
-            tasks = [asyncio.ensure_future(together.do(at)) for at in range(4)]
+            tasks = [asyncio.ensure_future(joint.do(at)) for at in range(4)]
             await asyncio.sleep(0)
             tasks[2].cancel()
             await asyncio.sleep(0)

@@ -30,10 +30,10 @@ from ..loom import Heddle
 from ..store.kept import Change, KeptLoom
 from ..store.library import Library, LoomRow
 from .events import EventLog
+from .joint import JointWork
 from .models import ModelShelf, ServedModel
 from .objects import nodes_told
 from .pulse import Pulse
-from .together import Together
 
 if TYPE_CHECKING:
     from .branches import JobBranches
@@ -66,9 +66,9 @@ class LiveLoom:
         self.n_users = 0
         self.first_rev = kept.rev
         self.is_stale = False  # what is in it was not kept: it is to be opened anew
-        self._numbering = Together(self.lock, self._number)
-        self._lasting = Together(self.lock, self._make_all_durable)
-        self._keeping = Together(self.lock, self._keep_grown)
+        self._numbering = JointWork(self.lock, self._number)
+        self._lasting = JointWork(self.lock, self._make_all_durable)
+        self._keeping = JointWork(self.lock, self._keep_grown)
         self._synced = 0.0
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Together(Generic[Item]):
+class JointWork(Generic[Item]):
     """Does something for whoever waits for a lock at the same time, in one go."""
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[Item]], Awaitable[None]]) -> None:
