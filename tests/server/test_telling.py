@@ -83,6 +83,26 @@ def test_nobody_waits_for_a_beat_when_all_is_over(monkeypatch: pytest.MonkeyPatc
     run(work)
 
 
+def test_what_is_dear_to_tell_is_told_less_often_and_soon_as_often_again() -> None:
+    async def work() -> None:
+        loop, beat = asyncio.get_running_loop(), Pulse()
+        never: asyncio.Future[None] = loop.create_future()
+        for _ in range(8):
+            await beat.beat(never)
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+        assert 2 * TICK_S < beat.tick_s < 0.26
+        until = time.thread_time() + 0.2  # other work, between two calls
+        while time.thread_time() < until:
+            pass
+        for _ in range(8):
+            await beat.beat(never)
+        assert beat.tick_s == TICK_S
+
+    run(work)
+
+
 # One write for many -----------------------------------------------------------------------------
 
 

@@ -221,9 +221,10 @@ class LiveLoom:
 
     def node(self, given: str | int) -> Heddle:
         """Return a node by its number or id, one that grows, too. Raises: NotFound."""
+        name, numbers = str(given), self.kept.numbers()
         for branches in self.growing:
             for child in branches.uncommitted:
-                if str(given) in (child.id, str(self.number(child))):
+                if child.id == name or str(numbers.get(child.id)) == name:
                     return child
         try:
             return self.kept.node(given)
