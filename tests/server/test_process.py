@@ -58,8 +58,10 @@ class Process:
     def end(self) -> tuple[int, str]:
         """Wait for its end; return exit code and what it said."""
         self.client.close()
-        _, said = self.popen.communicate(timeout=40)
-        return self.popen.returncode, said
+        assert self.popen.stderr is not None
+        # Not by `communicate`: it does not see what came with the first line.
+        said = self.popen.stderr.read()
+        return self.popen.wait(40), said
 
 
 @contextmanager
