@@ -17,16 +17,19 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo test postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo page page-check test-page screens test test-programs postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
-	@echo "make test-engines  the other engines: remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
+	@echo "make test-programs  whole programs: kills, signals, examples, notebooks, type checkers"
+	@echo "make test-engines  the other engines: MLX, remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
 	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
-	@echo "make check     test, lint, types, imports and docs, as CI does"
+	@echo "make check     test, test-programs, lint, types, imports, docs and the page, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
 	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
+	@echo "make page      the page of weft serve, built anew from page/ (npm); page-check: whether the built one is that"
+	@echo "make test-page  the page in a real browser, where there is a Chromium; make screens draws all of its states"
 	@echo "make docs      the documentation as a site in site/"
 	@echo "also: slow coverage lint format types pyright imports sizes pages dist clean"
 
@@ -75,14 +78,17 @@ $(VLLM_VENV)/.stamp: pyproject.toml Makefile
 	$(VLLM_VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
+# What a program is as a whole: kills, signals, a server's process, examples, notebooks, type checkers.
+test-programs: $(VENV)/.stamp
+	$(BIN)/python -m pytest -m 'programs and not slow and not engines' $(PYTEST_ARGS)
+
 # What can be installed is tested; the last line of each run says what was not, and why.
 test-engines: $(VENV)/.stamp
 ifneq ($(INSTALL),0)
 	-$(MAKE) llamacpp
 	-$(MAKE) vllm
 endif
-	$(BIN)/python -m pytest tests/contract tests/engines tests/test_embed.py tests/cli/test_servers.py \
-	    -m 'not slow' -k 'llamacpp or gguf or remote' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -m 'engines and not slow and not vllm' $(PYTEST_ARGS)
 	if [ -e $(VLLM_VENV)/.stamp ]; then \
 	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -m 'not slow' -k vllm $(PYTEST_ARGS); fi
 
@@ -115,7 +121,7 @@ test-clients: $(CLIENTS_VENV)/.stamp
 	$(CLIENTS_VENV)/bin/python -m tools.clients $(CLIENTS_ARGS)
 
 coverage: $(VENV)/.stamp
-	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not page' --cov --cov-report=term $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --fail-under=100 \
 	    --include='src/weft/kv/*,src/weft/sched/*,src/weft/sampling/*'
 
@@ -136,12 +142,44 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test lint types imports docs sizes
+check: test test-programs lint types imports docs sizes page-check test-page
 
 # Files and code lines of each package, and its rules on names; `python -m tools.house` also counts
 # what calls run through.
 sizes: $(VENV)/.stamp
 	$(BIN)/python -m tools.house --check
+
+# The page: built from page/ into the package, and kept there, so that nobody who installs Weft needs npm.
+page/node_modules/.stamp: page/package-lock.json
+	cd page && npm ci --no-fund --no-audit
+	@touch $@
+
+page: $(VENV)/.stamp page/node_modules/.stamp
+	$(BIN)/python -m tools.page_schema > page/schema.json
+	cd page && npx openapi-typescript schema.json -o src/api/schema.d.ts --default-non-nullable=false && npm run build
+
+# From nothing, so that what is compared owes nothing to this machine.
+page-check: $(VENV)/.stamp
+ifeq ($(shell command -v npm),)
+	@echo "page-check: npm is not installed, skipped"
+else
+	rm -f page/node_modules/.stamp
+	$(MAKE) page
+	cd page && npm run check && npm test
+	$(BIN)/python -m tools.page_built
+endif
+
+# Where there is no Chromium its tests are skipped, and say so.
+test-page: $(VENV)/.browsing
+	$(BIN)/python -m pytest -m page tests/page $(PYTEST_ARGS)
+
+# Every state of the page as a picture, in build/screens; ACCEPT=1 also makes them the ones that tests compare with.
+screens: $(VENV)/.browsing
+	PYTHONPATH=tests $(BIN)/python -m tests.page.screens $(STATES) $(if $(ACCEPT),--accept)
+
+$(VENV)/.browsing: $(VENV)/.stamp
+	$(PIP) playwright pillow
+	@touch $@
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import sys
+from pathlib import Path
 
 # Small products: BLAS threads that wait for each other cost more than they give, above all on a
 # machine that is doing something else as well. Read when the libraries are first loaded.
@@ -15,13 +16,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# And the tests themselves are compiled by the first of the runs only.
+sys.dont_write_bytecode = False
 
 # A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import pytest
-from hypothesis import settings
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # No law is about the time that an example takes.
 settings.register_profile("weft", deadline=None)
@@ -34,6 +37,26 @@ PACKAGES = {
     "llamacpp": ("llama_cpp",),
     "vllm": ("vllm",),
 }
+
+
+# Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
+BESIDE = ("mlx", "llamacpp", "vllm", "remote")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no library of an engine whose tests are left out anyway."""
+    is_mlx = collection_path.name.startswith("test_mlx")
+    return True if is_mlx and "not engines" in config.option.markexpr else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make test-engines` runs, whichever way the test names its engine."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    for name in BESIDE:
+        if any(isinstance(each, str) and each == name for each in params):
+            item.add_marker(name)
+        if item.get_closest_marker(name):
+            item.add_marker("engines")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +82,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish() -> None:
     if (forks := sys.modules.get("forks")) is not None:
         forks.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    """Read the embedded model's weights once."""
+    import warm
+
+    warm.keep_weights()
 
 
 @pytest.fixture(scope="module", autouse=True)

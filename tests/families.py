@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
@@ -130,6 +131,16 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 WHOLE_FAMILIES: list[str] = list(_WHOLE)
+
+# One of each kind of attention and of state; `make test-engines` shows the laws on the others.
+_DEFAULT = ("llama", "gemma2", "gpt_oss", "bloom", "mamba", "jamba")
+
+
+def cases(names: list[str]) -> list[Any]:
+    """Return the families as parameters of a test."""
+    apart = pytest.mark.engines
+    return [pytest.param(name, marks=() if name in _DEFAULT else apart) for name in names]
+
 
 # Of sizes that quantising libraries take: they group 64 weights.
 _WIDE = {"llama_wide": ("llama", {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})}

@@ -38,6 +38,9 @@ except ImportError:
     pass
 import weft.tokens.sandbox, weft.store.file, weft.store.wire, weft.viz.html, weft.viz.notebook
 from weft.search import *
+import warm
+warm.keep_weights()
+warm.embedded()
 # The parser, from the signatures of the verbs, is the same for all.
 import functools, typer.main
 typer.main.get_command = functools.cache(typer.main.get_command)
@@ -130,7 +133,7 @@ def start(
     **files: Any,
 ) -> Any:
     """Start a program. stdin, stdout, stderr: as of `subprocess.Popen`; None is nothing."""
-    env = _base() if env is None else env
+    env = base() if env is None else env
     if _is_of_imports(env) or not hasattr(os, "fork"):
         files = {name: files.get(name, subprocess.DEVNULL) for name in _PIPED}
         return subprocess.Popen([sys.executable, "-c", code, *arguments], env=env, cwd=cwd, **files)
@@ -183,20 +186,21 @@ def _ends(name: str, asked: Any) -> tuple[BinaryIO | None, int]:
 
 def _is_of_imports(env: Mapping[str, str]) -> bool:
     return any(
-        env.get(name) != _base().get(name)
-        for name in {*env, *_base()}
+        env.get(name) != base().get(name)
+        for name in {*env, *base()}
         if name.startswith(_READ_BY_IMPORTS) and name != "PYTHONIOENCODING"
     )
 
 
 @cache
-def _base() -> dict[str, str]:
-    """Return the environment in which imports are made."""
+def base() -> dict[str, str]:
+    """Return the environment in which imports are made; programs that keep to it are forked."""
     from pathlib import Path
 
     source = str(Path(__file__).parents[1] / "src")
     own = {"PYTHONPATH": source, "PYTHONIOENCODING": "utf-8", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **own, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if name != "WEFT_TESTS_LAYERS"}
+    return {**kept, **own, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Server(NamedTuple):
@@ -211,7 +215,7 @@ def _server() -> Server:
     ours, theirs = socket.socketpair()
     number = theirs.fileno()
     command = [sys.executable, __file__, str(number)]
-    process = subprocess.Popen(command, env=_base(), pass_fds=(number,), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=base(), pass_fds=(number,), stdin=subprocess.DEVNULL)
     theirs.close()
     return Server(process, ours)
 

@@ -36,19 +36,21 @@ class Served:
 
 
 @contextmanager
-def serving(config: ServerConfig | None = None, *, wait: bool = True) -> Iterator[Served]:
-    """Serve until the end of the block. wait: until a model is loaded."""
+def serving(
+    config: ServerConfig | None = None, *, wait: bool = True, port: int = 0
+) -> Iterator[Served]:
+    """Serve until the end of the block. wait: until a model is loaded. port: 0 for any."""
     config = ServerConfig(port=0) if config is None else config
     with TemporaryDirectory() as folder:
         if config.db is None:  # never the looms of who runs the tests
             config = replace(config, db=f"sqlite:///{folder}/looms.db")
-        with _serving(config, wait=wait) as server:
+        with _serving(config, wait=wait, port=port) as server:
             yield server
 
 
 @contextmanager
-def _serving(config: ServerConfig, *, wait: bool) -> Iterator[Served]:
-    listener = bound(config.host, 0)
+def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]:
+    listener = bound(config.host, port)
     app = create_app(config)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)

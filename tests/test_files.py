@@ -235,7 +235,11 @@ KILLED = ["plain", "save", "branch", "kv", "run", "grow", "chat", "resume"]
 @posix
 @pytest.mark.parametrize(
     ("names", "n_kills"),
-    [(KILLED, 2), *(pytest.param([name], 50, marks=pytest.mark.slow) for name in KILLED)],
+    [
+        (["plain"], 2),
+        pytest.param(KILLED, 2, marks=pytest.mark.programs),
+        *(pytest.param([name], 50, marks=pytest.mark.slow) for name in KILLED),
+    ],
 )
 def test_a_killed_write_leaves_the_old_file_or_the_new_one(
     tmp_path: Path, names: list[str], n_kills: int

@@ -18,7 +18,7 @@ OTHERS = [name for name in READERS if name not in WITH_TORCH]
 
 def case(names: list[str], n: int, *marks: Any) -> Any:
     if set(names) & set(WITH_TORCH):
-        marks = (*marks, pytest.mark.torch)
+        marks = (*marks, pytest.mark.torch, pytest.mark.engines)
     return pytest.param(names, n, marks=marks, id=f"{'+'.join(names)}-{n}")
 
 
@@ -26,7 +26,7 @@ def case(names: list[str], n: int, *marks: Any) -> Any:
 @pytest.mark.parametrize(
     ("names", "n"),
     [
-        case(OTHERS, 20),
+        case(OTHERS, 20, pytest.mark.programs),
         case(WITH_TORCH, 6),
         *(case([name], 3000, pytest.mark.slow, pytest.mark.timeout(1800)) for name in READERS),
     ],

@@ -1,4 +1,4 @@
-"""Pages that are written from the code: the command, errors with exit codes, and engines.
+"""Pages that are written from the code: the command, errors with exit codes, engines, keys.
 
 python -m tools.pages            writes them
 python -m tools.pages --check    exit code 1 and a message if one is not current
@@ -10,6 +10,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from .page_keys import with_keys
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS = 80
@@ -126,10 +128,16 @@ def engines_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def keys_page() -> str:
+    """Return the page about the page, with its table of keys as it is."""
+    return with_keys((DOCS / "page.md").read_text(encoding="utf-8"))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "command.md": command_page,
     "errors.md": errors_page,
     "engines.md": engines_page,
+    "page.md": keys_page,
 }
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer import testing
 from typer.testing import CliRunner, Result
 
 import forks
+import warm
 from weft import Loom
-from weft.engines.checkpoint import Checkpoint
-from weft.engines.source import resolve
 from weft.store import KeptLoom, Library
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -43,39 +42,31 @@ Command = Callable[..., Done]
 
 
 @pytest.fixture(autouse=True)
+def few_layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the model's eight layers run, but where a test is about what it says (`fluent`)."""
+    if request.node.get_closest_marker("fluent") is None:
+        monkeypatch.setenv(warm.LAYERS, "2")
+
+
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A WEFT_HOME of the test's own; no other wishes about the command."""
     for name in ("WEFT_MODEL", "WEFT_ENGINE", "WEFT_KV_BUDGET", "WEFT_LOG", "WEFT_DB", *SERVER):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "weft-home"
+    warm.new_home(folder)
     monkeypatch.setenv("WEFT_HOME", str(folder))
     return folder
 
 
-KEPT: dict[Path, Any] = {}
 parser = cache(testing._get_command)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def once() -> Iterator[None]:
-    """What every command line in this process would make anew, and always the same, is made once.
-
-    The parser, from the signatures of the verbs; the embedded model's weights, from its file.
-    """
-    from weft.engines.numpy import engine
-
-    tiny, read = resolve("tiny"), engine.read_weights
-
-    def read_once(checkpoint: Checkpoint, *rest: Any, **options: Any) -> Any:
-        if checkpoint.folder != tiny:
-            return read(checkpoint, *rest, **options)
-        if tiny not in KEPT:
-            KEPT[tiny] = read(checkpoint, *rest, **options)
-        return KEPT[tiny]
-
+    """The parser, from the signatures of the verbs, is made once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "_get_command", parser)
-        patch.setattr(engine, "read_weights", read_once)
         yield
 
 
@@ -104,6 +95,20 @@ def held(name: str) -> KeptLoom:
 def loom_of(name: str) -> Loom:
     """The tree of a loom."""
     return held(name).loom
+
+
+@pytest.fixture(scope="session")
+def shelves(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """`shelves(home, "grown", make)`: what `make` keeps in a home, made by the first test only."""
+    place = tmp_path_factory.mktemp("shelves")
+
+    def fill(home: Path, name: str, make: Callable[[], object]) -> None:
+        if not (place / name).exists():
+            make()
+            shutil.copytree(home, place / name)
+        shutil.copytree(place / name, home, dirs_exist_ok=True)
+
+    return fill
 
 
 @pytest.fixture

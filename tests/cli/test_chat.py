@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 import weft as weft_
 from cli.conftest import loom_of, names
 from weft import samples
@@ -26,6 +28,7 @@ def nodes(weft) -> list[dict]:
     return json.loads(weft("tree", "--json").stdout)["nodes"]
 
 
+@pytest.mark.fluent
 def test_each_answer_is_a_node_and_the_chat_is_kept(weft) -> None:
     result = weft("chat", "--seed", "1", stdin=lines(samples.greeting, samples.sum))
     assert result.exit_code == 0
@@ -190,6 +193,7 @@ def test_keys_grow_read_ask_and_quit_in_one_process(weft) -> None:
     assert next(each for each in made if each["said"])["parent"] == 1
 
 
+@pytest.mark.fluent
 def test_a_branch_that_has_ended_is_told_and_the_keys_go_on(weft) -> None:
     result = weft("run", samples.sum, "-n", "1", "-i", stdin=lines("1", "r", "q"))
     assert "node 1 has ended" in result.stderr
@@ -197,6 +201,7 @@ def test_a_branch_that_has_ended_is_told_and_the_keys_go_on(weft) -> None:
     assert "The answer is 95." in result.stdout
 
 
+@pytest.mark.fluent
 def test_json_is_one_object_an_answer_and_nothing_else(weft) -> None:
     result = weft("chat", "--json", stdin=lines(samples.sum, "/fork 2", "3", "/nope", samples.sum))
     told = [json.loads(line) for line in result.stdout.splitlines()]

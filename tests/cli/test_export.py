@@ -15,11 +15,15 @@ SHORT = ("--max-tokens", "8", "--seed", "1")
 
 
 @pytest.fixture(autouse=True)
-def grown(weft) -> None:
+def grown(weft, home: Path, shelves) -> None:
     """prompt → 1 2; 1 → 3 4, which are equal; the reader stands at 3."""
-    weft("run", samples.story, "-n", "2", *SHORT)
-    weft("grow", "1", "-n", "2", "--temperature", "0", *SHORT)  # two that are equal
-    weft("read", "3")
+
+    def make() -> None:
+        weft("run", samples.story, "-n", "2", *SHORT)
+        weft("grow", "1", "-n", "2", "--temperature", "0", *SHORT)  # two that are equal
+        weft("read", "3")
+
+    shelves(home, "equal", make)
 
 
 def text_of(weft, node: int) -> str:
@@ -80,6 +84,7 @@ def test_a_tree_as_text_is_its_drawing(weft, tmp_path: Path) -> None:
     assert listed.count("×2") == 1
 
 
+@pytest.mark.fluent
 def test_children_stand_as_they_are_drawn_whichever_ended_first(weft, tmp_path: Path) -> None:
     weft("run", samples.story, "-n", "4", "--seed", "1")
     starts = [text_of(weft, node).split()[0] for node in (1, 2, 3, 4)]

@@ -15,9 +15,9 @@ SHORT = ("--max-tokens", "6", "--seed", "1")
 
 
 @pytest.fixture(autouse=True)
-def grown(weft) -> None:
+def grown(weft, home: Path, shelves) -> None:
     """prompt → 1 2; the reader stands at the likelier one."""
-    weft("run", samples.story, "-n", "2", *SHORT)
+    shelves(home, "likelier", lambda: weft("run", samples.story, "-n", "2", *SHORT))
 
 
 def rows(file: Path) -> list[dict[str, str]]:

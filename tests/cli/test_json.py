@@ -99,6 +99,7 @@ def test_trees_and_paths_are_told_node_by_node(told) -> None:
     assert path["path"] == tree["nodes"][:2]
 
 
+@pytest.mark.fluent
 def test_next_tokens_and_searches_are_told(told) -> None:
     told("run", samples.story, *FEW)
     found = told("next", "0", "--top", "3")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ NAME = "tell-story-about-fox"
 
 
 @pytest.fixture
-def grown(weft) -> None:
+def grown(weft, home: Path, shelves) -> None:
     """A loom of three short branches of a story."""
-    assert weft("run", samples.story, "-n", "3", *SHORT).exit_code == 0
+    shelves(home, "three", lambda: weft("run", samples.story, "-n", "3", *SHORT))
 
 
 def told(result) -> dict:
@@ -38,6 +40,7 @@ def test_run_keeps_its_loom_where_the_library_opens_it(weft, grown) -> None:
 
 
 def test_run_without_keeping_leaves_nothing(weft, home: Path) -> None:
+    shutil.rmtree(home)
     for flag in ("--no-log", "--no-keep"):
         made = told(weft("run", samples.sum, "-n", "1", flag, "--json"))
         assert made["loom"] is None
@@ -82,6 +85,7 @@ def test_grow_goes_on_with_the_nodes_own_settings_but_another_seed(weft) -> None
     assert params["temperature"] == 0.2
 
 
+@pytest.mark.fluent
 def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
     weft("run", samples.sum, "-n", "1", "--temp", "0")
     assert weft("grow", "1").exit_code == 1
@@ -92,6 +96,7 @@ def test_grow_draws_the_tree_with_equal_and_empty_branches_once(weft) -> None:
     assert "×3" in drawn
 
 
+@pytest.mark.fluent
 def test_grow_says_a_text_as_the_next_turn_of_a_chat(weft) -> None:
     weft("run", samples.greeting, "-n", "1", "--seed", "1")
     made = told(weft("grow", "1", samples.sum, "-n", "1", "--seed", "1", "--json"))
@@ -115,6 +120,7 @@ def test_run_c_continues_what_was_read_last(weft, grown) -> None:
     assert {node for node, parent in numbers(weft).items() if parent == 2} == {4, 5}
 
 
+@pytest.mark.fluent
 def test_run_c_with_a_prompt_answers_it(weft, grown) -> None:
     weft("read", "1")
     made = told(weft("run", "-c", samples.sum, "-n", "1", "--max-tokens", "30", "--json"))
@@ -165,6 +171,9 @@ def test_ls_lists_the_last_changed_first_and_marks_the_last_drawn(weft, grown) -
     listed = told(weft("ls", "--json"))
     assert [each["nodes"] for each in listed["looms"]] == [2, 4]
     assert listed["last"] == NAME
+    for each in listed["looms"]:
+        created, changed = (datetime.fromisoformat(each[name]) for name in ("created", "changed"))
+        assert timedelta(0) <= changed - created < timedelta(minutes=5)
 
 
 def test_ls_of_nothing_says_how_to_begin(weft) -> None:
@@ -228,6 +237,7 @@ def lm_file(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.fluent
 def test_a_solved_puzzle_is_kept_with_its_scores(weft) -> None:
     made = told(weft("solve", samples.game24, "-b", "2", "-n", "3", "--seed", "1", "--json"))
     tree = told(weft("tree", "--json"))
@@ -250,6 +260,7 @@ def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:
     assert weft("grow", "1", "--max-tokens", "2").exit_code == 0  # the loom is as it was
 
 
+@pytest.mark.fluent
 def test_branches_that_had_ended_when_the_engine_failed_are_kept(weft, monkeypatch) -> None:
     from weft.engines.numpy import NumpyEngine
     from weft.errors import ForwardError

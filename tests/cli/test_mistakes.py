@@ -150,10 +150,10 @@ def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
 
 
 @pytest.fixture
-def kept(weft, home: Path) -> Path:
+def kept(weft, home: Path, shelves) -> Path:
     """The database with a small loom that was drawn last."""
-    result = weft("run", samples.story, "-n", "2", "--max-tokens", "4", "--seed", "1")
-    assert result.exit_code == 0
+    verb = ("run", samples.story, "-n", "2", "--max-tokens", "4", "--seed", "1")
+    shelves(home, "two", lambda: weft(*verb))
     return home / "weft.db"
 
 
@@ -251,6 +251,7 @@ def nowhere(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path / "file" / "home"
 
 
+@pytest.mark.fluent
 @pytest.mark.parametrize(
     "verb", [("run", samples.sum, "-n", "1"), ("solve", samples.sum, "--strategy", "greedy")]
 )

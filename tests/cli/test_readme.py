@@ -30,6 +30,7 @@ def test_the_program_has_twelve_lines() -> None:
     assert [len([line for line in part.splitlines() if line]) for part in parts()] == [12, 8]
 
 
+@pytest.mark.fluent
 def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path) -> None:
     done = forks.run(program(), cwd=tmp_path, env=command_environment())
     assert done.returncode == 0, done.stderr
@@ -40,6 +41,7 @@ def test_the_program_runs_and_saves_its_loom(command_environment, tmp_path: Path
     assert (tmp_path / "24.loom.json").stat().st_size > 0
 
 
+@pytest.mark.programs
 def test_the_program_type_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_cache: str
 ) -> None:

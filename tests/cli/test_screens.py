@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,7 @@ def screens(weft) -> str:
     return "\n".join(f"{result.stdout}\n{result.stderr}" for result in results)
 
 
+@pytest.mark.fluent
 def test_every_command_told_exists_and_every_prompt_is_a_sample(weft) -> None:
     told = [each for each in commands_in(screens(weft)) if each[0] in VERBS or each[0].isalpha()]
     assert {each[0] for each in told} <= VERBS | {"help"}
@@ -82,6 +84,8 @@ def test_what_next_lines_say_can_be_typed(weft, tmp_path, monkeypatch) -> None:
             assert result.exit_code == 0, (command, result.output)
 
 
+@pytest.mark.programs
+@pytest.mark.fluent
 @pytest.mark.parametrize("name", sorted(samples.ALL))
 def test_the_embedded_model_answers_every_sample(weft, name: str) -> None:
     raw = ["--raw"] if name == "opening" else []
@@ -110,6 +114,8 @@ def test_json_everywhere_is_one_object(weft) -> None:
         assert result.stderr == ""
 
 
+@pytest.mark.fluent
+@pytest.mark.programs
 def test_demo_json_has_the_votes_and_the_path(weft, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few branches; what it finds with all of them is read on its screen."""
     monkeypatch.setattr("weft.cli.demo.N_BRANCHES", 2)
@@ -168,6 +174,6 @@ def test_the_shell_is_offered_verbs_models_looms_and_nodes(weft, command, offere
 
 
 def test_nothing_is_offered_where_nothing_is_kept(home, offered) -> None:
-    home.parent.mkdir(exist_ok=True)
+    shutil.rmtree(home)
     (home.parent / "weft-home").write_text("no folder")
     assert offered(["weft grow ", "weft tree ", "weft rm "]) == [set(), set(), set()]

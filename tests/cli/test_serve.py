@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.api.address import address
-from weft.cli.serve import engine_options
+from weft.cli.browser import has_screen
+from weft.cli.serve import engine_options, page_of
 from weft.errors import ConfigError
 
 
@@ -54,3 +55,29 @@ def test_an_option_of_no_engine_is_told(weft) -> None:
     result = weft("serve", "--host", "0.0.0.0")
     assert result.exit_code == 2
     assert "API key" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_terminal", "platform", "sits"),
+    [
+        ({"DISPLAY": ":0"}, True, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, True, "linux", True),
+        ({}, True, "linux", False),
+        ({}, True, "darwin", True),
+        ({}, True, "win32", True),
+        ({}, False, "darwin", False),
+        ({"CI": "true"}, True, "darwin", False),
+        ({"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"}, True, "darwin", False),
+        ({"DISPLAY": ":0", "SSH_TTY": "/dev/pts/1"}, True, "linux", False),
+    ],
+)
+def test_a_browser_is_opened_only_where_somebody_sits(
+    environment: dict[str, str], is_terminal: bool, platform: str, sits: bool
+) -> None:
+    assert has_screen(environment, is_terminal=is_terminal, platform=platform) is sits
+
+
+def test_the_browser_goes_to_this_machine_where_all_are_served() -> None:
+    assert page_of("http://0.0.0.0:80") == "http://127.0.0.1:80"
+    assert page_of("http://[::]:80") == "http://[::1]:80"
+    assert page_of("http://127.0.0.1:80") == "http://127.0.0.1:80"

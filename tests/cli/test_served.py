@@ -151,6 +151,7 @@ def test_the_looms_are_the_ones_that_are_there_without_it(
     assert seen[grown["branches"][0]["node"]] == grown["branches"][0]["id"]
 
 
+@pytest.mark.fluent
 def test_a_chat_goes_on_at_a_server_and_leaves_nothing_unkept(weft: Any, served: Served) -> None:
     typed = f"{samples.sum}\n/fork 2\n\n/undo\n{samples.greeting}\n/quit\n"
     result = weft("chat", "--max-tokens", "24", stdin=typed)
@@ -173,18 +174,21 @@ MISTAKES = [
     (("run", "hi", "--kv-budget", "1MiB"), 2, "the server runs tiny"),
     (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),
     (("redo",), 1, "nothing to redo"),
-    (("open",), 3, "has no page"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), MISTAKES, ids=lambda each: str(each)[:30])
-def test_a_mistake_is_told_as_without_a_server(
-    weft: Any, served: Served, arguments: tuple[str, ...], code: int, said: str
-) -> None:
+def test_a_mistake_is_told_as_without_a_server(weft: Any, served: Served) -> None:
     weft("run", samples.story, "-n", "1", *FEW)
-    result = weft(*arguments)
-    assert (result.exit_code, said in result.stderr) == (code, True), result.output
-    assert "Traceback" not in result.output
+    for arguments, code, said in MISTAKES:
+        result = weft(*arguments)
+        assert (result.exit_code, said in result.stderr) == (code, True), (arguments, result.output)
+        assert "Traceback" not in result.output
+
+
+def test_a_loom_is_opened_at_the_page_of_the_server(weft: Any, served: Served) -> None:
+    weft("run", samples.story, "-n", "1", *FEW)
+    told = weft("open", "--no-browser", "--json")
+    assert json.loads(told.stdout) == {"url": f"{served.url}/#{NAME}", "loom": NAME}
 
 
 def test_files_come_and_go_by_a_server(weft: Any, served: Served, tmp_path: Path) -> None:
@@ -345,6 +349,8 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
 HOT = ("--temp", "100", "--max-tokens", "1500")
 
 
+@pytest.mark.programs
+@pytest.mark.fluent
 @posix
 def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     weft: Any, process: subprocess.Popen[bytes], started: Any, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,7 @@ def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
     assert "\n`-- " in done.stdout
 
 
+@pytest.mark.fluent
 @pytest.mark.parametrize("verb", [(), ("doctor",), ("solve", samples.game24, "-n", "2")])
 def test_ascii_is_enough_for_every_screen(command, verb: tuple[str, ...]) -> None:
     done = command(*verb, PYTHONIOENCODING="ascii")
@@ -120,6 +121,8 @@ def test_a_terminal_shows_lanes_then_the_tree_and_is_never_cleared(
     assert ("\x1b[36m" in output) is not no_color
 
 
+@pytest.mark.fluent
+@pytest.mark.programs
 @posix
 def test_eighty_columns_are_enough(in_terminals) -> None:
     """Commands to copy aside: they are written as one line, however long."""

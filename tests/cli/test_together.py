@@ -29,9 +29,9 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX only")
 
 
 @pytest.fixture
-def grown(weft) -> None:
+def grown(weft, home: Path, shelves) -> None:
     """A loom of three short branches of a story."""
-    assert weft("run", samples.story, "-n", "3", *SHORT).exit_code == 0
+    shelves(home, "three shorter", lambda: weft("run", samples.story, "-n", "3", *SHORT))
 
 
 @pytest.fixture
@@ -56,7 +56,11 @@ def told(result) -> dict:
 @posix
 @pytest.mark.parametrize(
     ("n_at_once", "n_rounds"),
-    [(8, 1), pytest.param(8, 8, marks=pytest.mark.slow)],
+    [
+        (3, 1),
+        pytest.param(8, 1, marks=pytest.mark.programs),
+        pytest.param(8, 8, marks=pytest.mark.slow),
+    ],
 )
 def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
     weft, grown, started, n_at_once: int, n_rounds: int
@@ -93,7 +97,14 @@ HOT = ("--temp", "100", "--max-tokens", "1500")  # hardly a branch ends by itsel
 
 
 @posix
-@pytest.mark.parametrize("n_times", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n_times",
+    [
+        1,
+        pytest.param(3, marks=pytest.mark.programs),
+        pytest.param(50, marks=pytest.mark.slow),
+    ],
+)
 def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n_times) -> None:
     for round_ in range(n_times):
         n_before = loom_of(NAME).count_children()
@@ -112,6 +123,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
     assert weft("grow", str(held(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
 
 
+@pytest.mark.programs
 @posix
 def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
     process = started("run", samples.story, "--tree", "-n", "3", *HOT)

@@ -26,6 +26,7 @@ def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
     assert "next: weft grow" in result.stderr
 
 
+@pytest.mark.fluent
 def test_run_draws_equal_branches_once(weft) -> None:
     result = weft("run", samples.sum, "-n", "3", "--temperature", "0", "--tree")
     assert "1 2 3  37 + 58 = 95." in result.stdout
@@ -48,6 +49,7 @@ def test_text_for_a_pipe_is_the_text_and_nothing_else(weft) -> None:
     assert weft("read").stdout.startswith(f"{samples.sum}\n\n{grown.stdout}")
 
 
+@pytest.mark.fluent
 def test_an_empty_answer_is_an_empty_line(weft) -> None:
     weft("run", samples.sum, "-n", "1", "--temp", "0")
     again = ("grow", "1", "-n", "3", "--force", "--temp", "0", "--max-tokens", "1")
@@ -61,6 +63,7 @@ def test_texts_alone_and_what_shows_more_exclude_each_other(weft, other: str) ->
     assert "--text and --" in (result.stderr)
 
 
+@pytest.mark.fluent
 def test_words_without_quotes_are_one_prompt_and_said_to_be(weft) -> None:
     result = weft("run", *samples.sum.split(), "-n", "1", "--max-tokens", "2", "--json")
     assert json.loads(result.stdout)["prompt"] == samples.sum
@@ -96,6 +99,7 @@ def test_run_with_a_seed_gives_the_same_again(weft) -> None:
     assert first == second
 
 
+@pytest.mark.fluent
 def test_run_stops_at_each_stop_string(weft) -> None:
     result = weft(
         "run", samples.game24, "-n", "1", "--stop", "(left", "--stop", "\n", "--seed", "1", "--json"
@@ -128,6 +132,7 @@ def test_piped_text_is_appended_to_the_prompt(weft) -> None:
     assert alone["prompt"] == "a story"
 
 
+@pytest.mark.fluent
 def test_solve_by_tree_of_thoughts_shows_path_answer_and_cost(weft) -> None:
     result = weft("solve", samples.game24, "--seed", "1", "--tree")
     assert result.exit_code == 0
@@ -137,6 +142,7 @@ def test_solve_by_tree_of_thoughts_shows_path_answer_and_cost(weft) -> None:
     assert "next: weft solve" in result.stderr
 
 
+@pytest.mark.fluent
 def test_solve_into_a_pipe_writes_the_text_and_nothing_else(weft) -> None:
     greedy = ("--strategy", "greedy")
     expected = json.loads(weft("solve", samples.sum, *greedy, "--json").stdout)
@@ -164,6 +170,7 @@ def test_solve_says_where_it_knows_no_task(weft) -> None:
     assert weft("solve", samples.sum, *few, "--json").stderr == ""
 
 
+@pytest.mark.fluent
 def test_solve_json_has_the_path_with_scores(weft) -> None:
     result = weft("solve", samples.game24, "-b", "3", "-n", "4", "--seed", "2", "--json")
     made = json.loads(result.stdout)
@@ -177,12 +184,13 @@ def test_solve_json_has_the_path_with_scores(weft) -> None:
 
 # One that is as its function, one with what is fixed, one with other names for its numbers, one
 # without numbers: the command reads all rows of the table alike.
-FEW = ("tot", "tot-dfs", "beam", "greedy")
+FEW = ("tot-dfs", "greedy")
 BY_ROW = [
-    name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES
+    name if name in FEW else pytest.param(name, marks=pytest.mark.programs) for name in STRATEGIES
 ]
 
 
+@pytest.mark.fluent
 @pytest.mark.parametrize("strategy", BY_ROW)
 def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -> None:
     chosen = ("--strategy", strategy, "--seed", "1", "--json")
@@ -197,6 +205,7 @@ def test_solve_without_numbers_is_the_librarys_own_search(weft, strategy: str) -
     assert made["cost"]["candidates"] == expected.cost.candidates
 
 
+@pytest.mark.fluent
 def test_solve_best_of_n_counts_votes(weft) -> None:
     result = weft(
         "solve", samples.sum, "--strategy", "best-of-n", "-n", "5", "--seed", "1", "--json"
@@ -206,12 +215,14 @@ def test_solve_best_of_n_counts_votes(weft) -> None:
     assert made["answer"].endswith("95.")
 
 
+@pytest.mark.fluent
 def test_solve_greedy_is_one_answer(weft) -> None:
     made = json.loads(weft("solve", samples.sum, "--strategy", "greedy", "--json").stdout)
     assert made["nodes"] == 2
     assert "95" in made["answer"]
 
 
+@pytest.mark.fluent
 def test_solve_greedy_takes_a_seed_that_changes_nothing(weft) -> None:
     made = weft("solve", samples.sum, "--strategy", "greedy", "--seed", "3")
     assert made.exit_code == 0
@@ -225,6 +236,7 @@ def test_solve_keeps_to_its_budget(weft) -> None:
     assert cost["stopped"] == "tokens"
 
 
+@pytest.mark.fluent
 @pytest.mark.parametrize("strategy", BY_ROW)
 def test_solve_goes_on_from_a_file_with_every_strategy(weft, strategy: str, tmp_path) -> None:
     """Begun and broken off by a budget; then told nothing but the file; then read, not searched."""
@@ -338,6 +350,7 @@ def test_version_and_help(weft) -> None:
     assert "weft demo" in weft().stdout
 
 
+@pytest.mark.fluent
 def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> None:
     folder = str(Path(weft_package.__file__).parent / "data" / "tiny")
     few = ("-m", folder, "-n", "1")
@@ -359,6 +372,7 @@ def test_what_cannot_be_copied_is_not_said_to_do_next(weft, prompt: str) -> None
     assert f'next: weft run "{samples.story}"' in told
 
 
+@pytest.mark.fluent
 def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:
     result = weft("solve", samples.sum, "--seed", "1", "--tree")
     assert "\nThe answer is 95.\n" in result.stdout

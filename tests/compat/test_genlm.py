@@ -670,6 +670,7 @@ def test_an_installed_genlm_backend_is_replaced_on_request_only(tmp_path: Path) 
     assert "ConfigError: genlm.control is imported already" in done.stderr
 
 
+@pytest.mark.programs
 def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch, type_cache) -> None:
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)

@@ -27,6 +27,7 @@ from weft.tokens.tokenizer import Tokenizer
 
 ADDRESSED = ["numpy", "torch", "mlx", "llamacpp"]
 ENGINES = [*ADDRESSED, "vllm"]
+BESIDE = ["mlx", "llamacpp", "vllm"]  # shown by `make test-engines`
 KINDS = [*ENGINES, "whole", "sequence", "hidden", "ownloop", "late"]
 WITH_KV = [*ADDRESSED, "sequence", "late"]
 
@@ -85,7 +86,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "vllm" in _params(item).values():  # it leaves sockets to the collector
-            item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.filterwarnings("ignore"))
     if config.getoption("--engine"):
         laws = [item for item in items if GIVEN in _params(item).values()]

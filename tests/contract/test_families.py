@@ -14,7 +14,7 @@ from weft.sched.work import Extend, Logits, Scores
 from weft.tokens.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from families import FAMILIES, N_CTX, build, plain_logits  # noqa: E402
+from families import FAMILIES, N_CTX, build, cases, plain_logits  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=cases(FAMILIES))
 def family(
     request: pytest.FixtureRequest, device: str, text: Tokenizer
 ) -> Iterator[tuple[LM, Plain]]:

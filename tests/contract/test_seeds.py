@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.conftest import KINDS, Make
+from contract.conftest import BESIDE, KINDS, Make
 from contract.helpers import prompt_ids, run_all, run_item
 from weft.engines.base import Engine
 from weft.engines.numpy import NumpyEngine
@@ -47,15 +47,18 @@ def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_tokens: int) ->
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("beside", ["none", *BESIDE])
 @pytest.mark.parametrize(
     ("seeds", "n_tokens"),
     [(range(1), FEW), pytest.param(range(1, 42), MANY, marks=pytest.mark.slow, id="many")],
 )
 def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
-    make: Make, seeds: range, n_tokens: int
+    make: Make, beside: str, seeds: range, n_tokens: int
 ) -> None:
+    """NumPy, torch and the fakes agree; so does NumPy with each engine beside them."""
     want = None
-    for kind in KINDS:
+    ours = [kind for kind in KINDS if kind not in BESIDE]
+    for kind in ours if beside == "none" else ("numpy", beside):
         lm = make(kind)
         prompt = prompt_ids(lm, "Tell me a story about a fox.")
         if want is None:

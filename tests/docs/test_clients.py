@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tools.clients.__main__ import SIDES, differing, lines_of, read_report
 
 SUITE = """
@@ -24,6 +26,7 @@ def test_without_its_fixture(broken): pass
 """
 
 
+@pytest.mark.programs
 def test_a_report_is_read_by_the_names_that_pytest_takes(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_some.py").write_text(SUITE, encoding="utf-8")

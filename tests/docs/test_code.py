@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import forks
+import warm
 from weft.engines.source import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +31,9 @@ def blocks(page: Path) -> list[str]:
 
 
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if blocks(page)]
+LONG = ("search", "genlm", "n8loom")  # half of the time that all take
 WITH_TORCH = [page for page in PAGES if any(b.startswith(TORCH) for b in blocks(page))]
 WITH_MLX = [page for page in PAGES if any(b.startswith(MLX) for b in blocks(page))]
-HAS_TORCH = all(map(find_spec, ("torch", "transformers")))
 
 
 @pytest.fixture
@@ -50,15 +51,17 @@ def test_the_guides_have_code() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if not (HAS_TORCH and page in WITH_TORCH)],  # these run whole, below
+    [pytest.param(page, marks=pytest.mark.programs if page.stem in LONG else ()) for page in PAGES],
     ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_runs(page: Path, place: Path) -> None:
     apart = (TORCH, MLX, SERVER)
-    run([block for block in blocks(page) if not block.startswith(apart)], place)
+    few_layers = {**forks.base(), warm.LAYERS: "2"}
+    run([block for block in blocks(page) if not block.startswith(apart)], place, few_layers)
 
 
 @pytest.mark.torch
+@pytest.mark.engines
 @pytest.mark.parametrize("page", WITH_TORCH, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_with_torch(page: Path, place: Path) -> None:
     run([block for block in blocks(page) if not block.startswith(MLX)], place)
@@ -70,6 +73,6 @@ def test_the_code_of_a_page_runs_with_mlx(page: Path, place: Path) -> None:
     run([block for block in blocks(page) if not block.startswith(TORCH)], place)
 
 
-def run(parts: list[str], place: Path) -> None:
-    done = forks.run(STRICT + "\n".join(parts), cwd=place, timeout=200)
+def run(parts: list[str], place: Path, env: dict[str, str] | None = None) -> None:
+    done = forks.run(STRICT + "\n".join(parts), cwd=place, env=env, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from families import FAMILIES, N_CTX, N_VOCAB, build, plain_logits  # noqa: E402
+from families import FAMILIES, N_CTX, N_VOCAB, build, cases, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.sampling import metrics  # noqa: E402
@@ -64,7 +64,7 @@ def _near(got: Any, want: Any, tolerance: float = 1e-4) -> None:
     assert float((got - want).abs().max()) <= tolerance
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=cases(FAMILIES))
 def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(build(request.param), N_CTX.get(request.param))
 
@@ -195,7 +195,7 @@ def test_the_owners_model_stays_as_it_was(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", cases(FAMILIES))
 def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
     low = Bench(build(name, dtype), N_CTX.get(name))
     trunk = low.node((), IDS[:9])
@@ -210,7 +210,7 @@ def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", cases(FAMILIES))
 def test_a_tree_on_a_gpu_equals_the_plain_forward(name: str) -> None:
     model = build(name).to("cuda")
     on_gpu = Bench(model, N_CTX.get(name))

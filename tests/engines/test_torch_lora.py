@@ -36,6 +36,7 @@ from weft.errors import (  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.sampler import Sampler  # noqa: E402
 from weft.sched.work import Run  # noqa: E402
+from weft.store import sidecar  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
 TARGETS = {
@@ -221,6 +222,20 @@ def test_many_names_taken_and_given_back_leave_nothing(tmp_path, text) -> None:
     assert copy() is None
     with pytest.raises(StaleHandle, match="closed"):
         lm.add_adapter("law", tmp_path / "law")
+
+
+def test_kv_of_the_base_is_not_taken_for_an_adapters(tmp_path, text) -> None:
+    adapter(tmp_path / "law", "llama", 1)
+    lm = lm_of("llama", text)
+    lm.add_adapter("law", tmp_path / "law")
+    plain = Loom(lm, IDS)
+    assert sidecar.save(plain, tmp_path / "base.safetensors") == len(IDS)
+    lm.clear_cache()
+    adapted = Loom(lm, IDS, adapter="law")
+    found = sidecar.warm(adapted, tmp_path / "base.safetensors")
+    assert found.n_tokens == 0
+    assert "another LoRA adapter" in found.notice
+    assert sidecar.warm(plain, tmp_path / "base.safetensors").n_tokens == len(IDS)
 
 
 def test_the_owners_model_is_not_adapted(tmp_path, text) -> None:

@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from families import N_VOCAB, WHOLE_FAMILIES, build, plain_logits  # noqa: E402
+from families import N_VOCAB, WHOLE_FAMILIES, build, cases, plain_logits  # noqa: E402
 from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
@@ -50,7 +50,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=WHOLE_FAMILIES)
+@pytest.fixture(scope="module", params=cases(WHOLE_FAMILIES))
 def pair(request: pytest.FixtureRequest) -> tuple[Any, WholePathEngine]:
     """A model that its owner keeps, and its engine."""
     model = build(request.param)
@@ -109,6 +109,7 @@ def test_scores_equal_log_softmax(pair: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert output.scores()[0] == []
 
 
+@pytest.mark.engines
 def test_the_owners_model_stays_as_it_was() -> None:
     for name in WHOLE_FAMILIES:
         model, untouched = build(name), build(name)
@@ -124,7 +125,7 @@ def test_the_owners_model_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", WHOLE_FAMILIES)
+@pytest.mark.parametrize("name", cases(WHOLE_FAMILIES))
 def test_half_precision_stays_within_tolerance(name: str, dtype: Any) -> None:
     try:
         model = build(name, dtype)

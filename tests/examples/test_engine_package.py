@@ -38,6 +38,7 @@ def weft(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.programs
 def test_the_command_runs_it_by_name(installed: dict[str, str], tmp_path: Path) -> None:
     make = "import pathlib, sys, main; main.folder_with_corpus(pathlib.Path(sys.argv[1]))"
     subprocess.run(
@@ -58,6 +59,7 @@ def test_what_it_cannot_do_is_said(installed: dict[str, str], tmp_path: Path) ->
     assert "corpus.txt" in done.stderr
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "laws",
     ["test_protocol.py", pytest.param("", marks=pytest.mark.slow)],

@@ -79,6 +79,7 @@ def test_it_is_committed_clean_and_asks_samples_only() -> None:
     assert 'Loom(lm, "' not in program
 
 
+@pytest.mark.programs
 @needs_kernel
 def test_it_runs_and_shows_static_html_with_text_beside_it(tmp_path: Path) -> None:
     run(EXECUTE, str(NOTEBOOK), str(tmp_path))
@@ -99,6 +100,7 @@ def test_it_runs_and_shows_static_html_with_text_beside_it(tmp_path: Path) -> No
     assert (tmp_path / "first.loom.json").exists()
 
 
+@pytest.mark.programs
 @needs_kernel
 @pytest.mark.skipif(sys.platform == "win32", reason="kernels are interrupted otherwise there")
 def test_interrupting_the_kernel_keeps_partial_branches() -> None:

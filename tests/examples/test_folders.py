@@ -15,9 +15,9 @@ from weft.constraints import Choice
 
 ROOT = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "main.py").is_file())
-# These search, and take as long as the others together.
-LONG = ("game24", "mlx", "reflection", "word_problem")
-RUN = [pytest.param(f, marks=pytest.mark.slow) if f in LONG else f for f in FOLDERS]
+# On an engine of `make test-engines`.
+BESIDE = {"mlx": pytest.mark.mlx}
+RUN = [pytest.param(f, marks=BESIDE.get(f, ())) for f in FOLDERS]
 NEEDS = {"mlx": "mlx_lm"}
 # What the last lines must say.
 SAYS = {
@@ -56,6 +56,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("name", RUN)
 def test_it_runs_and_says_what_it_promises(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDS:
@@ -71,6 +72,7 @@ def test_it_is_short_and_explained(name: str) -> None:
     assert f"python examples/{name}/main.py" in readme
 
 
+@pytest.mark.programs
 def test_speculative_tokens_are_distributed_as_the_targets_own(tmp_path: Path) -> None:
     """Chi-square over the first token of 1,000 steps; a right program fails 1 in 10,000 times.
 
@@ -93,6 +95,7 @@ def test_speculative_tokens_are_distributed_as_the_targets_own(tmp_path: Path) -
     assert chi_square(counts, belief * n) > 10 * CRITICAL
 
 
+@pytest.mark.programs
 def test_particles_estimate_the_mass_that_the_grammar_leaves() -> None:
     """Against enumeration, with ends at different lengths, resampled after every token.
 

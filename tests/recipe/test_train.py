@@ -27,6 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.programs
 def test_loss_falls(trained: Path) -> None:
     """From ln 512 = 6.24 at random to below 5; a run that learns nothing stays above 6."""
     figures = json.loads((trained / "eval.json").read_text())

@@ -178,6 +178,7 @@ def test_progress_tells_each_round_in_order(
     assert all(nodes.issuperset(level.candidates) for level in levels)
 
 
+@pytest.mark.programs
 def test_killed_in_the_middle_of_a_round_it_goes_on_to_the_same_answer(
     lm: weft.LM, tmp_path: Path
 ) -> None:

@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import warm
+
 if TYPE_CHECKING:
     from serving import Served
 
 # Without the extra there is no server to test.
 collect_ignore_glob = [] if find_spec("fastapi") and find_spec("uvicorn") else ["test_*.py"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_layers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two of the model's eight layers run, but where a file is about what it says (`fluent`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("fluent") is None:
+            patch.setenv(warm.LAYERS, "2")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from serving import serving
+from serving import Served, serving
 from weft.server import ServerConfig
 from weft.store.library import Library
 from weft.store.tables import nodes, pieces
@@ -44,3 +44,35 @@ def durable(library: Library, number: int) -> int:
         return int(found)
 
     return library.database.read(work)
+
+
+def test_who_followed_the_server_before_is_told_the_state_anew(tmp_path: Path) -> None:
+    """However much has happened since: another server's events are not those that were missed."""
+    config = ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")
+    with serving(config) as server:
+        made = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
+        path = f"/api/v1/looms/{made['id']}"
+        number, name, _ = first_event(server, path)
+        assert name == "snapshot"
+        for _ in range(3):
+            server.client.post(f"{path}/nodes", json={"parent": 0, "text": " in"})
+        number, name, rev = first_event(server, path)
+    with serving(config) as server:
+        for _ in range(5):
+            server.client.post(f"{path}/nodes", json={"parent": 0, "text": " in"})
+            _, name, now = first_event(server, path, after=number)
+            assert name == "snapshot"
+            assert now > rev
+
+
+def first_event(server: Served, path: str, after: int | None = None) -> tuple[int, str, int]:
+    """Return id, name and revision of the first event that a follower of a loom gets."""
+    query = {"tokens": True} if after is None else {"tokens": True, "after": after}
+    told: dict[str, str] = {}
+    with server.client.stream("GET", f"{path}/events", params=query, timeout=2) as answer:
+        for line in answer.iter_lines():
+            key, _, value = line.partition(": ")
+            told[key] = value
+            if key == "data":
+                break
+    return int(told["id"]), told["event"], json.loads(told["data"])["rev"]

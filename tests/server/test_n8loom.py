@@ -10,6 +10,8 @@ import pytest
 
 import weft
 
+pytestmark = pytest.mark.fluent
+
 if TYPE_CHECKING:
     from serving import Served
 
@@ -209,7 +211,6 @@ def test_growing_at_once_loses_nothing(served: Served, root: str) -> None:
         ("POST", "/node/ramify", {"node_id": "ROOT", "n": 10**6}, 400, "n is"),
         ("POST", "/node/ramify", {"node_id": "ROOT", "temperature": 1}, 422, "temperature"),
         ("POST", "/node/trim", {"node_id": "ROOT", "token_trim": -1}, 422, "token_trim"),
-        ("GET", "/", None, 404, "page"),
     ],
 )
 def test_mistakes_are_told_as_details(

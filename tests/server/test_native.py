@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -344,6 +345,29 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     assert desk.get("/kv")["hot"] == 1
 
 
+def test_an_event_of_another_log_is_not_gone_on_from(served: Served) -> None:
+    """A page that slept while the server was started anew knows ids of a log that is gone."""
+    desk = Desk(served, "What nobody has followed yet")
+    desk.post("/nodes", 201, text=" a", parent=0)
+    url = f"{desk.base}/events"
+    with served.client.stream("GET", url, params={"tokens": True, "after": 1}) as feed:
+        assert "event: snapshot" in [next(lines := feed.iter_lines()), next(lines)]
+
+
+def test_kv_of_cold_branches_is_forgotten_and_the_path_stays(served: Served) -> None:
+    desk = Desk(served, "What another test asks alone")
+    first, second = desk.grow(n=2)
+    before = served.client.get("/api/v1/kv", params={"looms": True}).json()
+    (mine,) = (each for each in before["looms"] if each["name"] == desk.get("")["name"])
+    assert (mine["hot"], mine["model"]) == (3, "tiny")
+    assert mine["bytes"] > 0
+    told = desk.post("/kv", keep=first["node"])
+    assert (told["hot"], told["cold"]) == (2, 1)
+    assert 0 < told["bytes"] < mine["bytes"]
+    assert desk.get(f"/nodes/{second['node']}")["text"] == second["text"]
+    assert desk.post("/kv")["hot"] == 0  # others may share the first tokens
+
+
 def test_a_body_that_does_not_say_it_is_json_is_told_so(served: Served) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = served.client.post("/api/v1/looms", content=b'{"prompt": "Hi"}', headers=form)
@@ -364,6 +388,10 @@ def test_a_search_is_a_job_with_rounds(served: Served) -> None:
     assert len(desk.nodes(limit=1000)) > 3
     kinds = {each["kind"] for each in desk.get("/history")["data"]}
     assert kinds == {"create", "run"}
+    desk.post("/undo")  # one for all of its rounds
+    assert len(desk.nodes(limit=1000)) == 1
+    desk.post("/redo")
+    assert len(desk.nodes(limit=1000)) > 3
     # What the search asked of the model beside its branches is counted, too.
     assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"]
 
@@ -405,6 +433,68 @@ def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
     assert [name for _, name, _ in came] == ["change", "change"]
     assert [each["node"] for each in came[0][2]["added"]] == [node["node"]]
     assert came[1][2]["removed"] == [node["node"]]
+
+
+def read_feed(desk: Desk, until: str, **query: Any) -> list[tuple[int | None, str, Json]]:
+    """The events of everything in the loom, to the first of a name."""
+    came = []
+    query = {"tokens": True, **query}
+    with desk.client.stream("GET", f"{desk.base}/events", params=query) as answer:
+        for event in events(answer.iter_lines()):
+            came.append(event)
+            if event[1] == until:
+                break
+    return came
+
+
+def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(read_feed, desk, "change")
+        time.sleep(0.1)
+        first = desk.post("/nodes/0/generate", status=202, n=2, max_tokens=8, seed=1)
+        came = begun.result(20)
+    numbers = [number for number, _, _ in came]
+    assert numbers == list(range(numbers[0] or 0, (numbers[0] or 0) + len(came)))
+    names = [name for _, name, _ in came]
+    assert names[:2] == ["snapshot", "job"]
+    assert came[0][2]["jobs"] == []
+    jobs = {data["job"] for _, name, data in came if name in ("job", "tok", "branch")}
+    assert jobs == {first["job"]}
+    texts: dict[int, str] = {}
+    for _, name, data in came:
+        for branch, _, text, *_ in data["t"] if name == "tok" else ():
+            texts[branch] = texts.get(branch, "") + text
+    change = came[-1][2]
+    nodes = change["added"]
+    assert [texts[at] for at in range(2)] == [node["text"] for node in nodes]
+    assert change["children"] == {"0": [node["node"] for node in nodes]}
+
+
+def test_who_joins_a_loom_that_grows_is_told_what_there_is(served: Served, desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", status=202, n=1, **desk.endless(served))["job"]
+    (first,) = read_feed(desk, "snapshot")
+    (growing,) = first[2]["jobs"]
+    assert (growing["id"], growing["texts"][0]["node"]) == (job, 1)
+    came = read_feed(desk, "tok", after=first[0])
+    assert "snapshot" not in [name for _, name, _ in came] or came[0][2]["jobs"]
+    desk.client.post(f"/api/v1/jobs/{job}/cancel")
+
+
+def test_who_was_away_is_told_the_state_anew(desk: Desk) -> None:
+    (first,) = read_feed(desk, "snapshot")
+    desk.grow(n=1)  # while nobody listens
+    again = read_feed(desk, "snapshot", after=first[0])
+    assert again[0][2]["rev"] > first[2]["rev"]
+
+
+def test_since_tells_the_order_of_children_too(desk: Desk) -> None:
+    first, second = desk.grow(n=2)
+    rev = desk.client.get(f"{desk.base}/nodes").json()["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{first['node']}")
+    desk.post("/undo")
+    told = desk.client.get(f"{desk.base}/nodes", params={"since": rev}).json()["data"]
+    parents = {node["node"]: node["children"] for node in told}
+    assert parents[0] == [first["node"], second["node"]]
 
 
 @pytest.mark.parametrize(
@@ -450,3 +540,56 @@ def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str
     if param is not None:
         assert told["param"].startswith(param)
         assert param in told["message"]
+
+
+def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5, temperature=0.5, top_k=2)
+    path = f"/nodes/{node['node']}/tokens"
+    whole = desk.get(path, top=2, sampled=True)["data"]
+    some = desk.get(path, top=2, sampled=True, first=2, last=4)["data"]
+    assert [each["index"] for each in some] == [2, 3]
+    assert [each["id"] for each in some] == [each["id"] for each in whole[2:4]]
+    for each in whole:
+        assert sum(one["p_sampled"] for one in each["top"]) == pytest.approx(1)
+        assert each["p_sampled"] > 0
+    assert desk.get(path, first=3)["data"][0]["index"] == 3
+    assert "p_sampled" not in desk.get(path)["data"][0]
+
+
+def test_a_prompt_is_measured_but_for_its_first_token(desk: Desk) -> None:
+    first, *rest = desk.get("/nodes/0/tokens", top=1)["data"]
+    assert first["logprob"] is None
+    assert all(each["logprob"] <= 0 and each["rank"] >= 0 for each in rest)
+    assert desk.get("/nodes/0/tokens", top=1, first=2, last=3)["data"] == rest[1:2]
+
+
+def test_a_message_is_said_anew_beside_itself_and_in_place(desk: Desk) -> None:
+    (answer,) = desk.grow(n=1)
+    said = desk.post("/nodes", 201, parent=answer["node"], message="Why?")["added"][0]
+    patch = f"{desk.base}/nodes/{said['node']}"
+    beside = desk.client.patch(patch, json={"message": "How?"}).json()["added"][0]
+    assert (beside["parent"], beside["said"]) == (answer["node"], "How?")
+    assert beside["text"] == said["text"].replace("Why?", "How?")
+    there = desk.client.patch(patch, json={"message": "When?", "in_place": True}).json()
+    assert [each["said"] for each in there["changed"]] == ["When?"]
+    assert desk.client.patch(patch, json={"message": "a", "text": "b"}).status_code == 400
+    wrong = desk.client.patch(f"{desk.base}/nodes/{answer['node']}", json={"message": "So?"})
+    assert wrong.status_code == 400
+    assert "no message" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
+    served: Served, template: bool
+) -> None:
+    desk = Desk(served, "One thing", template=template)
+    other = Desk(served, "Another thing", template=template)
+    edit = {"message": "Another thing", "in_place": True}
+    assert desk.client.patch(f"{desk.base}/nodes/0", json=edit).status_code == 200
+    assert desk.get("/nodes/0")["text"] == other.get("/nodes/0")["text"]
+    assert desk.get()["prompt"] == "Another thing"
+    chat = Desk(served, None, messages=[{"role": "system", "content": "Be brief."},
+                                        {"role": "user", "content": "Hi"}])  # fmt: skip
+    refused = chat.client.patch(f"{chat.base}/nodes/0", json=edit)
+    assert refused.status_code == 400
+    assert "more than one message" in refused.json()["error"]["message"]

@@ -14,6 +14,8 @@ import pytest
 import weft
 from shallow import TINY
 
+pytestmark = pytest.mark.fluent
+
 if TYPE_CHECKING:
     from serving import Served
 

@@ -12,6 +12,8 @@ import pytest
 
 import weft
 
+pytestmark = pytest.mark.fluent
+
 if TYPE_CHECKING:
     from serving import Served
 

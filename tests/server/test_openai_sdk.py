@@ -20,6 +20,8 @@ from weft import samples
 openai = pytest.importorskip("openai", reason="openai is not installed")
 from pydantic import BaseModel  # noqa: E402
 
+pytestmark = pytest.mark.fluent
+
 if TYPE_CHECKING:
     from openai import OpenAI
 

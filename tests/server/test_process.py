@@ -37,11 +37,15 @@ class Process:
         for name in ("WEFT_DB", "WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY"):
             environment.pop(name, None)
         command = [sys.executable, "-m", "weft", "serve", "--port", "0", *options]
-        self.popen = subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.popen.stderr is not None
-        self.url = self.popen.stderr.readline().split()[-1]
+        self.said = home / "said"  # a file: of a pipe, what a line's reader has buffered is lost
+        with self.said.open("w") as said:
+            self.popen = subprocess.Popen(
+                command, env=environment, stderr=said, stdout=subprocess.DEVNULL
+            )
+        until = time.monotonic() + 60
+        while "\n" not in (lines := self.said.read_text()) and time.monotonic() < until:
+            time.sleep(0.02)
+        self.url = lines.splitlines()[0].split()[-1]
         self.client = httpx.Client(base_url=self.url, timeout=30)
         until = time.monotonic() + 60
         while self.client.get("/readyz").status_code != 200 and time.monotonic() < until:
@@ -58,10 +62,8 @@ class Process:
     def end(self) -> tuple[int, str]:
         """Wait for its end; return exit code and what it said."""
         self.client.close()
-        assert self.popen.stderr is not None
-        # Not by `communicate`: it does not see what came with the first line.
-        said = self.popen.stderr.read()
-        return self.popen.wait(40), said
+        code = self.popen.wait(timeout=40)
+        return code, self.said.read_text()
 
 
 @contextmanager
@@ -73,9 +75,41 @@ def running(home: Path, *options: str) -> Iterator[Process]:
         process.client.close()
         if process.popen.poll() is None:
             process.popen.kill()
-        process.popen.communicate(timeout=20)
+        process.popen.wait(timeout=20)
 
 
+@pytest.mark.parametrize(("option", "opens"), [("--browser", True), ("--no-browser", False)])
+def test_the_page_is_opened_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, opens: bool
+) -> None:
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    with running(tmp_path, option) as server:
+        until = time.monotonic() + (10 if opens else 0.3)
+        while not told.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.05)
+        assert told.exists() == opens
+        assert not opens or told.read_text().strip() == server.url
+
+
+def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        loom = server.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
+        with httpx.stream("GET", f"{server.url}/api/v1/looms/{loom}/events?tokens=true") as feed:
+            lines = feed.iter_lines()
+            assert next(lines)  # its snapshot
+            server.popen.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            list(lines)  # ends by itself
+        code, said = server.end()
+        assert (code, "Traceback" in said) == (0, False)
+        assert time.monotonic() - began < 4
+
+
+@pytest.mark.programs
 def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "0.3") as server:
         loom = server.loom(n=2)
@@ -93,6 +127,7 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert all(len(node.tokens) > 5 for node in nodes)
 
 
+@pytest.mark.programs
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "60") as server:
         server.loom()
@@ -142,6 +177,7 @@ def killed(home: Path, n: int) -> None:
                 assert all(node.tokens for node in partial)
 
 
+@pytest.mark.programs
 def test_nothing_that_had_ended_is_lost_by_kill_9(tmp_path: Path) -> None:
     killed(tmp_path, 3)
 

@@ -67,6 +67,7 @@ def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]
     assert "length" in reasons(one, loom)
 
 
+@pytest.mark.programs
 def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
     servers: tuple[Served, Served], tmp_path: Path
 ) -> None:

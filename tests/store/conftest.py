@@ -23,7 +23,7 @@ def postgres() -> Iterator[Cluster]:
         pytest.skip(f"no PostgreSQL: {error}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.programs)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a new database."""
     if request.param == "sqlite":

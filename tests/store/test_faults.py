@@ -55,6 +55,7 @@ def file(tmp_path: Path) -> Path:
 # Many at once
 
 
+@pytest.mark.programs
 def test_eight_processes_that_grow_one_loom_lose_nothing(library: Library, url: str) -> None:
     kept = fresh(library)
     running = [start(programs.GROW, url, kept.name, str(me), "5") for me in range(8)]
@@ -83,7 +84,7 @@ def test_old_looms_are_taken_over_once_by_many_at_once(url: str, tmp_path: Path)
     (tmp_path / "looms").mkdir()
     for name in ("ant", "bee", "cat"):
         open_written(tmp_path / f"looms/{name}.loom.json", [None, 0, 0])
-    env = {**forks._base(), "WEFT_HOME": str(tmp_path), "WEFT_DB": url}
+    env = {**forks.base(), "WEFT_HOME": str(tmp_path), "WEFT_DB": url}
     for process in [start(programs.TAKE_OVER, env=env) for _ in range(4)]:
         lines_of(process)
     with Library(url) as library:
@@ -334,6 +335,24 @@ def test_postgresql_that_stops_is_waited_for(postgres: Cluster) -> None:
 
 
 # Tables
+
+
+def test_a_database_of_an_older_weft_is_brought_up_to_date(url: str) -> None:
+    with Library(url) as library:
+        kept = fresh(library)
+        kept.loom.add("a")
+        kept.commit("add")
+        name = kept.name
+
+        def as_it_was(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("ALTER TABLE operations DROP COLUMN act")
+            connection.exec_driver_sql("UPDATE weft_version SET version_num = '1'")
+
+        library.database.write(as_it_was)
+    with Library(url) as library:
+        kept = library.open(name)
+        kept.undo()
+        assert kept.loom.children == []
 
 
 def test_a_database_of_a_newer_weft_is_refused(url: str) -> None:

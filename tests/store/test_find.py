@@ -67,6 +67,21 @@ def test_nothing_that_is_asked_is_a_fault_of_grammar(library: Library) -> None:
             library.find(words)
 
 
+def test_a_text_that_an_undo_brings_back_is_found_again(library: Library) -> None:
+    lm = load("tiny")
+    loom = Loom(lm, "x")
+    loom.add("a fox")
+    kept = library.create(loom)
+    kept.loom.children[0].text = "a dog"
+    kept.commit("edit")
+    assert (found(library, "fox"), found(library, "dog")) == ([], [(kept.name, 1)])
+    kept.undo()
+    assert (found(library, "fox"), found(library, "dog")) == ([(kept.name, 1)], [])
+    kept.redo()
+    assert (found(library, "fox"), found(library, "dog")) == ([], [(kept.name, 1)])
+    lm.close()
+
+
 def test_what_is_removed_is_not_found_and_is_again_when_it_is_back(library: Library) -> None:
     kept = library.create(Loom(None, "x"))
     kept.loom.add("unicorn")

@@ -235,6 +235,23 @@ def test_bookmarks_are_kept_and_undone(library: Library) -> None:
         kept.bookmark(node(kept, "c"), "\0")
 
 
+def test_the_operations_of_one_act_are_undone_together(library: Library) -> None:
+    kept = library.create(Loom(None, "Once upon a time"))
+
+    def there() -> str:
+        return "".join(node.text for node in kept.loom.children)
+
+    for text, act in (("x", None), ("y", "a1"), ("z", "a1"), ("v", "a2"), ("w", "a1")):
+        kept.loom.add(text)
+        kept.commit("add", act=act)
+    for left in ("xyzv", "xyz", "x", ""):
+        kept.undo()
+        assert there() == left
+    for back in ("x", "xyz", "xyzv", "xyzvw"):
+        kept.redo()
+        assert there() == back
+
+
 def test_a_loom_that_grows_is_followed_token_by_token(
     library: Library, lm: weft.LM, tmp_path: Path
 ) -> None:

@@ -177,6 +177,31 @@ def test_any_changed_byte_is_harmless(saved, lm: LM) -> None:
     lm.clear_cache()
 
 
+def test_blocks_that_are_longer_than_their_paths_are_computed_again(saved, lm: LM) -> None:
+    file, expected, _ = saved
+    beside = sidecar.beside(file)
+    data = beside.read_bytes()
+    head = int.from_bytes(data[:8], "little")
+    table = json.loads(data[8 : 8 + head])
+    blocks = json.loads(table["__metadata__"]["blocks"])
+    n_all = sum(length for _, length in blocks)
+    blocks = [[blocks[0][0], n_all - 1], [blocks[1][0], 1]]
+    table["__metadata__"]["blocks"] = json.dumps(blocks)
+    written = json.dumps(table).encode()
+    beside.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + head :])
+    found = sidecar.warm(Loom.open(file, lm, kv=False), beside)
+    assert found.n_tokens <= 1
+    assert "computed again" in found.notice
+    lm.clear_cache()
+    assert goes_on(Loom.open(file, lm, kv=False)) == expected
+
+
+def fitting(loom: Loom, n_ctx: int) -> int:
+    """Return the tokens of the nodes whose whole paths fit a context."""
+    paths = [(node, sum(len(each.tokens) for each in node.path)) for node in loom.walk()]
+    return sum(len(node.tokens) for node, depth in paths if depth <= n_ctx)
+
+
 def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
     file, expected, n_tokens = saved
     per_token = 2048
@@ -192,9 +217,10 @@ def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
 
 def test_a_shorter_context_and_a_hidden_engine_open_the_loom_all_the_same(saved, lm: LM) -> None:
     file, _, _ = saved
-    with fresh(n_ctx=8) as short:
+    with fresh(n_ctx=11) as short:
         loom = Loom.open(file, short)
-        assert 0 < short.stats().kv_tokens <= 8 * 3
+        # The prompt and the branches' beginnings: what follows one that is too long, too.
+        assert short.stats().kv_tokens == fitting(loom, 11) > fitting(loom, 8)
         assert "computed again" in loom.dropped[0]
     hidden = LM(HiddenFake(lm.engine), lm.text)
     loom = Loom.open(file, hidden)

@@ -138,6 +138,25 @@ def test_who_was_away_does_not_write_over_who_took_over(
     assert len(texts(other, "a")) == 2
 
 
+def test_a_lease_taken_anew_does_not_revive_what_was_lost(
+    one: Library, other: Library, lm: weft.LM
+) -> None:
+    slow = one.create(weft.Loom(lm, "Once"), name="a")
+    growing = Growth(slow)
+    growing.on()
+    let_pass(one, LEASE_S)
+    heir = Growth(other.open("a", lm))
+    heir.on()
+    heir.to_end()
+    again = Growth(one.open("a", lm))  # the same server as the slow one, a new term
+    again.on()
+    growing.deltas.close()
+    with pytest.raises(LeaseLost, match="taken over"):
+        slow.append([growing.node])
+    again.to_end()
+    assert [reason for _, reason in texts(other, "a")].count("interrupted") == 1
+
+
 def test_a_lease_that_ran_out_is_still_the_owner_s_if_nobody_took_it(
     one: Library, other: Library, lm: weft.LM
 ) -> None:
@@ -175,6 +194,7 @@ with weft.load("tiny") as lm, Library(sys.argv[1], lease_s=60) as library:
 """
 
 
+@pytest.mark.programs
 def test_a_dead_server_s_looms_are_taken_up_at_once(url: str, one: Library, lm: weft.LM) -> None:
     kept = one.create(weft.Loom(lm, "Once"), name="a")
     command = [sys.executable, "-c", DIES, url]

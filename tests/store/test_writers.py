@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +41,49 @@ def test_a_process_here_lives_while_it_runs_however_long_it_is_silent(library: L
     assert is_dead(library, mark)
     writer.close()
     writer.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
+def test_a_process_that_has_ended_and_was_not_collected_is_dead(library: Library) -> None:
+    writer = Writer(library.database)
+    mark = sign(library, writer)
+    child = os.fork()
+    if not child:
+        signal.pause()
+    change(library, mark, pid=child, began=began(child))
+    assert not is_dead(library, mark)
+    os.kill(child, signal.SIGKILL)
+    for _ in range(100):
+        if is_dead(library, mark):
+            break
+        time.sleep(0.02)
+    assert is_dead(library, mark)
+    os.waitpid(child, 0)
+    writer.close()
+
+
+def began(pid: int) -> str:
+    """Return when a process began, as `Writer` notes it."""
+    told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return told.rpartition(")")[2].split()[19]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_is_another_writer(library: Library) -> None:
+    writer = Writer(library.database)
+    mark = writer.id
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writes, writer.id.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = os.read(reads, 100).decode()
+    os.close(reads)
+    os.close(writes)
+    assert len(told) == len(mark)
+    assert told != mark
+    assert writer.id == mark
 
 
 def test_a_process_elsewhere_is_dead_after_a_minute_of_silence(library: Library) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from .base import Asked, ErrorDetail, Json, Reply
-from .nodes import NodeObject
+from .nodes import Figure, NodeObject
 from .sampling import SamplingFields
 
 Status = Literal["running", "ok", "cancelled", "interrupted", "failed"]
@@ -35,6 +35,23 @@ class TokenUsage(Reply):
     )
 
 
+class CandidateObject(Reply):
+    """A node that a round of a search made."""
+
+    node: int
+    score: Figure = Field(description="What the search thinks of it; null: nothing.")
+    by: str | None = Field(default=None, description="Which of several sources wrote it.")
+
+
+class RoundObject(Reply):
+    """A round of a search: what it made, and what it goes on with."""
+
+    round: int = Field(description="From 1.")
+    candidates: list[CandidateObject]
+    kept: list[int] = Field(description="Nodes that the search goes on with, the best first.")
+    cost: Json = Field(description="What all rounds so far have cost.")
+
+
 class JobObject(Reply):
     """A piece of work that goes on without anybody waiting for it."""
 
@@ -50,6 +67,10 @@ class JobObject(Reply):
     progress: Json = Field(default_factory=dict, description="Of a load or a run: how far it is.")
     usage: TokenUsage | None = None
     result: Json | None = Field(default=None, description="Of a run: its answer, path and cost.")
+    asked: Json | None = Field(default=None, description="Of a run: how it was asked for.")
+    rounds: list[RoundObject] | None = Field(
+        default=None, description="Of a run: its rounds so far; not in the list of all jobs."
+    )
     error: ErrorDetail | None = None
     last_event: int = Field(default=0, description="The id of its last event.")
 
@@ -108,6 +129,15 @@ class StrategyObject(Reply):
     says: str
     breadth: str | None = Field(description="What `breadth` counts; null: it takes none.")
     n: str | None = Field(description="What `n` counts; null: it takes none.")
+    breadth_default: int | None = Field(
+        default=None, description="Null: it takes none, or what suits the prompt."
+    )
+    n_default: int | None = Field(
+        default=None, description="Null: it takes none, or what suits the prompt."
+    )
+    refused: list[str] = Field(
+        default_factory=list, description="Sampling parameters that it has no use for."
+    )
 
 
 class StrategyList(Reply):

@@ -142,7 +142,8 @@ class KvObject(Reply):
     kv_bytes: int
     kv_bytes_unshared: int = Field(description="What a cache for each branch would take.")
     kv_budget_bytes: int | None
-    offloaded_bytes: int
+    offloaded_bytes: int = Field(description="KV that the host keeps.")
+    offload_budget_bytes: int = Field(description="What the host may keep at most.")
     pinned_tokens: int
     evicted: int
     tokens_per_s: float
@@ -151,18 +152,24 @@ class KvObject(Reply):
     )
 
 
-class KvList(Reply):
-    """The KV of all models."""
-
-    data: list[KvObject]
-
-
 class LoomKv(Reply):
     """The KV of one loom's nodes."""
 
     loom: str
+    name: str
+    model: str | None = Field(description="That grows it; null: none that is loaded.")
     rev: int
     hot: int = Field(description="Nodes whose whole path has KV.")
     cold: int
-    hot_tokens: int
+    hot_tokens: int = Field(description="Tokens that have KV.")
     tokens: int
+    bytes: int = Field(description="That its KV takes.")
+
+
+class KvList(Reply):
+    """The KV of all models."""
+
+    data: list[KvObject]
+    looms: list[LoomKv] | None = Field(
+        default=None, description="Of the looms that are open, where they were asked for."
+    )

@@ -13,6 +13,15 @@ Figure = float | str | None  # a number that JSON does not have is a text: "inf"
 FIELDS = ("tokens", "meta", "params", "kv")
 
 
+class NodeOrigin(Reply):
+    """The operation that brought a node."""
+
+    kind: str = Field(description="grow, run, add, fork, …")
+    actor: str = Field(description="Who did it, as X-Weft-Actor said.")
+    at: str = Field(description="ISO 8601.")
+    rev: int
+
+
 class NodeObject(Reply):
     """A node. Nodes are named by their numbers, which are never given again, or by their ids."""
 
@@ -35,6 +44,14 @@ class NodeObject(Reply):
     said: str | None = Field(default=None, description="Whose turn of a chat it is.")
     bookmark: str | None = Field(default=None, description="Its label, where it is bookmarked.")
     params: Json | None = Field(default=None, description="How it was sampled; with fields=params.")
+    branch: int | None = Field(
+        default=None,
+        description="Its number in the call that grew it; with fields=params. With the seed,"
+        " `first_branch` grows it again.",
+    )
+    made: NodeOrigin | None = Field(
+        default=None, description="What brought it, where the log knows; with fields=made."
+    )
     meta: Json | None = Field(default=None, description="What was noted on it; with fields=meta.")
     token_ids: list[int] | None = Field(default=None, description="With fields=tokens.")
     logprobs: list[Figure] | None = Field(default=None, description="With fields=tokens.")
@@ -95,6 +112,10 @@ class EditNode(Asked):
     """What to change of a node. A new text makes a sibling, unless it is to stand in its place."""
 
     text: str | None = Field(default=None, description="Its text from now on.")
+    message: str | None = Field(
+        default=None,
+        description="What the user says instead, in the form of the chat; of the root the prompt.",
+    )
     in_place: bool = Field(
         default=False, description="Change this node; what stands below it stays."
     )
@@ -102,11 +123,24 @@ class EditNode(Asked):
     score: float | None = Field(default=None, description="What you think of it; null: nothing.")
     meta: Json | None = Field(default=None, description="Its notes, whole, as JSON.")
 
+    @model_validator(mode="after")
+    def _one(self) -> EditNode:
+        if self.text is not None and self.message is not None:
+            raise ValueError("text and message exclude each other")
+        return self
+
 
 class GrowFields(SamplingFields):
     """How a call grows, and how it is answered."""
 
     n: int = Field(default=1, ge=1, description="Branches of each node.")
+    first_branch: int = Field(
+        default=0,
+        ge=0,
+        lt=2**53,
+        description="The number of the first branch: with the seed of an earlier call, its branches"
+        " from that one on again.",
+    )
     force: bool = Field(default=False, description="Grow what has ended, too.")
     stream: bool = Field(default=False, description="Answer with the job's events.")
     wait: bool = Field(
@@ -155,6 +189,13 @@ class NextTokens(Asked):
     top_k: int | None = Field(default=None, ge=0)
     min_p: float | None = Field(default=None, ge=0, le=1)
     typical_p: float | None = Field(default=None, gt=0, le=1)
+    ahead: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="So many tokens that greedy decoding goes on with after each candidate are told"
+        " too; each is a step of the model.",
+    )
 
 
 class TokenChance(Reply):
@@ -168,6 +209,9 @@ class TokenChance(Reply):
     rank: int = Field(description="0 is the likeliest.")
     p_sampled: float | None = Field(
         default=None, description="After temperature and filters, where they were given."
+    )
+    ahead: str | None = Field(
+        default=None, description="Of a candidate, with ahead: how greedy decoding goes on."
     )
 
 
@@ -219,6 +263,11 @@ class TokenObject(Reply):
     )
     entropy: Figure = Field(default=None, description="In nats.")
     rank: int | None = Field(default=None, description="With top: how many tokens were likelier.")
+    p_sampled: float | None = Field(
+        default=None,
+        description="With sampled: after the node's own temperature and filters; penalties and"
+        " constraints do not count. Null where it was not sampled.",
+    )
     top: list[TokenChance] | None = Field(default=None, description="With top: the likeliest here.")
 
 
@@ -315,6 +364,14 @@ class KvRequest(Asked):
 
     op: Literal["warm", "evict"] = Field(
         description="warm: compute it now. evict: forget it; tokens stay, and it is recomputed."
+    )
+
+
+class ForgetKv(Asked):
+    """What KV of a loom to forget."""
+
+    keep: int | str | None = Field(
+        default=None, description="A node whose path stays as it is; null: none."
     )
 
 

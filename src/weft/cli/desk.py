@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..search import Level, SearchResult
     from ..search.strategies import Strategy
     from ..stats import Stats
-    from ..store import Hit
+    from ..store import Hit, LoomRow
 
 
 class Brought(NamedTuple):
@@ -33,34 +33,6 @@ class Brought(NamedTuple):
     n_nodes: int
     dropped: list[str]
     is_text: bool = False
-
-
-class LoomFacts(Protocol):
-    """What a list says of a loom. changed: seconds since 1970."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def engine(self) -> str: ...
-
-    @property
-    def prompt(self) -> str: ...
-
-    @property
-    def created(self) -> str: ...
-
-    @property
-    def changed(self) -> float: ...
-
-    @property
-    def n_nodes(self) -> int: ...
 
 
 class Grower(Protocol):
@@ -113,11 +85,11 @@ class LoomDesk(ABC):
         """Return where they are kept, in words."""
 
     @abstractmethod
-    def rows(self, limit: int | None = None) -> Sequence[LoomFacts]:
+    def rows(self, limit: int | None = None) -> Sequence[LoomRow]:
         """Return what is kept, the one changed last first."""
 
     @abstractmethod
-    def row(self, name: str) -> LoomFacts:
+    def row(self, name: str) -> LoomRow:
         """Return what a list says of one loom. Raises: ConfigError for none such."""
 
     @abstractmethod

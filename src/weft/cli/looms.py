@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ from .failures import guarded
 from .options import complete_looms_and_nodes
 
 if TYPE_CHECKING:
-    from .desk import LoomFacts
+    from ..store import LoomRow
 
 
 @guarded
@@ -45,7 +46,7 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     advice.suggest(["weft", "tree", rows[0].name], ["weft", "read"])
 
 
-def show_row(out: Out, row: LoomFacts, width: int, *, is_last: bool) -> None:
+def show_row(out: Out, row: LoomRow, width: int, *, is_last: bool) -> None:
     """Write one loom's line."""
     mark = ("* " if is_last else "  ", "bold green")
     padded = row.name + " " * (width - cell_len(row.name))
@@ -56,7 +57,7 @@ def show_row(out: Out, row: LoomFacts, width: int, *, is_last: bool) -> None:
     out.line(mark, (padded, "cyan"), facts, (prompt, "dim"))
 
 
-def loom_object(row: LoomFacts) -> dict[str, Any]:
+def loom_object(row: LoomRow) -> dict[str, Any]:
     """Return one loom for --json."""
     return {
         "name": row.name,
@@ -66,7 +67,7 @@ def loom_object(row: LoomFacts) -> dict[str, Any]:
         "engine": row.engine,
         "prompt": row.prompt,
         "created": row.created,
-        "changed": row.changed,
+        "changed": datetime.fromtimestamp(row.changed, UTC).isoformat(timespec="seconds"),
     }
 
 

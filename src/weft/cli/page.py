@@ -11,15 +11,23 @@ import typer
 from ..errors import Unreachable, Unsupported
 from ..viz.out import Out, write_object
 from . import options
+from .browser import has_screen, show
 from .failures import guarded
+
+_LAUNCH_S = 5.0
 
 
 @guarded
 def open_(
     loom: options.OptionalLoom = None,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open it, or write its address only.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--browser/--no-browser",
+            help="Open it, or write its address only.",
+            show_default="open it where somebody sits at this machine",
+        ),
+    ] = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -44,7 +52,5 @@ def open_(
         write_object({"url": url, "loom": name})
         return
     Out.of(sys.stdout).line(url)
-    if browser:
-        import webbrowser
-
-        webbrowser.open(url)
+    if has_screen() if browser is None else browser:
+        show(url, wait_s=_LAUNCH_S)

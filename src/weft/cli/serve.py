@@ -13,6 +13,7 @@ from ..api.address import address
 from ..errors import ConfigError, EngineUnavailable
 from ..viz.out import Out
 from . import options
+from .browser import has_screen, show
 from .failures import guarded
 from .model import TINY
 
@@ -123,9 +124,17 @@ def serve(
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds that jobs may go on after SIGTERM.")
     ] = 10.0,
+    browser: Annotated[
+        bool | None,
+        typer.Option(
+            "--browser/--no-browser",
+            help="Open the page in the browser.",
+            show_default="where somebody sits at this machine: not over SSH, not in CI",
+        ),
+    ] = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Serve models and looms over HTTP, until Ctrl-C.
+    """Serve models and looms over HTTP, and a page to work in, until Ctrl-C.
 
     Options that are not listed here are the engine's, as in
     weft serve ./folder --engine vllm --tensor-parallel-size 2
@@ -168,8 +177,15 @@ def serve(
         if url.rpartition(":")[2] != str(said.port):
             place = url.partition("//")[2].replace("0.0.0.0", said.host)
             out.line((f"commands are told of it by WEFT_HOST={place}", "dim"))
+        if has_screen() if browser is None else browser:
+            show(page_of(url))
 
     serve_forever(config, announce)
+
+
+def page_of(url: str) -> str:
+    """Return where this machine's browser finds a server that listens at an address."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def engine_options(arguments: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..api.jobs import JobReply, TokenUsage
 from ..api.nodes import NodeObject
@@ -24,6 +24,7 @@ from ..errors import (
     WeftError,
 )
 from ..files import number, read, write
+from ..store.facts import LoomRow
 from ..viz.outline import counted
 from .desk import Brought, LoomDesk
 from .kept import Kept, Sprouts, Turned, refuse_special
@@ -47,19 +48,6 @@ _PAGE = 1000
 _WHOLE = ("tokens", "meta", "params")
 
 
-class RowThere(NamedTuple):
-    """What a list says of a loom at a server."""
-
-    id: str
-    name: str
-    model: str
-    engine: str
-    prompt: str
-    created: str
-    changed: float
-    n_nodes: int
-
-
 class DeskThere(LoomDesk):
     """The looms of a server.
 
@@ -81,9 +69,9 @@ class DeskThere(LoomDesk):
         """Return where they are kept, in words."""
         return self.client.line.base
 
-    def rows(self, limit: int | None = None) -> list[RowThere]:
+    def rows(self, limit: int | None = None) -> list[LoomRow]:
         """Return what is kept, the one changed last first."""
-        found: list[RowThere] = []
+        found: list[LoomRow] = []
         after = None
         while True:
             left = _PAGE if limit is None else min(_PAGE, limit - len(found))
@@ -93,7 +81,7 @@ class DeskThere(LoomDesk):
             if after is None or len(found) == limit:
                 return found
 
-    def row(self, name: str) -> RowThere:
+    def row(self, name: str) -> LoomRow:
         """Return what a list says of one loom."""
         try:
             return _row(self.client.loom(name))
@@ -605,9 +593,9 @@ class KeptThere(Kept):
         )
 
 
-def _row(told: LoomObject) -> RowThere:
+def _row(told: LoomObject) -> LoomRow:
     changed = datetime.fromisoformat(told.changed).timestamp() if told.changed else 0.0
-    return RowThere(
+    return LoomRow(
         told.id,
         told.name,
         told.model,
@@ -616,6 +604,7 @@ def _row(told: LoomObject) -> RowThere:
         told.created,
         changed,
         told.n_nodes,
+        told.rev,
     )
 
 

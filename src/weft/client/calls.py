@@ -334,6 +334,11 @@ def begin_search(loom: str, **options: Any) -> ApiCall[_jobs.JobReply]:
     return _post(f"{_loom(loom)}/runs", _made(_jobs.StartRun, **options), _jobs.JobReply)
 
 
+def runs(loom: str, *, limit: int = 20) -> ApiCall[_jobs.JobList]:
+    """Return a loom's searches with their rounds, the newest first."""
+    return _get(f"{_loom(loom)}/runs", _jobs.JobList, limit=limit)
+
+
 # Jobs
 
 

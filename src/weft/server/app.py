@@ -15,6 +15,7 @@ from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
 from .routes import (
+    docs,
     edits,
     growing,
     health,
@@ -24,6 +25,7 @@ from .routes import (
     looms,
     models,
     nodes,
+    page,
     server,
     terminals,
     texts,
@@ -36,7 +38,7 @@ NATIVE = (
     *(server, models, texts, looms, nodes, growing),
     *(edits, jobs, kv, interchange, terminals),
 )
-ROUTERS = (health.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
+ROUTERS = (health.router, page.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
 
 
 def create_app(config: ServerConfig | None = None) -> FastAPI:
@@ -57,13 +59,13 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
         version=__version__,
         summary="Trees of continuations of language models.",
         lifespan=lifespan,
-        docs_url="/docs" if config.has_docs else None,
+        docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json" if config.has_docs else None,
     )
     app.state.service = service
     handle_errors(app)
-    for router in ROUTERS:
+    for router in (*ROUTERS, *((docs.router,) if config.has_docs else ())):
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limits=config.limits)

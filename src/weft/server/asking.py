@@ -54,21 +54,43 @@ async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextT
         tickets = await lm.asubmit([next_item(node, asked.top)])
         await lm.adrive(tickets)
         logits = tickets[0].result()[0]
+        ahead = await ahead_of(lm, node, ids, asked.ahead) if asked.ahead else []
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], asked.top)[0].tolist()
     given = {name: getattr(asked, name) for name in _FILTERS if getattr(asked, name) is not None}
     sampled = sampled_p(lm, logits, given) if given else None
     rest = max(0.0, 1.0 - float(np.exp(logprobs[order].astype(np.float64)).sum()))
+    candidates = [
+        chance(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
+        for token in ids
+    ]
+    for told, text in zip(candidates, ahead, strict=False):
+        told["ahead"] = text
     return {
         "node": live.number(node),
         "next": [chance(lm, token, logprobs, at, sampled) for at, token in enumerate(order)],
-        "candidates": [
-            chance(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
-            for token in ids
-        ],
+        "candidates": candidates,
         "rest": rest,
         "entropy": json_number(entropy_of(logprobs)),
     }
+
+
+async def ahead_of(lm: LM, node: Heddle, ids: list[int], n: int) -> list[str]:
+    """Return how greedy decoding goes on after each of these tokens, n tokens at most; in text."""
+    place = at_end(node)
+    paths = [[token] for token in ids]
+    open_ones = [path for path in paths if path[0] not in lm.text.stop_ids]
+    while open_ones and len(open_ones[0]) <= n:
+        items = [Extend(place, path, (Logits(place.depth + len(path)),)) for path in open_ones]
+        tickets = await lm.asubmit(items)
+        await lm.adrive(tickets)
+        drawn = [int(ticket.result()[0].argmax()) for ticket in tickets]
+        pairs = list(zip(open_ones, drawn, strict=True))
+        open_ones = [path for path, token in pairs if token not in lm.text.stop_ids]
+        for path, token in pairs:
+            path.append(token)
+    ends = lm.text.stop_ids
+    return [lm.text.decode([each for each in path[1:] if each not in ends]) for path in paths]
 
 
 def candidate_id(lm: LM, given: int | str) -> int:
@@ -125,57 +147,83 @@ async def measured(service: Service, live: LiveLoom, node: Heddle, asked: Measur
     }
 
 
-async def tokens_told(service: Service, live: LiveLoom, node: Heddle, top: int) -> Json:
-    """Return a node's tokens, in TokenList's words. top: asks the model for what it saw there."""
+async def tokens_told(
+    service: Service,
+    live: LiveLoom,
+    node: Heddle,
+    top: int,
+    span: tuple[int, int | None] = (0, None),
+    *,
+    sampled: bool = False,
+) -> Json:
+    """Return a node's tokens from span[0] up to span[1], in TokenList's words.
+
+    top: asks the model for what it saw there. sampled: and what the node's own sampling made of it.
+    """
     ids = node.tokens
-    if top and ids:
-        seen = await _seen(service, live, node, top)
+    at_all = range(len(ids))[span[0] : span[1]]
+    seen: dict[int, Json]
+    if top and at_all:
+        seen = await _seen(service, live, node, top, at_all, sampled)
     else:
         has = len(node.logprobs) == len(ids), len(node.entropies) == len(ids)
-        seen = [
-            {
+        seen = {
+            at: {
                 "logprob": json_number(node.logprobs[at]) if has[0] else None,
                 "entropy": json_number(node.entropies[at]) if has[1] else None,
             }
-            for at in range(len(ids))
-        ]
+            for at in at_all
+        }
     lm = live.lm
     rows = [
         {
             "index": at,
-            "id": token,
-            "text": lm.text.token_text(token) if lm is not None else "",
-            "bytes": list(lm.text.token_bytes(token)) if lm is not None else [],
-            **seen[at],
+            "id": ids[at],
+            "text": lm.text.token_text(ids[at]) if lm is not None else "",
+            "bytes": list(lm.text.token_bytes(ids[at])) if lm is not None else [],
+            **seen.get(at, {"logprob": None, "entropy": None}),
         }
-        for at, token in enumerate(ids)
+        for at in at_all
     ]
-    return {"node": live.number(node), "measured": bool(top and ids), "data": rows}
+    return {"node": live.number(node), "measured": bool(top and at_all), "data": rows}
 
 
-async def _seen(service: Service, live: LiveLoom, node: Heddle, top: int) -> list[Json]:
+async def _seen(
+    service: Service, live: LiveLoom, node: Heddle, top: int, at_all: range, sampled: bool
+) -> dict[int, Json]:
+    """Return what the model sees at some of a node's tokens; of a path's first it sees nothing."""
     assert live.lm is not None
-    if node.parent is None:
-        raise ConfigError("the root is the prompt: nothing stands before its first token")
     live.refuse_growing_end(node)
-    ids, place = node.tokens, at_end(node.parent)
-    seen: list[Json] = []
+    ids, params = node.tokens, node.params if sampled else None
+    if node.parent is None:
+        place, before = live.lm.place(ids[:1]), 0
+        rest, first = ids[1:], 1
+    else:
+        place = at_end(node.parent)
+        rest, first, before = ids, 0, place.depth
+    seen: dict[int, Json] = {}
+    wanted = at_all[1:] if at_all.start < first else at_all
     with service.work("tokens", service.models.name_of(live.lm)) as lm:
-        for first in range(0, len(ids), _ROWS):
-            last = min(first + _ROWS, len(ids))
-            wants = tuple(Logits(place.depth + at) for at in range(first, last))
-            tickets = await lm.asubmit([Extend(place, ids[: last - 1], wants)])
+        for low in range(wanted.start, wanted.stop, _ROWS):
+            chunk = range(low, min(low + _ROWS, wanted.stop))
+            wants = tuple(Logits(before + at) for at in chunk)
+            tickets = await lm.asubmit([Extend(place, rest[: chunk.stop - 1 - first], wants)])
             await lm.adrive(tickets)
-            for at, logits in zip(range(first, last), tickets[0].result(), strict=True):
-                logprobs = log_softmax(logits)
-                order = largest(logprobs[None], top)[0].tolist()
-                rank = int((logprobs > logprobs[ids[at]]).sum())
-                seen.append(
-                    {
-                        "logprob": json_number(float(logprobs[ids[at]])),
-                        "entropy": json_number(entropy_of(logprobs)),
-                        "rank": rank,
-                        "top": [chance(lm, token, logprobs, i) for i, token in enumerate(order)],
-                    }
-                )
+            for at, logits in zip(chunk, tickets[0].result(), strict=True):
+                seen[at] = _one_seen(lm, logits, ids[at], top, params)
     return seen
+
+
+def _one_seen(lm: LM, logits: Any, token: int, top: int, params: SamplingParams | None) -> Json:
+    logprobs = log_softmax(logits)
+    order = largest(logprobs[None], top)[0].tolist()
+    drawn = None if params is None else probabilities(logits, params)
+    told: Json = {
+        "logprob": json_number(float(logprobs[token])),
+        "entropy": json_number(entropy_of(logprobs)),
+        "rank": int((logprobs > logprobs[token]).sum()),
+        "top": [chance(lm, each, logprobs, i, drawn) for i, each in enumerate(order)],
+    }
+    if drawn is not None:
+        told["p_sampled"] = float(drawn[token])
+    return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
+from ..loom.loom import read_prompt
 from ..loom.node import add_text, add_tokens, child_list, lm_of, preorder
 
 
@@ -35,6 +36,43 @@ def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
     for child in list(made.children):
         made.remove_child(child)
     return made
+
+
+def say(parent: Heddle, message: str) -> Heddle:
+    """Add what the user says next, in the form of the model's chat template."""
+    ids = lm_of(parent).turn_delta([{"role": "user", "content": message}])
+    made = parent.add(ids)
+    made.meta["said"] = message
+    return made
+
+
+def say_instead(node: Heddle, message: str, *, in_place: bool) -> Heddle:
+    """Let the user have said something else: beside a node, or in its place; return what says it.
+
+    Of the root it is the prompt, in its place, and in the form that it was made with.
+    Raises: ConfigError for a node that nobody said, and a prompt of more than one message.
+    """
+    if isinstance(node, Loom):
+        if not in_place:
+            raise ConfigError("the root has no siblings; give in_place to change the prompt")
+        _prompt_again(node, message)
+        return node
+    if "said" not in node.meta:
+        raise ConfigError("the node is no message of a chat; give text")
+    if not in_place:
+        assert node.parent is not None
+        return say(node.parent, message)
+    node.tokens = lm_of(node).turn_delta([{"role": "user", "content": message}])
+    node.meta = {**node.meta, "said": message}
+    return node
+
+
+def _prompt_again(loom: Loom, message: str) -> None:
+    template, text = loom.chat_template_used, lm_of(loom).text
+    if read_prompt(text, loom.user_prompt or " ", template=template).ids != loom.tokens:
+        raise ConfigError("the prompt is more than one message; give its whole text")
+    made = read_prompt(text, message, template=template)
+    loom.tokens, loom.user_prompt = made.ids, made.user_prompt
 
 
 def token_before_char(node: Heddle, at_char: int) -> int:

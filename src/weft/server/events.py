@@ -31,24 +31,33 @@ class EventLog:
     """The last events of a job or a loom, for any number of readers; used from the loop only.
 
     Who comes too late for what it asks gets a "snapshot" first: the state as it is now, after which
-    the events go on. most, most_bytes: of events that are kept.
+    the events go on. most, most_bytes: of events that are kept. also: is told of each, too, and may
+    be taken away. begin: the id before the first one; a log that takes the place of another one
+    begins beyond all that one's ids, so that nobody goes on in the wrong log.
     """
 
     def __init__(
-        self, snapshot: Callable[[], Json], *, most: int = 2048, most_bytes: int = 1 << 20
+        self,
+        snapshot: Callable[[], Json],
+        *,
+        most: int = 2048,
+        most_bytes: int = 1 << 20,
+        also: Callable[[str, Json], object] | None = None,
+        begin: int = 0,
     ) -> None:
+        self.also = also
         self._snapshot = snapshot
         self._most, self._most_bytes = most, most_bytes
         self._kept: deque[tuple[SentEvent, int]] = deque()
         self._n_bytes = 0
-        self._last = 0
+        self._last = begin
         self._waiting: dict[asyncio.Future[None], None] = {}
         self.n_readers = 0
         self.is_over = False
 
     @property
     def last(self) -> int:
-        """The id of the last event; 0 before the first."""
+        """The id of the last event; that before the first where there is none."""
         return self._last
 
     def put(self, name: str, data: Json) -> None:
@@ -60,6 +69,14 @@ class EventLog:
         while len(self._kept) > self._most or self._n_bytes > self._most_bytes:
             self._n_bytes -= self._kept.popleft()[1]
         self._wake()
+        if self.also is not None:
+            self.also(name, data)
+
+    def skip(self) -> None:
+        """Note that something happened that nobody listened to: who comes back gets a snapshot."""
+        self._last += 1
+        self._kept.clear()
+        self._n_bytes = 0
 
     def end(self) -> None:
         """No event comes any more: readers end after the last one."""
@@ -72,14 +89,18 @@ class EventLog:
             if not reader.done():
                 reader.set_result(None)
 
-    async def frames(self, after: int = 0) -> AsyncGenerator[bytes]:
+    async def frames(self, after: int | None = 0) -> AsyncGenerator[bytes]:
         """Yield the events after one as they are sent, all that there are at once as one piece.
 
-        Ends when the log does.
+        after: None for a snapshot first. Ends when the log does.
         """
-        loop, at = asyncio.get_running_loop(), after
+        loop = asyncio.get_running_loop()
         self.n_readers += 1
         try:
+            if after is None:
+                after = self._last
+                yield frame(SentEvent("snapshot", self._snapshot(), after))
+            at = after
             while True:
                 if events := self._since(at):
                     yield b"".join(map(frame, events))

@@ -14,6 +14,7 @@ from ..api.nodes import GrowFields
 from ..api.sampling import SamplingFields
 from ..constraints import from_dict
 from ..errors import ConfigError, Terminal
+from ..files import json_number
 from ..lm import LM
 from ..loom import Heddle
 from ..loom.grow import is_quick, plan, refuse_terminal
@@ -57,7 +58,8 @@ async def start_growth(
     with ExitStack() as stack:
         async with service.looms.held(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
-            job = ServerJob("grow", live.kept.id, service.models.name_of(live.lm))
+            model = service.models.name_of(live.lm)
+            job = ServerJob("grow", live.kept.id, model, tell=live.tell)
             lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
             params = params_of(asked, asked.n, lm, service.config.limits)
             nodes = list(pick(live))
@@ -67,9 +69,13 @@ async def start_growth(
                     live.refuse_growing(node)
             if len(nodes) == 1 and not asked.force:
                 refuse_terminal(nodes[0])
-            branches = await planned(live, job, nodes, params, force=asked.force)
+            branches = await planned(
+                live, job, nodes, params, force=asked.force, first=asked.first_branch
+            )
         stack.callback(live.end, branches)
         await live.number_new(branches)
+        stack.callback(live.jobs.remove, job)
+        live.jobs.append(job)
         job.tell_begun(branches)
         skipped = [live.number(node) for node in branches.growth.skipped]
         job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
@@ -90,13 +96,15 @@ async def planned(
     params: SamplingParams,
     *,
     force: bool = False,
+    first: int = 0,
 ) -> JobBranches:
     """Plan branches, which are noted as growing from now on. The caller holds the lock.
 
+    first: the number of the first one in the call, which its random numbers depend on.
     Raises: Terminal where there is nothing to grow.
     """
     nodes = list(nodes)
-    begin = partial(plan, nodes, params, force=force, streamed=True)
+    begin = partial(plan, nodes, params, force=force, streamed=True, first=first)
     # A thread's turn comes after the model's: where others grow, that takes longer than a few.
     growth = begin() if is_quick(nodes, params) else await live.call(begin)
     if not growth.shoots:
@@ -149,7 +157,9 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
     with ExitStack() as stack:
         async with service.looms.held(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
-            job = ServerJob("run", live.kept.id, service.models.name_of(live.lm))
+            model = service.models.name_of(live.lm)
+            job = ServerJob("run", live.kept.id, model, tell=live.tell)
+            job.asked = asked.model_dump(mode="json", exclude_none=True, exclude=_HOW)
             lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
             limits = service.config.limits
             for name in ("breadth", "n"):
@@ -160,9 +170,16 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             run.begin(lm, node)
             service.jobs.add(job)
             told = {"job": job.id, "loom": live.kept.id, "model": job.model}
-            job.events.put("job", {**told, "strategy": asked.strategy, "branches": []})
+            stack.callback(live.jobs.remove, job)
+            live.jobs.append(job)
+            job.events.put(
+                "job", {**told, "strategy": asked.strategy, "asked": job.asked, "branches": []}
+            )
             job.start(run.to_end(lm, actor), stack.pop_all().close)
     return job
+
+
+_HOW = {"stream", "wait", "on_disconnect"}  # it is answered, not searched
 
 
 class Searched:
@@ -174,6 +191,7 @@ class Searched:
         self.job = job
         self.asked = asked
         self._steps: Any = None
+        self._levels: list[Level] = []  # yet to be told
         self._cost: Cost | None = None  # told last
         self._has_asked = False  # of the model, beside what is grown here
 
@@ -191,7 +209,7 @@ class Searched:
         call = getattr(import_module("weft.search"), strategy.call)
         options = strategy.options(asked.breadth, asked.n, **given)
         # A generator checks nothing before its first step, which asks for work or ends.
-        self._steps = call.__wrapped__(lm, node, progress=self._tell, **options)
+        self._steps = call.__wrapped__(lm, node, progress=self._levels.append, **options)
         self._work = self._next(None)
 
     def _next(self, given: Any) -> Any:
@@ -212,6 +230,7 @@ class Searched:
                         found = await self._ask(work)
                     async with self.live.lock:
                         work = self._next(found)
+                        await self._tell_rounds(actor)
             self._cost = work.cost
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
@@ -228,7 +247,7 @@ class Searched:
         finally:
             self.job.usage = self._usage()
             async with self.live.lock:
-                await self.live.keep("run", actor)
+                await self.live.keep("run", actor, self.job.id)
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 
@@ -248,7 +267,7 @@ class Searched:
             if all(node.terminal for node in rows):
                 return []
             # What the search has added by itself stands in the log as the search's.
-            await live.keep("run", actor)
+            await live.keep("run", actor, self.job.id)
             branches = await planned(live, self.job, rows, params)
         try:
             await live.number_new(branches)
@@ -268,20 +287,27 @@ class Searched:
             usage.cached_tokens = None
         return usage
 
-    def _tell(self, level: Level) -> None:
-        """Tell of a round. Called by the search, with the lock held."""
-        self._cost = level.cost
+    async def _tell_rounds(self, actor: str) -> None:
+        """Tell of the rounds that are over. The caller holds the lock."""
+        levels, self._levels[:] = list(self._levels), []
+        if levels:  # what a round has added by itself has no number yet
+            await self.live.keep("run", actor, self.job.id)
         number = self.live.number
-        self.job.progress = {"round": level.depth, **asdict(level.cost)}
-        self.job.events.put(
-            "score",
-            {
+        for level in levels:
+            self._cost = level.cost
+            self.job.progress = {"round": level.depth, **asdict(level.cost)}
+            told = {
                 "round": level.depth,
                 "candidates": [
-                    {"node": number(node), "score": node.score, "by": node.meta.get("by")}
+                    {
+                        "node": number(node),
+                        "score": None if node.score is None else json_number(node.score),
+                        "by": node.meta.get("by"),
+                    }
                     for node in level.candidates
                 ],
                 "kept": [number(node) for node in level.kept],
                 "cost": asdict(level.cost),
-            },
-        )
+            }
+            self.job.rounds.append(told)
+            self.job.events.put("score", told)

@@ -26,10 +26,17 @@ Json = dict[str, Any]
 class ServerJob:
     """One job. events: what happens in it, for as many readers as there are.
 
-    branches: those that it has grown so far, call by call.
+    branches: those that it has grown so far, call by call. tell: called with
+    each event and the job's id, too.
     """
 
-    def __init__(self, kind: str, loom: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        loom: str | None = None,
+        model: str | None = None,
+        tell: Callable[[str, Json, str], object] | None = None,
+    ) -> None:
         # Where there are replicas, a request for the job goes where those for its loom go.
         of_loom = "" if loom is None else f"{loom}_"
         self.id = f"jb_{of_loom}{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
@@ -44,8 +51,11 @@ class ServerJob:
         self.progress: Json = {}
         self.usage: TokenUsage | None = None
         self.result: Json | None = None
+        self.asked: Json | None = None  # of a run
+        self.rounds: list[Json] = []
         self.error: BaseException | None = None
-        self.events = EventLog(self.snapshot)
+        also = None if tell is None else lambda name, data: tell(name, data, self.id)
+        self.events = EventLog(self.snapshot, also=also)
         self.done = asyncio.Event()
         self._told: list[Json] = []  # of branches that have ended: their trees may go
         self._task: asyncio.Task[None] | None = None
@@ -89,6 +99,7 @@ class ServerJob:
                 done["result"] = self.result
             self.events.put("done", done)
             self.events.end()
+            self.events.also = None  # a job outlives its loom's being open
             self.branches = []
             self.done.set()
             end()
@@ -130,12 +141,12 @@ class ServerJob:
 
     def snapshot(self) -> Json:
         """Return the job with the whole texts of what grows in it."""
-        told = self.told().model_dump(mode="json")
+        told = self.told(whole=True).model_dump(mode="json")
         told["texts"] = [text for each in self.branches for text in each.texts()]
         return told
 
-    def told(self) -> JobObject:
-        """Return what is told of it."""
+    def told(self, *, whole: bool = False) -> JobObject:
+        """Return what is told of it. whole: with the rounds of a run."""
         return JobObject.model_validate(
             {
                 "id": self.id,
@@ -150,6 +161,8 @@ class ServerJob:
                 "progress": self.progress,
                 "usage": self.usage,
                 "result": self.result,
+                "asked": self.asked,
+                "rounds": self.rounds if whole and self.kind == "run" else None,
                 "error": self.told_error(),
                 "last_event": self.events.last,
             }

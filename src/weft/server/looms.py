@@ -27,8 +27,9 @@ from ..errors import (
 )
 from ..lm import LM
 from ..loom import Heddle
+from ..store.facts import LoomRow
 from ..store.kept import Change, KeptLoom
-from ..store.library import Library, LoomRow
+from ..store.library import Library
 from .events import EventLog
 from .joint import JointWork
 from .models import ModelShelf, ServedModel
@@ -37,6 +38,7 @@ from .pulse import Pulse
 
 if TYPE_CHECKING:
     from .branches import JobBranches
+    from .jobs import ServerJob
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -47,12 +49,14 @@ _FRESH_S = 0.05  # for so long what was read of the database is taken as it was
 _FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
 _WATCH_S = 1.0  # between two looks at what other processes wrote, while somebody listens
 _TOLD = 200  # nodes of a change that are told whole
+_IN_PLACE = ("edit", "grow")  # what these change stays where it is
 
 
 class LiveLoom:
     """An open loom. `lock` is held by whoever touches its tree.
 
-    growing: what grows in it now. events: its changes, and where to read on.
+    growing: what grows in it now; jobs: whose it is. events: its changes, and where to read on;
+    feed: these and what its jobs tell, each with its `job`.
     """
 
     def __init__(self, kept: KeptLoom, lm: LM | None, pulse: Pulse) -> None:
@@ -60,7 +64,10 @@ class LiveLoom:
         self.lm = lm
         self.pulse = pulse
         self.lock = asyncio.Lock()
-        self.events = EventLog(self._snapshot, most=1024)
+        begin = int(1000 * time.time())  # no log has had so many events: those before had less
+        self.events = EventLog(self._snapshot, most=1024, also=self.tell, begin=begin)
+        self.feed = EventLog(self._whole, begin=begin)
+        self.jobs: list[ServerJob] = []
         self.growing: list[JobBranches] = []
         self.used = time.monotonic()
         self.n_users = 0
@@ -71,12 +78,25 @@ class LiveLoom:
         self._keeping = JointWork(self.lock, self._keep_grown)
         self._synced = 0.0
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
+        self._kin: dict[str, int] = {}  # and the one that changed its children
         self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
         self._flusher: asyncio.Task[None] | None = None
-        self._unkept: tuple[str, str] | None = None  # kind and actor of what is to be kept still
+        self._unkept: tuple[str, str, str | None] | None = (
+            None  # what is to be kept still, as `keep`
+        )
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
+
+    def _whole(self) -> dict[str, Any]:
+        return {**self._snapshot(), "jobs": [job.snapshot() for job in self.jobs]}
+
+    def tell(self, name: str, data: dict[str, Any], job: str | None = None) -> None:
+        """Tell who listens to everything at once; `job` is whose event it is."""
+        if self.feed.n_readers:
+            self.feed.put(name, data if job is None else {"job": job, **data})
+        else:
+            self.feed.skip()
 
     # Reading and changing
 
@@ -126,15 +146,18 @@ class LiveLoom:
         self.publish(change)
         return change
 
-    async def keep(self, kind: str, actor: str = "") -> None:
-        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError."""
+    async def keep(self, kind: str, actor: str = "", act: str | None = None) -> None:
+        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError.
+
+        act: as `KeptLoom.commit` takes it.
+        """
         try:
-            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor)))
+            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor, act=act)))
         except LeaseLost:
             self._lose()
             raise
         except StoreError:
-            self._unkept = kind, actor
+            self._unkept = kind, actor, act
             self._begin_flushing()
             raise
         self._unkept = None
@@ -184,7 +207,10 @@ class LiveLoom:
         for node_id in removed:
             self._marks[node_id] = rev
             self._gone.append((rev, numbers.get(node_id, -1)))
-        told = len(added) + len(changed) <= _TOLD and self.events.n_readers
+        parents = (node.parent for node in (*added, *(() if kind in _IN_PLACE else changed)))
+        kin = {parent.id: parent for parent in parents if parent is not None}
+        self._kin.update(dict.fromkeys(kin, rev))
+        told = len(added) + len(changed) <= _TOLD and self.n_readers
         self.events.put(
             "change",
             {
@@ -193,6 +219,10 @@ class LiveLoom:
                 "added": nodes_told(self, added) if told else [],
                 "changed": nodes_told(self, changed) if told else [],
                 "removed": [numbers.get(node_id, -1) for node_id in removed],
+                "children": {
+                    str(self.number(parent)): list(map(self.number, self.children_of(parent)))
+                    for parent in (kin.values() if told else ())
+                },
                 "whole": bool(told),
             },
         )
@@ -204,7 +234,8 @@ class LiveLoom:
         """
         if rev < self.first_rev:
             return None
-        came = {node_id for node_id, at in self._marks.items() if at > rev}
+        marks = (self._marks, self._kin)
+        came = {node_id for each in marks for node_id, at in each.items() if at > rev}
         return came, [number for at, number in self._gone if at > rev]
 
     def check_rev(self, node: Heddle, rev: int | None) -> None:
@@ -349,6 +380,7 @@ class LiveLoom:
     async def close(self) -> None:
         """End its readers and its own work, and let go of the tree."""
         self.events.end()
+        self.feed.end()
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
@@ -359,8 +391,13 @@ class LiveLoom:
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses it now."""
-        is_used = self.growing or self.n_users or self.events.n_readers or self.lock.locked()
+        is_used = self.growing or self.n_users or self.n_readers or self.lock.locked()
         return not is_used and self._unkept is None
+
+    @property
+    def n_readers(self) -> int:
+        """How many listen to it."""
+        return self.events.n_readers + self.feed.n_readers
 
 
 class LiveLooms:
@@ -447,6 +484,7 @@ class LiveLooms:
             before, self._live[row.id] = live, LiveLoom(kept, lm, self.pulse)
             if before is not None and not before.growing:
                 before.events.end()
+                before.feed.end()
                 before.kept.loom.close()
             return self._live[row.id]
 
@@ -474,6 +512,10 @@ class LiveLooms:
         live = self._live[kept.id] = LiveLoom(kept, lm, self.pulse)
         return live
 
+    def open_ones(self) -> list[LiveLoom]:
+        """Return the looms that are open here."""
+        return list(self._live.values())
+
     def open_one(self, loom_id: str) -> LiveLoom | None:
         """Return a loom that is open here; None for another."""
         return self._live.get(loom_id)
@@ -488,6 +530,7 @@ class LiveLooms:
             branches.cancel()
         live.events.put("removed", {"loom": row.id})
         live.events.end()
+        live.feed.end()
 
     def start(self) -> None:
         """Begin to close idle looms, and to look for others' changes where somebody listens."""
@@ -499,7 +542,7 @@ class LiveLooms:
             now = time.monotonic()
             by_use = sorted(self._live.items(), key=lambda each: each[1].used)
             for loom_id, live in by_use:
-                if live.events.n_readers and not live.lock.locked():
+                if live.n_readers and not live.lock.locked():
                     try:
                         async with live.lock:
                             await live.sync(now=True)
@@ -510,6 +553,12 @@ class LiveLooms:
                     del self._live[loom_id]
                     self._opening.pop(loom_id, None)
                     live.kept.loom.close()
+
+    def end_feeds(self) -> None:
+        """End what readers of all looms listen to."""
+        for live in self._live.values():
+            live.events.end()
+            live.feed.end()
 
     async def close(self) -> None:
         """Let go of all looms, and of the library."""

@@ -26,7 +26,7 @@ from ..errors import ConfigError, NotFound, WeftError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from ..loom.node import preorder
-from ..store.library import LoomRow
+from ..store.facts import LoomRow
 from .errors import Refused, told_of
 from .growing import start_growth
 from .jobs import ServerJob
@@ -465,13 +465,10 @@ async def delete_node(node_id: str, service: Here) -> Json:
         return {"node_id": node_id, "deleted_children": below}
 
 
-@router.get("/", include_in_schema=False)
-async def read_root(request: Request) -> Response:
-    """Lead to the page, where there is one."""
-    for route in request.app.routes:
-        if getattr(route, "name", None) == "page":
-            return RedirectResponse(request.app.url_path_for("page"))
-    raise Refused(404, "no_such_route", "there is no page here; /docs describes what there is")
+@router.get("/static/index.html", include_in_schema=False)
+async def read_static() -> Response:
+    """Lead to the page, from where it was."""
+    return RedirectResponse("/")
 
 
 # Importing ------------------------------------------------------------------------------------

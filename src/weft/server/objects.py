@@ -22,7 +22,7 @@ from ..store.wire import node_object
 from .errors import told_of
 
 if TYPE_CHECKING:
-    from ..store.library import LoomRow
+    from ..store.facts import LoomRow
     from .looms import LiveLoom
     from .models import ModelShelf, ServedModel
 
@@ -76,12 +76,21 @@ def node_told(
         "params": node.params.to_dict() if "params" in fields and node.params else None,
         "meta": node.meta if "meta" in fields else None,
     }
+    if "params" in fields and node.params and node.lineage:
+        told["branch"] = node.lineage[0]
     if "tokens" in fields:
         told["token_ids"] = node.tokens
         told["logprobs"] = [json_number(value) for value in node.logprobs]
         told["entropies"] = [json_number(value) for value in node.entropies]
     if "kv" in fields:
         told["kv"] = kv_state(node)
+    if "made" in fields and (made := live.kept.origin(node)) is not None:
+        told["made"] = {
+            "kind": made.kind,
+            "actor": made.actor,
+            "at": moment(made.at),
+            "rev": made.rev,
+        }
     return told
 
 
@@ -128,13 +137,22 @@ def sizes_of(live: LiveLoom) -> dict[str, int]:
 
 
 def kv_state(node: Heddle) -> str | None:
-    """Return whether the KV of a node's path is there: hot, partly, cold; None: nobody knows."""
+    """Return whether the KV of a node's path is there: hot, partly, cold; None: nobody knows.
+
+    The last token of what was drawn is run with what follows: a path without its KV is hot.
+    """
+    if (there := kv_size(node)) is None:
+        return None
+    return "cold" if not there else "hot" if there >= node.place.depth - 1 else "partly"
+
+
+def kv_size(node: Heddle) -> int | None:
+    """Return how many tokens of a node's path have their KV; None where nobody knows."""
     lm = node.lm
     if lm is None or lm.closed or lm.info.kv == "hidden":
         return None
     place: KvPath = node
-    there, depth = lm.kv.size(place), node.place.depth
-    return "hot" if there >= depth else "partly" if there else "cold"
+    return lm.kv.size(place)
 
 
 def loom_of_row(row: LoomRow, live: LiveLoom | None) -> LoomObject:

@@ -131,6 +131,8 @@ class Service:
         until = time.monotonic() + _LAST_S
         while self._works and time.monotonic() < until:
             await asyncio.sleep(0.02)
+        if self._looms is not None:  # pages listen for as long as they are let
+            self._looms.end_feeds()
 
     async def stop(self) -> None:
         """End everything and close the models."""

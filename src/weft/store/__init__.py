@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from ..doors import lazily
 
 if TYPE_CHECKING:
+    from .facts import LoomRow
     from .file import VERSION, load, save
     from .find import Hit
     from .kept import Change, KeptLoom
-    from .library import Drawn, Library, LoomRow
+    from .library import Drawn, Library
     from .log import Operation
     from .records import NodeRow
 
@@ -32,9 +33,10 @@ __getattr__ = lazily(
     __name__,
     {
         "file": "VERSION load save",
+        "facts": "LoomRow",
         "find": "Hit",
         "kept": "Change KeptLoom",
-        "library": "Drawn Library LoomRow",
+        "library": "Drawn Library",
         "log": "Operation",
         "records": "NodeRow",
     },

@@ -167,16 +167,18 @@ class KeptLoom:
 
     # Writing
 
-    def commit(self, kind: str, *, actor: str = "") -> Change:
+    def commit(self, kind: str, *, actor: str = "", act: str | None = None) -> Change:
         """Write whatever differs from the rows as one operation; what others wrote comes in first.
 
-        kind: what was done, in a word, for people: "grow", "edit", "remove".
+        kind: what was done, in a word, for people: "grow", "edit", "remove". act: what several
+        commits are parts of, as the rounds of a search; those that follow each other are undone,
+        and done again, together.
         When it returns, all of it is durable; where nothing differs, nothing is written.
         Raises: StoreError, and nothing of it is kept; LeaseLost where another server has taken over
         the loom: this tree is of no use any more. ConfigError for a meta that is not JSON.
         Cost: O(nodes) comparisons in memory; rows are written and read only for what has changed.
         """
-        return self._commit(kind, actor, {})
+        return self._commit(kind, actor, {}, act)
 
     def bookmark(self, node: Heddle, label: str | None) -> Change:
         """Mark a node, or take its mark away (None). An operation of its own."""
@@ -204,10 +206,12 @@ class KeptLoom:
         self._snapshot.put_back(self._growing)
 
     @_whole
-    def _commit(self, kind: str, actor: str, bookmarks: dict[str, str | None]) -> Change:
+    def _commit(
+        self, kind: str, actor: str, bookmarks: dict[str, str | None], act: str | None = None
+    ) -> Change:
         others = Taken([], [], [])
         draft = self._database.write(
-            lambda connection: self._write(connection, kind, actor, bookmarks, others)
+            lambda connection: self._write(connection, kind, actor, bookmarks, others, act)
         )
         seen = others if any(others) else None
         if draft is None:
@@ -222,6 +226,7 @@ class KeptLoom:
         actor: str,
         bookmarks: dict[str, str | None],
         others: Taken,
+        act: str | None = None,
     ) -> Draft | None:
         row = self._locked(connection)
         if self._tenure is not None and self._growing:
@@ -252,7 +257,8 @@ class KeptLoom:
         end_growing(connection, self._key, draft, failed, self._growing)
         if difference:
             self._drop_undone(connection)
-            self._note(connection, kind, actor, draft.steps, draft.rev, is_first=row.rev == 0)
+            is_first = row.rev == 0
+            self._note(connection, kind, actor, draft.steps, draft.rev, is_first=is_first, act=act)
         touch(
             connection,
             self._key,
@@ -280,6 +286,7 @@ class KeptLoom:
         rev: int,
         *,
         is_first: bool = False,
+        act: str | None = None,
     ) -> None:
         connection.execute(
             sa.insert(_operations).values(
@@ -293,6 +300,7 @@ class KeptLoom:
                 n_removed=len(steps.removed),
                 n_changed=len(steps.changed),
                 data=steps.dumped(),
+                act=act,
             )
         )
 
@@ -481,7 +489,9 @@ class KeptLoom:
     # Undoing
 
     def undo(self) -> Change:
-        """Take back the loom's last operation, whoever did it. What is not committed is the last.
+        """Take back the loom's last operation, whoever did it, with the others of its act.
+
+        What is not committed is the last.
 
         Raises: StoreError where there is none; Conflict where something grows just now from a node
         that would go.
@@ -554,19 +564,50 @@ class KeptLoom:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [Operation(*row) for row in rows]
 
+    def origin(self, node: Heddle) -> Operation | None:
+        """Return the operation that brought a node; None while it grows. Cost: O(operations)."""
+        number = self._snapshot.numbers.get(node.id, -1)
+        columns = [_operations.c[name] for name in Operation._fields]
+        query = sa.select(*columns, _operations.c.data).where(
+            _operations.c.loom == self._key, _operations.c.n_added > 0
+        )
+        query = query.order_by(_operations.c.key)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        for row in rows:
+            if number in Steps.loaded(row.data).added:
+                return Operation(*row[: len(Operation._fields)])
+        return None
+
     @_whole
     def _turn(self, kind: str, state: str, order: Any) -> Change:
-        query = sa.select(_operations.c.key).where(
-            _operations.c.loom == self._key, _operations.c.state == state
-        )
-        query = query.order_by(order).limit(1)
-        key = self._database.read(lambda connection: connection.execute(query).scalar())
-        if key is None:
+        keys = self._database.read(lambda connection: self._of_one_act(connection, state, order))
+        if not keys:
             raise StoreError(f"there is nothing to {kind} in the loom {self.name}")
-        self._database.write(lambda connection: self._turned(connection, kind, key, state))
+
+        def work(connection: Connection) -> None:
+            for key in keys:
+                self._turned(connection, key, state)
+
+        self._database.write(work)
         return self.sync()._replace(kind=kind)
 
-    def _turned(self, connection: Connection, kind: str, key: int, state: str) -> None:
+    def _of_one_act(self, connection: Connection, state: str, order: Any) -> list[int]:
+        """Return the operation that is next, and those after it that are parts of the same act."""
+        query = sa.select(_operations.c.key, _operations.c.act).where(
+            _operations.c.loom == self._key, _operations.c.state == state
+        )
+        keys: list[int] = []
+        first: str | None = None
+        for key, act in connection.execute(query.order_by(order)):
+            if keys and (act is None or act != first):
+                break
+            keys.append(key)
+            first = act
+            if act is None:
+                break
+        return keys
+
+    def _turned(self, connection: Connection, key: int, state: str) -> None:
         row = self._locked(connection)
         operation = connection.execute(sa.select(_operations).where(_operations.c.key == key)).one()
         if operation.state != state:  # done meanwhile: by another process, or before a lost answer

@@ -18,6 +18,7 @@ from ..errors import ConfigError, StoreError
 from ..home import home
 from ..loom import Heddle, Loom
 from .database import Database, lock
+from .facts import LoomRow
 from .find import Hit, find
 from .head import LoomHead
 from .kept import KeptLoom, begin, settle
@@ -37,21 +38,6 @@ _SMALL = frozenset("a an the me my of to in and on for with is are it this that"
 # What Windows keeps for its devices.
 _RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 _REMEMBERED = 256  # terminals
-
-
-class LoomRow(NamedTuple):
-    """What a list says of a loom. model: what to load to grow it; changed: seconds since 1970."""
-
-    id: str
-    name: str
-    model: str
-    engine: str
-    prompt: str
-    created: str
-    changed: float
-    n_nodes: int
-    rev: int
-    is_removed: bool = False
 
 
 class Drawn(NamedTuple):

@@ -148,6 +148,7 @@ operations = Table(
     Column("n_removed", Integer, nullable=False),
     Column("n_changed", Integer, nullable=False),
     Column("data", Text, nullable=False),
+    Column("act", Text),  # what several operations are parts of: they are undone together
     Index("ix_operations_loom", "loom", "key"),
 )
 

@@ -22,7 +22,7 @@ from ...errors import ConfigError, TreeError
 from ...loom import Heddle
 from ...loom.node import is_below
 from ..asked import ERRORS, Actor, IfMatch, LoomName, NodeName
-from ..edits import copy_below, fork, loom_below, move, token_before_char
+from ..edits import copy_below, fork, loom_below, move, say, say_instead, token_before_char
 from ..errors import Refused
 from ..limits import check_most
 from ..looms import LiveLoom
@@ -55,9 +55,7 @@ async def add_node(loom: LoomName, asked: AddNode, service: Here, actor: Actor) 
 def _add(live: LiveLoom, parent: Heddle, asked: AddNode) -> None:
     special = asked.special or None
     if asked.message is not None:
-        assert live.lm is not None
-        ids = live.lm.turn_delta([{"role": "user", "content": asked.message}])
-        parent.add(ids).meta["said"] = asked.message
+        say(parent, asked.message)
     elif asked.token_ids is not None:
         parent.add(asked.token_ids)
     else:
@@ -81,12 +79,12 @@ async def edit_node(
     if_match: IfMatch,
 ) -> Response:
     """Change a node. A new text makes a sibling of it; with `in_place` it stands in its place."""
-    needs_model = asked.text is not None
+    needs_model = asked.text is not None or asked.message is not None
     async with service.looms.held(loom, grows=needs_model) as live:
         found = live.node(node)
         live.check_rev(found, if_match)
         live.refuse_growing_end(found)
-        if asked.text is not None and asked.in_place:
+        if needs_model and asked.in_place:
             live.refuse_growing(found)
             _refuse_growing_below(live, found)
         if "bookmark" in asked.model_fields_set:
@@ -105,6 +103,8 @@ def _edit(node: Heddle, asked: EditNode) -> None:
             raise ConfigError("the root has no siblings; give in_place to change the prompt")
         else:
             node = node.parent.add(asked.text)
+    elif asked.message is not None:
+        node = say_instead(node, asked.message, in_place=asked.in_place)
     if "score" in asked.model_fields_set:
         node.score = asked.score
     if "meta" in asked.model_fields_set:

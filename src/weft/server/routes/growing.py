@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
-from ...api.jobs import JobReply, StartRun
+from ...api.jobs import JobList, JobReply, StartRun
 from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
 from ...errors import NotFound
 from ..asked import ERRORS, Actor, LoomName, NodeName
@@ -91,6 +91,18 @@ async def start_search(
     """Search for an answer below a node. Rounds are told as `score`, branches as of any growth."""
     job = await start_run(service, loom, asked, actor)
     return await _answered(service, request, job, asked, accept, [])
+
+
+@router.get("/runs", response_model=JobList)
+async def list_runs(
+    loom: LoomName,
+    service: Here,
+    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 20,
+) -> Response:
+    """List a loom's searches with their rounds, those that run and the last ended; newest first."""
+    row = await service.looms.row(loom)
+    found = [job for job in service.jobs if job.kind == "run" and job.loom == row.id]
+    return answer(JobList(data=[job.told(whole=True) for job in found[::-1][:limit]]))
 
 
 async def _answered(

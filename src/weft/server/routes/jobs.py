@@ -22,7 +22,7 @@ async def list_jobs(service: Here) -> Response:
 @router.get("/jobs/{job}", response_model=JobObject)
 async def read_job(job: JobName, service: Here) -> Response:
     """Say how far a job is."""
-    return answer(service.jobs.get(job).told())
+    return answer(service.jobs.get(job).told(whole=True))
 
 
 @router.delete("/jobs/{job}", response_model=JobList)

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from ...api.models import KvList, KvObject, LoomKv
-from ...api.nodes import KvRequest, NodeObject
+from ...api.nodes import ForgetKv, KvRequest, NodeObject
 from ...errors import Unsupported
 from ...lm import LM
 from ...loom.node import preorder
 from ..asked import ERRORS, LoomName, NodeName
-from ..objects import answer, kv_state, node_told, sent
-from ..service import Here
+from ..looms import LiveLoom
+from ..objects import answer, kv_size, kv_state, node_told, sent
+from ..service import Here, Service
 
 router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS)
 
 
 @router.get("/kv", response_model=KvList)
-async def read_kv(service: Here) -> Response:
+async def read_kv(
+    service: Here,
+    looms: Annotated[bool, Query(description="Tell of the looms that are open, too.")] = False,
+) -> Response:
     """Say what the models' KV takes, and what sharing it has saved."""
     loaded = [(model.name, model.lm) for model in service.models if model.lm is not None]
     data = [await asyncio.to_thread(kv_of, name, lm) for name, lm in loaded if not lm.closed]
-    return answer(KvList(data=data))
+    told = KvList(data=data)
+    if looms:
+        told.looms = []
+        for live in service.looms.open_ones():
+            async with live.lock:
+                told.looms.append(await live.call(partial(loom_kv, service, live)))
+    return answer(told)
 
 
 def kv_of(name: str, lm: LM) -> KvObject:
@@ -39,19 +51,54 @@ def kv_of(name: str, lm: LM) -> KvObject:
 @router.get("/looms/{loom}/kv", response_model=LoomKv)
 async def read_loom_kv(loom: LoomName, service: Here) -> Response:
     """Say how many of a loom's nodes have their KV."""
-
-    def count() -> LoomKv:
-        told = LoomKv(loom=live.kept.id, rev=live.kept.rev, hot=0, cold=0, hot_tokens=0, tokens=0)
-        for node in preorder(live.kept.loom):
-            is_hot, n = kv_state(node) == "hot", len(node.tokens)
-            told.hot += is_hot
-            told.cold += not is_hot
-            told.hot_tokens += n * is_hot
-            told.tokens += n
-        return told
-
     async with service.looms.held(loom) as live:
-        return answer(await live.call(count), rev=live.kept.rev)
+        return answer(await live.call(partial(loom_kv, service, live)), rev=live.kept.rev)
+
+
+def loom_kv(service: Service, live: LiveLoom) -> LoomKv:
+    """Count the nodes whose KV is there. The caller holds the lock. Cost: O(nodes)."""
+    lm = None if live.lm is None or live.lm.closed else live.lm
+    told = LoomKv(
+        loom=live.kept.id,
+        name=live.kept.name,
+        model=None if lm is None else service.models.name_of(lm),
+        rev=live.kept.rev,
+        hot=0,
+        cold=0,
+        hot_tokens=0,
+        tokens=0,
+        bytes=0,
+    )
+    for node in preorder(live.kept.loom):
+        is_hot, n = kv_state(node) == "hot", len(node.tokens)
+        told.hot += is_hot
+        told.cold += not is_hot
+        told.hot_tokens += max((kv_size(node) or 0) - (node.place.depth - n), 0) if lm else 0
+        told.tokens += n
+    told.bytes = told.hot_tokens * (0 if lm is None else lm.info.kv_bytes_per_token)
+    return told
+
+
+@router.post("/looms/{loom}/kv", response_model=LoomKv)
+async def forget_kv(loom: LoomName, asked: ForgetKv, service: Here) -> Response:
+    """Forget the KV of a loom, but for one path and what grows; tokens stay, and are read anew."""
+
+    def forget(lm: LM) -> LoomKv:
+        kept = set() if asked.keep is None else {each.id for each in live.node(asked.keep).path}
+        for branches in live.growing:
+            kept |= {each.id for node in branches.nodes for each in node.path}
+        for node in reversed(list(preorder(live.kept.loom))):  # leaves first
+            if node.id not in kept:
+                lm.kv.trim(node, 0 if node.parent is None else node.parent.place.depth)
+        return loom_kv(service, live)
+
+    async with service.looms.held(loom, grows=True) as live:
+        assert live.lm is not None
+        if live.lm.info.kv == "hidden":
+            raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
+        with service.work("kv", service.models.name_of(live.lm)) as lm:
+            told = await live.call(partial(forget, lm))
+        return answer(told, rev=live.kept.rev)
 
 
 @router.post("/looms/{loom}/nodes/{node}/kv", response_model=NodeObject)

@@ -225,9 +225,18 @@ async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Resp
 
 
 @router.get("/looms/{loom}/events", response_class=Response, responses=EVENTS)
-async def read_loom_events(loom: LoomName, service: Here, after: LastEvent) -> EventStream:
+async def read_loom_events(
+    loom: LoomName,
+    service: Here,
+    after: LastEvent,
+    tokens: Annotated[
+        bool, Query(description="What its jobs tell, too, after a snapshot of all that grows.")
+    ] = False,
+) -> EventStream:
     """Follow a loom: every change of it, from now on, or after the last event that came."""
     async with service.looms.held(loom) as live:
+        if tokens:
+            return EventStream(live.feed.frames(after), ping_s=None)
         at = live.events.last if after is None else after
         return EventStream(live.events.frames(at))
 

@@ -35,6 +35,10 @@ Wanted = Annotated[
     list[Field] | None,
     Query(description=f"What to tell besides: {', '.join(FIELDS)}; may be given again."),
 ]
+WantedOfOne = Annotated[
+    list[Field | Literal["made"]] | None,
+    Query(description=f"What to tell besides: {', '.join(FIELDS)}, made; may be given again."),
+]
 
 
 def within(live: LiveLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
@@ -157,7 +161,7 @@ def _nested(live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field])
 
 @router.get("/nodes/{node}", response_model=NodeObject)
 async def read_node(
-    loom: LoomName, node: NodeName, service: Here, fields: Wanted = None
+    loom: LoomName, node: NodeName, service: Here, fields: WantedOfOne = None
 ) -> Response:
     """Say what a node is. A node that grows is told as far as it is."""
     async with service.looms.held(loom) as live:
@@ -224,11 +228,22 @@ async def read_tokens(
     top: Annotated[
         int, Query(ge=0, description="Alternatives of each token; from 1 on the model is asked.")
     ] = 0,
+    first: Annotated[int, Query(ge=0, description="From this one on.")] = 0,
+    last: Annotated[
+        int | None, Query(ge=0, description="Up to this one, which is not told; null: to the end.")
+    ] = None,
+    sampled: Annotated[
+        bool, Query(description="With top: the probabilities that the node was drawn with, too.")
+    ] = False,
 ) -> Response:
-    """Return a node's tokens with what was recorded of them; with `top` as the model sees them."""
+    """Return a node's tokens with what was recorded of them; with `top` as the model sees them.
+
+    Before the first token of a prompt stands nothing: the model says nothing of it.
+    """
     check_most("top", top, service.config.limits.top)
     async with service.looms.held(loom, grows=top > 0) as live:
-        return sent(await tokens_told(service, live, live.node(node), top))
+        found = live.node(node)
+        return sent(await tokens_told(service, live, found, top, (first, last), sampled=sampled))
 
 
 @router.post("/nodes/{node}/next", response_model=NextReply)

@@ -64,6 +64,9 @@ async def list_strategies() -> Response:
             says=each.says,
             breadth=None if each.breadth is None else each.breadth.counts,
             n=None if each.n is None else each.n.counts,
+            breadth_default=None if each.breadth is None else each.breadth.default,
+            n_default=None if each.n is None else each.n.default,
+            refused=list(each.refused),
         )
         for each in STRATEGIES.values()
     ]

@@ -1,0 +1,154 @@
+/** Searching the texts of a loom that are known here: words, patterns, and kinds of nodes. */
+import type { Node } from '../api/client'
+import { meanP, plain } from './label'
+import { isHuman, type LoomTree } from './tree'
+
+export const KINDS = ['bookmarked', 'human', 'model', 'ended', 'unread'] as const
+export type Kind = (typeof KINDS)[number]
+
+export interface Query {
+  text: string
+  isRegex: boolean
+  isCase: boolean
+  kinds: ReadonlySet<Kind>
+  /** Bounds of the mean probability; null: none. */
+  low: number | null
+  high: number | null
+}
+
+export const NOTHING: Query = {
+  text: '',
+  isRegex: false,
+  isCase: false,
+  kinds: new Set(),
+  low: null,
+  high: null,
+}
+
+export type Span = readonly [from: number, to: number]
+export interface Found {
+  node: number
+  text: string
+  spans: readonly Span[]
+}
+
+export interface Texts {
+  tree: LoomTree
+  top: number
+  prompt: string
+  isChat: boolean
+  isUnread: (node: number) => boolean
+}
+
+const SPANS = 100 // of a node that are marked
+const MS = 400 // a search takes at most so long; a pattern can be made to take for ever
+
+export const isEmpty = (query: Query): boolean =>
+  query.text === '' && query.kinds.size === 0 && query.low === null && query.high === null
+
+/** What a query looks for. Throws a SyntaxError in words for a pattern that is none. */
+export function pattern(query: Query): RegExp {
+  const source = query.isRegex ? query.text : query.text.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&')
+  const flags = query.isCase ? 'gu' : 'giu'
+  try {
+    return new RegExp(source, flags)
+  } catch {
+    try {
+      return new RegExp(source, flags.replace('u', '')) // what only the stricter reading refuses
+    } catch {
+      throw new SyntaxError('This pattern is not complete.')
+    }
+  }
+}
+
+/** Nodes that a query is true of, in the order of the tree. isCut: it took too long, there may be more. */
+export function find(texts: Texts, query: Query): { found: Found[]; isCut: boolean } {
+  const wanted = pattern(query)
+  const found: Found[] = []
+  const until = performance.now() + MS
+  for (const number of texts.tree.preorder(texts.top)) {
+    const node = texts.tree.get(number)!
+    if (!isOfKind(node, query, texts)) continue
+    const text = plain(node, texts.prompt, texts.isChat)
+    const spans = query.text ? spansOf(text, wanted) : []
+    if (spans.length || !query.text) found.push({ node: number, text, spans })
+    if (performance.now() > until) return { found, isCut: true }
+  }
+  return { found, isCut: false }
+}
+
+function isOfKind(node: Node, query: Query, texts: Texts): boolean {
+  for (const kind of query.kinds) {
+    if (kind === 'bookmarked' && node.bookmark == null) return false
+    if (kind === 'human' && !isHuman(node)) return false
+    if (kind === 'model' && (isHuman(node) || node.parent === null)) return false
+    if (kind === 'ended' && !node.ended) return false
+    if (kind === 'unread' && !texts.isUnread(node.node)) return false
+  }
+  if (query.low === null && query.high === null) return true
+  const p = meanP(node)
+  return p !== null && p >= (query.low ?? 0) && p <= (query.high ?? 1)
+}
+
+function spansOf(text: string, wanted: RegExp): Span[] {
+  const spans: Span[] = []
+  for (const match of text.matchAll(wanted)) {
+    if (match[0]) spans.push([match.index, match.index + match[0].length])
+    if (spans.length >= SPANS) break
+  }
+  return spans
+}
+
+/** Spans that count characters, as the server does, as spans of a text here, which counts in halves of pairs. */
+export function inUnits(text: string, spans: readonly Span[]): Span[] {
+  if (!/[\ud800-\udbff]/.test(text)) return [...spans]
+  const starts = [0]
+  for (const character of text) starts.push(starts[starts.length - 1]! + character.length)
+  const unit = (at: number) => starts[Math.min(at, starts.length - 1)]!
+  return spans.map(([from, to]) => [unit(from), unit(to)])
+}
+
+export interface Piece {
+  text: string
+  isMarked: boolean
+}
+
+/** What stands around the first hit, on a line, in pieces that are marked or not. */
+export function snippet(found: Found, before = 24, most = 160): Piece[] {
+  const first = found.spans[0]?.[0] ?? 0
+  let from = Math.max(0, first - before)
+  if (from > 0) {
+    const blank = found.text.slice(from, first).search(/\s/)
+    if (blank >= 0) from += blank + 1
+  }
+  const to = Math.min(found.text.length, from + most)
+  const pieces: Piece[] = []
+  const add = (text: string, isMarked: boolean) => {
+    const line = text.replace(/\s+/g, ' ')
+    if (line) pieces.push({ text: line, isMarked })
+  }
+  if (from > 0) add('…', false)
+  let at = from
+  for (const [start, end] of found.spans) {
+    if (start >= to) break
+    add(found.text.slice(at, start), false)
+    add(found.text.slice(start, Math.min(end, to)), true)
+    at = Math.min(end, to)
+  }
+  add(found.text.slice(at, to), false)
+  if (to < found.text.length) add('…', false)
+  return pieces
+}
+
+/** The hit after or before a place in the order of the tree, around the ends. */
+export function nextHit(tree: LoomTree, found: readonly Found[], current: number, by: 1 | -1): number | null {
+  if (!found.length) return null
+  const here = found.findIndex((each) => each.node === current)
+  if (here >= 0) return found[(here + by + found.length) % found.length]!.node
+  const order = new Map([...tree.preorder()].map((each, i) => [each, i]))
+  const place = order.get(current) ?? -1
+  const places = found.map((each) => order.get(each.node) ?? -1)
+  const next =
+    by > 0 ? places.findIndex((each) => each > place) : places.findLastIndex((each) => each < place)
+  return found[next >= 0 ? next : by > 0 ? 0 : found.length - 1]!.node
+}

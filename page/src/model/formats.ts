@@ -1,0 +1,39 @@
+/** The formats that a loom is exported to: what each is, and how much of a loom it mostly holds. */
+export type Scope = 'path' | 'subtree' | 'tree'
+export const SCOPES: Record<Scope, string> = { path: 'Path', subtree: 'Subtree', tree: 'Tree' }
+
+export interface Format {
+  label: string
+  says: string
+  scope: Scope
+  /** Scopes that it cannot have. */
+  refuses?: Scope[]
+}
+
+const KNOWN: Record<string, Format> = {
+  text: { label: 'Plain text', says: 'what one reads', scope: 'path' },
+  markdown: { label: 'Markdown', says: 'the text, or the tree as a list', scope: 'path' },
+  json: { label: 'Weft JSON', says: 'the loom, whole, to be opened again', scope: 'tree' },
+  html: { label: 'Web page', says: 'one file that needs nothing else', scope: 'tree' },
+  messages: { label: 'Chat messages', says: 'a line a path, JSON Lines', scope: 'tree' },
+  pairs: {
+    label: 'Preference pairs',
+    says: 'of siblings, JSON Lines',
+    scope: 'tree',
+    refuses: ['path'],
+  },
+  csv: { label: 'Table of nodes', says: 'CSV, a row a node', scope: 'tree' },
+  tokens: { label: 'Table of tokens', says: 'CSV, a row a token', scope: 'tree' },
+  dot: { label: 'Graphviz', says: 'a graph', scope: 'tree' },
+  mermaid: { label: 'Mermaid', says: 'a graph for Markdown pages', scope: 'tree' },
+}
+
+/** What is known of a format; of one that is new here its name. */
+export const formatOf = (name: string): Format => KNOWN[name] ?? { label: name, says: '', scope: 'tree' }
+
+/** Formats in the order in which people look for them. */
+export function inOrder(names: readonly string[]): string[] {
+  const order = Object.keys(KNOWN)
+  const place = (name: string) => (order.includes(name) ? order.indexOf(name) : order.length)
+  return [...names].sort((a, b) => place(a) - place(b))
+}

@@ -1,0 +1,75 @@
+/** The lines of the outline: where rows stand, what hangs from what, and the thread along a path. */
+import type { Outline } from './outline'
+
+export const ROW = 28
+const LEFT = 16
+const CORNER = 6
+/** How far a level goes in; deep ones go in less, and the deepest not at all. */
+const STEPS: readonly (readonly [levels: number, step: number])[] = [
+  [8, 13],
+  [16, 3],
+]
+
+/** Where the line stands that hangs from rows of a depth, in pixels. */
+export function indent(depth: number): number {
+  let x = LEFT
+  for (const [levels, step] of STEPS) {
+    const n = Math.min(depth, levels)
+    x += n * step
+    depth -= n
+  }
+  return x
+}
+
+const middle = (index: number) => index * ROW + ROW / 2
+
+/** The lines of some rows, as the d of an SVG path: what each hangs from, and on to its next sibling. */
+export function lines(outline: Outline, from: number, to: number): string {
+  const { rows } = outline
+  const parts: string[] = []
+  // What began above and goes on below.
+  for (let at = from; at >= 0; at = rows[at]!.above) {
+    const row = rows[at]
+    if (!row) break
+    if (at < from && row.next >= from) parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
+  }
+  for (let at = from; at < Math.min(to, rows.length); at++) {
+    const row = rows[at]!
+    if (row.above < 0) continue
+    parts.push(elbow(row.depth, at))
+    if (row.at === 1) parts.push(down(row.depth - 1, row.above, at))
+    if (row.next >= 0) parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
+  }
+  return parts.join('')
+}
+
+/** The thread, without a break from the first row to the last of a path. */
+export function thread(outline: Outline, path: readonly number[]): string {
+  const { rows } = outline
+  let d = ''
+  path.forEach((index, i) => {
+    const row = rows[index]!
+    if (i === 0) {
+      d = `M${indent(row.depth)} ${middle(index)}`
+      return
+    }
+    const from = indent(row.depth - 1)
+    const corner = Math.min(CORNER, indent(row.depth) - from)
+    const y = middle(index)
+    d += `V${y - corner}Q${from} ${y} ${from + corner} ${y}H${indent(row.depth)}`
+  })
+  return d
+}
+
+function elbow(depth: number, index: number): string {
+  const [from, to] = [indent(depth - 1), indent(depth)]
+  const corner = Math.min(CORNER, to - from)
+  const y = middle(index)
+  return `M${from} ${y - corner}Q${from} ${y} ${from + corner} ${y}H${to}`
+}
+
+/** A line at a level, from the middle of a row to where the corner of another begins. */
+function down(level: number, from: number, to: number): string {
+  const corner = Math.min(CORNER, indent(level + 1) - indent(level))
+  return `M${indent(level)} ${middle(from)}V${middle(to) - corner}`
+}

@@ -1,0 +1,77 @@
+/** What a node says of itself on a line: its first words, or why there are none. */
+import type { Node } from '../api/client'
+import { scoreText } from './run'
+import { isHuman, ROOT } from './tree'
+import { finishWord, oneLine, plural, probability, visible } from './words'
+
+export interface Label {
+  text: string
+  /** The words are the page's, not the node's. */
+  isNote: boolean
+}
+
+const SPECIAL = /<\|[^|<>]{1,40}\|>|<(?:start|end)_of_turn>(?:user|model)?|<\/?s>|\[\/?INST\]/g
+
+const BEGINS = /^(?:<\|[^|<>]{1,40}\|>|<s>)+/
+
+/** A node's own text, without what the template of a chat puts around it, or a model before all text. */
+export function plain(node: Node, prompt: string, isChat: boolean): string {
+  if (!isChat) return node.node === ROOT ? node.text.replace(BEGINS, '') : node.text
+  if (node.node === ROOT) return prompt
+  return node.said ?? node.text.replace(SPECIAL, '')
+}
+
+export function label(node: Node, prompt: string, isChat: boolean, most = 80): Label {
+  const text = plain(node, prompt, isChat)
+  const line = oneLine(text, most)
+  if (line) return { text: line, isNote: false }
+  if (text) return { text: visible(text.slice(0, 24)), isNote: true }
+  if (node.growing) return { text: 'growing', isNote: true }
+  return { text: node.ended ? '(ended at once)' : '(empty)', isNote: true }
+}
+
+/** How likely the model found a node's tokens: the geometric mean of their probabilities. */
+export function meanP(node: Node): number | null {
+  return typeof node.mean_logprob === 'number' ? Math.exp(node.mean_logprob) : node.mean_p
+}
+
+export type Mark = 'bookmark' | 'growing' | 'failed' | 'stopped' | 'ended' | 'human'
+
+/** What stands beside a node's words. */
+export function marks(node: Node): Mark[] {
+  const marks: Mark[] = []
+  if (node.bookmark != null) marks.push('bookmark')
+  if (node.growing) marks.push('growing')
+  else if (node.finish_reason === 'error') marks.push('failed')
+  else if (node.finish_reason === 'cancelled' || node.finish_reason === 'interrupted') marks.push('stopped')
+  else if (node.ended) marks.push('ended')
+  else if (isHuman(node) && node.score == null) marks.push('human') // a search scores what it writes
+  return marks
+}
+
+export const MARK_WORDS: Record<Mark, string> = {
+  bookmark: 'bookmarked',
+  growing: 'growing',
+  failed: 'failed',
+  stopped: 'stopped',
+  ended: 'ended',
+  human: 'written by hand',
+}
+
+/** A row as a screen reader says it. */
+export function spoken(node: Node, line: Label, nChildren: number, isUnread: boolean, times: number): string {
+  const p = meanP(node)
+  return [
+    line.text,
+    times > 1 ? `${times} times` : '',
+    nChildren ? plural(nChildren, 'child', 'children') : '',
+    ...marks(node).map((each) => MARK_WORDS[each]),
+    node.bookmark ? `label ${node.bookmark}` : '',
+    isUnread ? 'unread' : '',
+    typeof node.score === 'number' ? `score ${scoreText(node.score)}` : '',
+    p === null ? '' : `mean probability ${probability(p)}`,
+    node.finish_reason && node.finish_reason !== 'stop' ? finishWord(node.finish_reason) : '',
+  ]
+    .filter(Boolean)
+    .join(', ')
+}

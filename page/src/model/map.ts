@@ -1,0 +1,207 @@
+/** The map of a tree: where its nodes stand, which of them can be seen, how they are tinted. */
+import { hierarchy, tree as tidy } from 'd3-hierarchy'
+import { meanP } from './label'
+import type { LoomTree } from './tree'
+
+export interface Place {
+  node: number
+  parent: Place | null
+  depth: number
+  /** From its left end, at its middle. */
+  x: number
+  y: number
+  /** The bar's length: by how many tokens it has. */
+  length: number
+  /** Its outermost children. */
+  first: Place | null
+  last: Place | null
+}
+
+/** Units of the map: a column a level, a line a node; a unit is a pixel at scale 1. */
+export const COLUMN = 132
+export const LINE = 28
+const LONGEST = 104
+const SHORTEST = 4
+const FULL = 128 // tokens of the longest bar
+
+export interface Box {
+  x0: number
+  y0: number
+  x1: number
+  y1: number
+}
+export interface View {
+  /** Pixels a unit, down. */
+  scale: number
+  /** Pixels a unit across are at least so many: a tree of thousands of lines is far higher than wide. */
+  across: number
+  /** Where the map's origin is on the screen, in pixels. */
+  x: number
+  y: number
+}
+
+/** Pixels a unit, across. */
+export const across = (view: View): number => Math.max(view.scale, view.across)
+
+export class TreeMap {
+  readonly places = new Map<number, Place>()
+  /** By level; each from top to bottom. */
+  readonly levels: Place[][] = []
+  readonly box: Box = { x0: 0, y0: 0, x1: LONGEST, y1: 0 }
+
+  /** Cost: O(nodes). */
+  constructor(tree: LoomTree, top: number) {
+    if (!tree.get(top)) return
+    const root = hierarchy(top, (each) => tree.children(each))
+    tidy<number>()
+      .nodeSize([LINE, COLUMN])
+      .separation((a, b) => (a.parent === b.parent ? 1 : 1.4))(root)
+    // Parents come first.
+    for (const each of root) {
+      const { data: node, depth } = each
+      const parent = each.parent ? this.places.get(each.parent.data)! : null
+      const length = barLength(tree.get(node)!.n_tokens)
+      const place: Place = { node, parent, depth, x: each.y!, y: each.x!, length, first: null, last: null }
+      if (parent) {
+        parent.first ??= place
+        parent.last = place
+      }
+      this.places.set(node, place)
+      const level = this.levels[depth]
+      if (level) level.push(place)
+      else this.levels[depth] = [place]
+      this.box.x1 = Math.max(this.box.x1, place.x + LONGEST)
+      this.box.y0 = Math.min(this.box.y0, place.y)
+      this.box.y1 = Math.max(this.box.y1, place.y)
+    }
+    for (const level of this.levels) level.sort((a, b) => a.y - b.y)
+    this.box.y0 -= LINE / 2
+    this.box.y1 += LINE / 2
+  }
+
+  /** Places in a box, level by level. Cost: O(levels · log nodes + found). */
+  *within(box: Box): Generator<Place> {
+    const first = Math.max(0, Math.floor((box.x0 - LONGEST) / COLUMN))
+    const last = Math.min(this.levels.length - 1, Math.floor(box.x1 / COLUMN))
+    for (let depth = first; depth <= last; depth++) {
+      const level = this.levels[depth]!
+      for (let i = lowest(level, box.y0 - LINE); i < level.length; i++) {
+        const place = level[i]!
+        if (place.y > box.y1 + LINE) break
+        yield place
+      }
+    }
+  }
+
+  /** The node at a point, or near it by so many units. */
+  at(x: number, y: number, near: number): Place | null {
+    let best: Place | null = null
+    let distance = near
+    const box = { x0: x - near, y0: y - near, x1: x + near, y1: y + near }
+    for (const place of this.within(box)) {
+      const aside = Math.max(place.x - x, x - place.x - Math.max(place.length, LONGEST), 0)
+      const far = Math.hypot(aside, place.y - y)
+      if (far <= distance) {
+        best = place
+        distance = far
+      }
+    }
+    return best
+  }
+}
+
+/** How long a node's bar is: as the root of its tokens. */
+export function barLength(nTokens: number): number {
+  return SHORTEST + (LONGEST - SHORTEST) * Math.min(1, Math.sqrt(nTokens / FULL))
+}
+
+/** The index of the first of a level that is not above y. */
+function lowest(level: readonly Place[], y: number): number {
+  let [low, high] = [0, level.length]
+  while (low < high) {
+    const mid = (low + high) >> 1
+    if (level[mid]!.y < y) low = mid + 1
+    else high = mid
+  }
+  return low
+}
+
+// Views
+
+const SMALLEST = 0.001
+const LARGEST = 4
+
+/** All of a box within so many pixels. */
+export function fitAll(box: Box, width: number, height: number, margin = 16): View {
+  const wide = Math.min(1, Math.max(SMALLEST, (width - 2 * margin) / (box.x1 - box.x0)))
+  const high = Math.max(SMALLEST, (height - 2 * margin) / Math.max(1, box.y1 - box.y0))
+  const scale = Math.min(wide, high)
+  return {
+    scale,
+    across: wide,
+    x: (width - wide * (box.x0 + box.x1)) / 2,
+    y: (height - scale * (box.y0 + box.y1)) / 2,
+  }
+}
+
+/** A place in the middle, large enough to read. */
+export function fitPlace(place: Place, view: View, width: number, height: number): View {
+  const scale = Math.max(1, view.scale)
+  return centred(place, { ...view, scale }, width, height)
+}
+
+/** The same scale, and a place in the middle. */
+export function centred(place: Place, view: View, width: number, height: number): View {
+  const x = width / 2 - across(view) * (place.x + LONGEST / 2)
+  return { ...view, x, y: height / 2 - view.scale * place.y }
+}
+
+/** Larger or smaller around a point of the screen, which stays where it is. */
+export function zoomed(view: View, by: number, x: number, y: number): View {
+  const scale = Math.max(SMALLEST, Math.min(LARGEST, view.scale * by))
+  const next = { ...view, scale }
+  next.x = x - (x - view.x) * (across(next) / across(view))
+  next.y = y - (y - view.y) * (scale / view.scale)
+  return next
+}
+
+/** What of the map a screen of so many pixels shows. */
+export function visible(view: View, width: number, height: number): Box {
+  return {
+    x0: -view.x / across(view),
+    y0: -view.y / view.scale,
+    x1: (width - view.x) / across(view),
+    y1: (height - view.y) / view.scale,
+  }
+}
+
+// Tints
+
+export const TINTS = ['probability', 'score', 'age'] as const
+export type Tint = (typeof TINTS)[number]
+
+/** How strong a node's tint is, 0 to 1; null where there is nothing to tell. */
+export function tints(tree: LoomTree, by: Tint): (node: number) => number | null {
+  if (by === 'probability') {
+    return (number) => {
+      const p = meanP(tree.get(number)!)
+      return p === null ? null : 1 - p
+    }
+  }
+  const value = (number: number): number | null => {
+    const node = tree.get(number)!
+    if (by === 'age') return node.node
+    return typeof node.score === 'number' ? node.score : null
+  }
+  let [low, high] = [Infinity, -Infinity]
+  for (const number of tree.nodes.keys()) {
+    const one = value(number)
+    if (one === null) continue
+    low = Math.min(low, one)
+    high = Math.max(high, one)
+  }
+  return (number) => {
+    const one = value(number)
+    return one === null ? null : high > low ? (one - low) / (high - low) : 1
+  }
+}

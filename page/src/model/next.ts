@@ -1,0 +1,60 @@
+/** The next tokens as a table: cumulative probability, and what drawing does to them. */
+import type { Schemas, TokenChance } from '../api/client'
+import { visible } from './words'
+
+export interface ChanceRow {
+  chance: TokenChance
+  /** Of this token and all likelier ones; null for one that was looked up. */
+  cumulative: number | null
+  /** What greedy decoding goes on with, where that was asked for. */
+  ahead: string | null
+}
+
+export function chanceRows(reply: Schemas['NextReply'], ahead: ReadonlyMap<number, string>): ChanceRow[] {
+  let sum = 0
+  return reply.next.map((chance) => {
+    sum += chance.p
+    return { chance, cumulative: Math.min(sum, 1), ahead: ahead.get(chance.id) ?? null }
+  })
+}
+
+/** A token as one reads it: white space made visible, parts of characters as bytes. */
+export function tokenLabel(token: { text: string; bytes: number[] }): string {
+  if (token.text.includes('\ufffd') && token.bytes.length)
+    return token.bytes.map((each) => each.toString(16).toUpperCase().padStart(2, '0')).join(' ')
+  return token.text === '' ? '∅' : visible(token.text)
+}
+
+interface Drawing {
+  temperature: number
+  top_p: number
+  top_k: number
+  min_p: number
+  repetition_penalty: number
+}
+
+/** What is asked of the server besides: nothing where drawing leaves the distribution as it is. */
+export function drawingAsked(from: Drawing): Partial<Schemas['NextTokens']> {
+  const asked: Partial<Schemas['NextTokens']> = {}
+  if (from.temperature !== 1) asked.temperature = from.temperature
+  if (from.top_p !== 1) asked.top_p = from.top_p
+  if (from.top_k !== 0) asked.top_k = from.top_k
+  if (from.min_p !== 0) asked.min_p = from.min_p
+  return asked
+}
+
+/** Which probability the table tells, in a sentence. */
+export function drawingSays(from: Drawing): string {
+  const parts: string[] = []
+  if (from.temperature !== 1) parts.push(`temperature ${from.temperature}`)
+  if (from.top_k !== 0) parts.push(`top-k ${from.top_k}`)
+  if (from.top_p !== 1) parts.push(`top-p ${from.top_p}`)
+  if (from.min_p !== 0) parts.push(`min-p ${from.min_p}`)
+  const own = 'p is the model’s own probability'
+  const penalty =
+    from.repetition_penalty === 1 ? '' : ` Repetition penalty ${from.repetition_penalty} is in neither.`
+  const drawn = parts.length
+    ? `${own}; drawn is what is left of it after ${parts.join(', ')}.`
+    : `${own}. Settings are neutral: tokens are drawn by it.`
+  return drawn + penalty
+}

@@ -1,0 +1,48 @@
+/** The operations of a loom's log, in words: what Undo would take back. */
+import { plural } from './words'
+
+export interface Operation {
+  kind: string
+  n_added: number
+  n_changed: number
+  n_removed: number
+  state: string
+}
+
+const VERBS: Record<string, string> = {
+  grow: 'growing',
+  run: 'the search',
+  add: 'writing',
+  say: 'writing',
+  edit: 'the edit of',
+  remove: 'the removal of',
+  fork: 'the fork of',
+  split: 'the split of',
+  merge: 'the merge of',
+  clip: 'the cut of',
+  move: 'the move of',
+  copy: 'the copy of',
+  bookmark: 'the bookmark',
+  score: 'the scores of',
+  restore: 'bringing back',
+}
+
+/** "the removal of 3 nodes". */
+export function said(operation: Operation): string {
+  const n = Math.max(operation.n_added, operation.n_removed) || operation.n_changed
+  const verb = VERBS[operation.kind] ?? operation.kind
+  return operation.kind === 'bookmark' || operation.kind === 'run' || !n
+    ? verb.replace(/ of$/, '')
+    : `${verb} ${plural(n, 'node')}`
+}
+
+/** What Undo and Do again would turn; of operations in any order. */
+export function next(operations: readonly (Operation & { rev: number })[]): {
+  undo: string | null
+  redo: string | null
+} {
+  const byAge = [...operations].sort((a, b) => a.rev - b.rev)
+  const undo = byAge.findLast((each) => each.state === 'done')
+  const redo = byAge.find((each) => each.state === 'undone')
+  return { undo: undo ? said(undo) : null, redo: redo ? said(redo) : null }
+}

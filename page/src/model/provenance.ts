@@ -1,0 +1,178 @@
+/** Where a node comes from, as requests that bring it again: growing, or writing. */
+import type { GrowAsked, Node } from '../api/client'
+
+type Json = Record<string, unknown>
+
+/** What leaves the model's own distribution as it is. */
+const NEUTRAL: Json = {
+  temperature: 1,
+  top_p: 1,
+  top_k: 0,
+  min_p: 0,
+  typical_p: 1,
+  repetition_penalty: 1,
+  presence_penalty: 0,
+  frequency_penalty: 0,
+  penalty_last_n: null,
+  logit_bias: {},
+  stop: [],
+  temperature_first: false,
+}
+const LABELS: Record<string, string> = {
+  temperature: 'Temperature',
+  top_p: 'Top-p',
+  top_k: 'Top-k',
+  min_p: 'Min-p',
+  typical_p: 'Typical-p',
+  repetition_penalty: 'Repetition penalty',
+  presence_penalty: 'Presence penalty',
+  frequency_penalty: 'Frequency penalty',
+  penalty_last_n: 'Penalties look back',
+  logit_bias: 'Biases',
+  stop: 'Stop at',
+  temperature_first: 'Temperature first',
+}
+const CONSTRAINTS: Record<string, string> = {
+  json_schema: 'json_schema',
+  regex: 'regex',
+  choice: 'choices',
+  gbnf: 'gbnf',
+  lark: 'lark',
+}
+
+const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
+
+/** What a node was drawn with that is not neutral: names and values. */
+export function drawnWith(params: Json): [string, string][] {
+  const rows: [string, string][] = []
+  for (const [name, neutral] of Object.entries(NEUTRAL)) {
+    const value = params[name]
+    if (value === undefined || isSame(value, neutral)) continue
+    const text = name === 'logit_bias' ? `${Object.keys(value as Json).length} tokens` : written(value)
+    rows.push([LABELS[name]!, text])
+  }
+  const constraint = params['constraint'] as Json | null | undefined
+  if (constraint) rows.push(['Form', Object.keys(constraint)[0] ?? ''])
+  return rows
+}
+
+const written = (value: unknown): string =>
+  Array.isArray(value) ? value.map((each) => JSON.stringify(each)).join(' ') : String(value)
+
+/**
+ * The request that grows a node again, or why there is none.
+ * defaults: the model's own: what is as these need not be said.
+ */
+export function againAsked(node: Node, defaults: Json): GrowAsked | string {
+  const params = node.params
+  if (!params) return 'It was written, not grown.'
+  if (node.branch === null || node.branch === undefined) return 'Nobody noted which branch it was.'
+  if (!Number.isSafeInteger(params['seed'])) return 'Its seed is larger than a browser can tell exactly.'
+  const asked: Json = { n: 1, seed: params['seed'], first_branch: node.branch }
+  // What was stopped is grown as far as it came.
+  const isCut = node.finish_reason === null || ['cancelled', 'interrupted'].includes(node.finish_reason)
+  asked['max_tokens'] = isCut ? Math.max(node.n_tokens, 1) : params['max_tokens']
+  for (const [name, neutral] of Object.entries(NEUTRAL)) {
+    const value = params[name]
+    if (value === undefined || value === null) continue
+    if (!isSame(value, name in defaults ? defaults[name] : neutral)) asked[name] = value
+  }
+  const constraint = params['constraint'] as Json | null | undefined
+  if (constraint) {
+    const kind = Object.keys(constraint)[0] ?? ''
+    const field = CONSTRAINTS[kind]
+    if (!field) return `Its constraint (${kind}) cannot be asked for over HTTP.`
+    asked[field] = constraint[kind]
+  }
+  return asked as GrowAsked
+}
+
+export interface Recipe {
+  /** Below /api/v1. */
+  path: string
+  body: Json
+  /** The method of weft.Client, its arguments but the options, and what it answers. */
+  call: string
+  given: unknown[]
+  shows: string
+}
+
+/** How a node was brought: one request. asked: as againAsked tells it. */
+export function recipe(
+  node: Node,
+  loom: string,
+  asked: GrowAsked | string,
+  root: { prompt: string; template: boolean },
+): Recipe {
+  const at = `/looms/${encodeURIComponent(loom)}`
+  if (node.parent === null)
+    return { path: '/looms', body: { ...root }, call: 'create_loom', given: [], shows: 'name' }
+  if (typeof asked === 'string')
+    return {
+      path: `${at}/nodes`,
+      body: { parent: node.parent, text: node.text },
+      call: 'add',
+      given: [loom],
+      shows: 'added[0].node',
+    }
+  return {
+    path: `${at}/nodes/${node.parent}/generate`,
+    body: { ...asked, wait: true },
+    call: 'begin',
+    given: [loom, node.parent],
+    shows: 'nodes[0].text',
+  }
+}
+
+/** A command for a shell. origin: where the server is. */
+export function curl(made: Recipe, origin: string, hasKey: boolean): string {
+  const body = JSON.stringify(made.body).replace(/'/g, "'\\''")
+  const key = hasKey ? [`-H "Authorization: Bearer $WEFT_API_KEY"`] : []
+  return [
+    `curl -s '${origin}/api/v1${made.path.replace(/'/g, '%27')}'`,
+    `-H 'Content-Type: application/json'`,
+    ...key,
+    `-d '${body}'`,
+  ].join(' \\\n  ')
+}
+
+/** A program. The key is read from the environment. */
+export function python(made: Recipe, origin: string, hasKey: boolean): string {
+  const given = [...made.given.map(literal), ...Object.entries(made.body).map(named)]
+  const one = `client.${made.call}(${given.join(', ')})`
+  const call =
+    one.length <= 80
+      ? one
+      : `client.${made.call}(\n${given.map((each) => `        ${each},\n`).join('')}    )`
+  return [
+    'import weft',
+    '',
+    ...(hasKey ? ['# The key is read from WEFT_API_KEY, or given as api_key="…".'] : []),
+    `with weft.Client(${literal(origin)}) as client:`,
+    `    made = ${call}`,
+    `    print(made.${made.shows})`,
+    '',
+  ].join('\n')
+}
+
+const named = ([name, value]: [string, unknown]): string => `${name}=${literal(value)}`
+
+/** A value of JSON as Python writes it. */
+export function literal(value: unknown): string {
+  if (value === null || value === undefined) return 'None'
+  if (value === true) return 'True'
+  if (value === false) return 'False'
+  if (Array.isArray(value)) return `[${value.map(literal).join(', ')}]`
+  if (typeof value === 'object')
+    return `{${Object.entries(value)
+      .map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`)
+      .join(', ')}}`
+  return JSON.stringify(value)
+}
+
+/** What came when a node was grown again. */
+export function comparison(before: readonly number[], after: readonly number[]): 'same' | 'longer' | 'other' {
+  const n = Math.min(before.length, after.length)
+  for (let i = 0; i < n; i++) if (before[i] !== after[i]) return 'other'
+  return before.length === after.length ? 'same' : after.length > before.length ? 'longer' : 'other'
+}

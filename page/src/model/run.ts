@@ -1,0 +1,91 @@
+/** A search as rounds: what each made, what it kept, and how good it found that. */
+import type { Schemas } from '../api/client'
+import { figure } from './heat'
+
+export type Round = Schemas['RoundObject']
+
+export interface RunResult {
+  best?: number
+  answer?: string
+  text?: string
+  solved?: boolean | null
+  votes?: { answer: unknown; count: number }[]
+  cost?: Record<string, unknown>
+}
+
+/** Candidates that no round up to `upTo` has kept; null: all rounds. */
+export function prunedIn(rounds: readonly Round[], upTo: number | null): ReadonlySet<number> {
+  const seen = rounds.filter((each) => upTo === null || each.round <= upTo)
+  const kept = new Set(seen.flatMap((each) => each.kept))
+  const made = seen.flatMap((each) => each.candidates.map((one) => one.node))
+  return new Set(made.filter((each) => !kept.has(each)))
+}
+
+export interface CandidateRow {
+  node: number
+  score: number | null
+  by: string | null
+  isKept: boolean
+  /** How often it was kept: particles may share a node. */
+  times: number
+  /** 0 to 1: how long its bar is. */
+  bar: number
+}
+
+/** A round's candidates: those kept first, in their order, then the others by score. */
+export function candidateRows(round: Round): CandidateRow[] {
+  const times = new Map<number, number>()
+  for (const each of round.kept) times.set(each, (times.get(each) ?? 0) + 1)
+  const place = new Map(round.kept.map((each, at) => [each, at]))
+  const known = new Map(round.candidates.map((each) => [each.node, each]))
+  const rows = round.candidates.map((each) => {
+    const score = figure(each.score)
+    const n = times.get(each.node) ?? 0
+    return { node: each.node, score, by: each.by ?? null, isKept: n > 0, times: n, bar: barOf(score) }
+  })
+  // Of an earlier round, and still among the best.
+  for (const each of new Set(round.kept)) {
+    if (!known.has(each))
+      rows.push({ node: each, score: null, by: null, isKept: true, times: times.get(each)!, bar: 0 })
+  }
+  return rows.sort(
+    (a, b) =>
+      (place.get(a.node) ?? Infinity) - (place.get(b.node) ?? Infinity) ||
+      (b.score ?? -Infinity) - (a.score ?? -Infinity),
+  )
+}
+
+/** Scores are from 0 to 1, or log-probabilities, which are below 0. */
+function barOf(score: number | null): number {
+  if (score === null) return 0
+  const p = score < 0 ? Math.exp(score) : score
+  return Math.max(0, Math.min(1, p))
+}
+
+export interface Spent {
+  tokens: number
+  seconds: number
+  candidates: number
+  /** The budget that ended it; "" for none. */
+  stopped: string
+}
+
+/** What a search has spent, as far as it was told. */
+export function spentBy(rounds: readonly Round[], result: RunResult | null): Spent {
+  const cost: Record<string, unknown> = result?.cost ?? rounds.at(-1)?.cost ?? {}
+  const number = (name: string) => (typeof cost[name] === 'number' ? (cost[name] as number) : 0)
+  return {
+    tokens: number('tokens'),
+    seconds: number('seconds'),
+    candidates: number('candidates'),
+    stopped: typeof cost['stopped'] === 'string' ? cost['stopped'] : '',
+  }
+}
+
+/** A score as one reads it. */
+export function scoreText(score: number | null): string {
+  if (score === null) return '–'
+  if (!Number.isFinite(score)) return score > 0 ? '∞' : '−∞'
+  const text = Math.abs(score) >= 100 ? score.toFixed(0) : score.toFixed(2)
+  return text.replace(/^-/, '−')
+}

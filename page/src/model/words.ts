@@ -1,0 +1,67 @@
+/** Numbers and texts as the page writes them. */
+const THIN = '\u202f'
+
+/** 18 902: digits in threes. */
+export function count(value: number): string {
+  return Math.round(value)
+    .toString()
+    .replace(/\B(?=(\d{3})+$)/g, THIN)
+}
+
+export function plural(value: number, one: string, many = `${one}s`): string {
+  return `${count(value)} ${value === 1 ? one : many}`
+}
+
+export function bytes(value: number): string {
+  const units = ['B', 'kB', 'MB', 'GB', 'TB']
+  let at = 0
+  while (value >= 1000 && at < units.length - 1) {
+    value /= 1000
+    at += 1
+  }
+  return `${value < 10 && at > 0 ? value.toFixed(1) : Math.round(value)} ${units[at]}`
+}
+
+/** p as .41; what is smaller than a hundredth as .004 or 2e-7. */
+export function probability(p: number | null): string {
+  if (p === null) return '–'
+  if (p >= 0.995) return '1.0'
+  if (p >= 0.01) return p.toFixed(2).replace(/^0/, '')
+  if (p >= 0.001) return p.toFixed(3).replace(/^0/, '')
+  return p === 0 ? '0' : p.toExponential(0)
+}
+
+export function seconds(value: number): string {
+  if (value < 10) return `${value.toFixed(1)} s`
+  if (value < 90) return `${Math.round(value)} s`
+  return value < 5400 ? `${Math.round(value / 60)} min` : `${Math.round(value / 3600)} h`
+}
+
+/** Text on one line: white space becomes single blanks, and at most `most` characters stay. */
+export function oneLine(text: string, most = 80): string {
+  const line = text.replace(/\s+/g, ' ').trim()
+  const points = Array.from(line.length > 4 * most ? line.slice(0, 4 * most) : line)
+  return points.length > most ? `${points.slice(0, most - 1).join('')}…` : line
+}
+
+/** White space made visible, as the heat and the token card show it. */
+export function visible(text: string): string {
+  return text.replace(/\n/g, '⏎').replace(/\t/g, '→').replace(/ /g, '·')
+}
+
+const FINISH: Record<string, string> = {
+  stop: 'ended',
+  length: 'length',
+  context: 'context full',
+  cancelled: 'stopped',
+  interrupted: 'interrupted',
+  error: 'failed',
+}
+
+/** Why a node ended, in a word; of a stop text the text. */
+export function finishWord(reason: string | null, stopString: string | null = null): string {
+  if (reason === null) return ''
+  return reason === 'stop' && stopString
+    ? `stopped at ${JSON.stringify(stopString)}`
+    : (FINISH[reason] ?? reason)
+}

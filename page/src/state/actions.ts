@@ -1,0 +1,489 @@
+/** What a person does to the open loom: each verb once, for keys, buttons and menus alike. */
+import { batch, effect, signal, untracked } from '@preact/signals'
+import {
+  ApiError,
+  api,
+  type Changed,
+  type GrowAsked,
+  type Loom,
+  type RunAsked,
+  type Schemas,
+} from '../api/client'
+import { againAsked, comparison } from '../model/provenance'
+import { ROOT } from '../model/tree'
+import { count, plural } from '../model/words'
+import { type OpenLoom, without } from './loom'
+import { cannotGrow, linkTo, listLooms, model, open } from './session'
+import { asked, blocked, refused, spent } from './settings'
+import { failed, toast } from './toasts'
+import { troubled, ways } from './trouble'
+import { inspect } from './view'
+
+/** Above so many nodes a removal asks before, not after. */
+const ASKS_ABOVE = 20
+
+/** Do something to the open loom; what goes wrong is told. Returns undefined then. */
+async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
+  const loom = open.peek()
+  if (!loom) return undefined
+  try {
+    return await work(loom)
+  } catch (error) {
+    failed(error)
+    return undefined
+  }
+}
+
+/**
+ * Grow, unless the loom can only be read or a setting is wrong. What stands in the way is told with
+ * what helps, what the server refuses beside its setting.
+ */
+async function growing(
+  call: (loom: OpenLoom, more: GrowAsked) => Promise<Schemas['JobReply']>,
+  more: GrowAsked,
+): Promise<Schemas['JobReply'] | undefined> {
+  const loom = open.peek()
+  if (!loom) return undefined
+  if (cannotGrow.peek()) {
+    toast(cannotGrow.peek()!)
+    return undefined
+  }
+  const wrong = blocked.peek()
+  if (wrong !== null) {
+    inspect('generate')
+    toast(wrong, { kind: 'error' })
+    return undefined
+  }
+  try {
+    const job = await call(loom, { ...asked(), ...more })
+    loom.begin(job.job, job.branches ?? [])
+    spent()
+    return job
+  } catch (error) {
+    if (refused(error)) inspect('generate')
+    const again = (other: GrowAsked) => open.peek() === loom && growing(call, { ...more, ...other })
+    if (!(error instanceof ApiError && troubled(error, again))) failed(error)
+    return undefined
+  }
+}
+
+// What fails while it grows is told as what fails at the call.
+effect(() => {
+  const failure = open.value?.lastError.value
+  if (!failure) return
+  const again = (other: GrowAsked) => growMany(failure.nodes, other)
+  untracked(() => troubled(failure.error, again) || failed(failure.error))
+})
+
+/** Make a change; it is shown from the call's own answer, before the feed tells it. */
+function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
+  return on(async (loom) => {
+    const made = await work(loom)
+    loom.apply(made)
+    return made
+  })
+}
+
+// Growing
+
+/** Grow n children of a node. */
+export const grow = (node: number, more: GrowAsked = {}) =>
+  growing(async (loom, what) => {
+    loom.asking.value = { parent: node, n: what.n ?? 1 }
+    try {
+      return await api.grow(loom.id, node, { force: loom.tree.get(node)?.ended ?? false, ...what })
+    } finally {
+      loom.asking.value = null
+    }
+  }, more)
+
+/** Grow n children of each of several nodes, in one batch. null: of all leaves that have not ended. */
+export const growMany = (nodes: number[] | null, more: GrowAsked = {}) =>
+  growing((loom, what) => api.growMany(loom.id, { ...what, nodes }), more).then((job) => {
+    if (job?.skipped?.length) toast(`${plural(job.skipped.length, 'node')} had ended and stayed as they are.`)
+    return job
+  })
+
+/** Search for an answer below a node; its rounds are shown beside the text. Raises: ApiError. */
+export async function search(asked: RunAsked): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const job = await api.run(loom.id, asked)
+  loom.begin(job.job, job.branches ?? [], { ...asked })
+  inspect('run')
+}
+
+/** End one branch; what it has is kept. */
+export const stopBranch = (node: number) =>
+  on(async (loom) => {
+    const lane = loom.lanes.peek().get(node)
+    if (lane && !lane.isOver) await api.cancel(lane.job, [lane.branch])
+  })
+
+/** End everything that grows in the open loom. */
+export const stopAll = () =>
+  on(async (loom) => {
+    const jobs = new Set(
+      [...loom.lanes.peek().values()].filter((lane) => !lane.isOver).map((lane) => lane.job),
+    )
+    for (const run of loom.runs.peek()) if (run.status === 'running') jobs.add(run.job)
+    await Promise.all([...jobs].map((job) => api.cancel(job)))
+  })
+
+// Writing
+
+/** Add a child that somebody wrote, and go there. In a chat it is what the user says next. */
+export const write = (parent: number, text: string, isMessage = false) =>
+  change((loom) => api.add(loom.id, isMessage ? { parent, message: text } : { parent, text })).then(follow)
+
+/** Add a token that somebody chose, and go there. What leads to it is not computed again. */
+export const take = (parent: number, tokenIds: number[]) =>
+  change((loom) => api.add(loom.id, { parent, token_ids: tokenIds })).then(follow)
+
+/**
+ * Change what a node says: as a sibling, or in its place, which needs what is below computed anew.
+ * rev: what was known when the writing began. Raises: ApiError, as 409 where it has changed since.
+ */
+export async function edit(
+  node: number,
+  text: string,
+  how: { inPlace: boolean; isMessage: boolean; rev: number },
+): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  const said = how.isMessage ? { message: text } : { text }
+  const made = await api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.rev)
+  loom.apply(made)
+  if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
+  if (!how.inPlace) follow(made)
+}
+
+/** A sibling that shares the first tokens and then goes another way; with grow one branch goes on. */
+export async function fork(
+  node: number,
+  atToken: number,
+  tokenId: number,
+  goesOn: boolean,
+): Promise<number | null> {
+  const made = follow(
+    await change((loom) => api.fork(loom.id, node, { at_token: atToken, token_id: tokenId })),
+  )
+  if (made !== null && goesOn) await grow(made, { n: 1 })
+  return made
+}
+
+/** Go to the node that a change has added. */
+function follow(made: Changed | undefined): number | null {
+  const added = made?.added?.[made.added.length - 1]
+  if (!added) return null
+  open.peek()?.go(added.node)
+  return added.node
+}
+
+// Shape
+
+export const split = (node: number, atToken: number) =>
+  change((loom) => api.split(loom.id, node, { at_token: atToken }))
+export const merge = (node: number) =>
+  change(async (loom) => {
+    const parent = loom.tree.parent(node)
+    const made = await api.merge(loom.id, node)
+    if (parent !== null && loom.current.peek() === node) loom.current.value = parent
+    return made
+  })
+/** Cut after so many tokens; what is cut off becomes a child with the children, or is dropped. */
+export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
+  change((loom) => api.clip(loom.id, node, { keep, children })).then((made) => {
+    if (made && children === 'drop') undoable('Cut off')
+    return made
+  })
+export const move = (node: number, parent: number, index: number | null = null) =>
+  change((loom) => api.move(loom.id, node, { parent, index }))
+
+/** What a pane shows of a change while it happens. */
+export const moves = { removing: (_tops: number[]): void => {} }
+
+export type What = 'node' | 'children' | 'siblings' | 'others'
+
+/** Numbers that a removal takes, the tops only. */
+export function removed(loom: OpenLoom, node: number, what: What): number[] {
+  const { tree } = loom
+  if (what === 'node') return [node]
+  if (what === 'children') return tree.children(node)
+  if (what === 'siblings') return tree.siblings(node).filter((each) => each !== node)
+  const path = new Set(tree.path(node))
+  return [...path].flatMap((each) =>
+    each === node ? [] : tree.children(each).filter((child) => !path.has(child)),
+  )
+}
+
+export async function remove(node: number, what: What = 'node'): Promise<void> {
+  await on(async (loom) => {
+    if (what === 'node' && node === ROOT) {
+      toast('The prompt cannot be removed; its loom can.', { detail: 'Loom · Remove this loom' })
+      return
+    }
+    const tops = removed(loom, node, what)
+    const n = tops.reduce((sum, each) => sum + 1 + loom.tree.below(each), 0)
+    if (!n) return
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
+    )
+      return
+    const next = standsAfter(loom, node, what)
+    const made = await api.remove(loom.id, node, what)
+    moves.removing(tops)
+    batch(() => {
+      if (next !== null) loom.go(next)
+      loom.apply(made)
+    })
+    undoable(`Removed ${plural(n, 'node')}`)
+  })
+}
+
+/** So many nodes, and what stands below them, are removed by one call. */
+export const REMOVED_AT_ONCE = 1000
+
+/** Remove several nodes, as one change that one Undo brings back. */
+export async function removeMany(nodes: readonly number[]): Promise<void> {
+  await on(async (loom) => {
+    const { tree } = loom
+    const going = new Set(nodes.filter((each) => each !== ROOT && tree.get(each)))
+    const tops = [...going].filter((each) => !tree.path(each).some((up) => up !== each && going.has(up)))
+    if (!tops.length) return
+    if (tops.length > REMOVED_AT_ONCE) {
+      toast(`At most ${count(REMOVED_AT_ONCE)} are removed at once; ${count(tops.length)} are selected.`)
+      return
+    }
+    const n = tops.reduce((sum, each) => sum + 1 + tree.below(each), 0)
+    if (
+      n > ASKS_ABOVE &&
+      !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
+    )
+      return
+    const stays = tree
+      .path(loom.current.peek())
+      .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
+    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1))
+    batch(() => {
+      if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
+      loom.apply(made)
+      loom.selected.value = new Set()
+    })
+    undoable(`Removed ${plural(n, 'node')}`)
+  })
+}
+
+/** Where to stand once a node has gone: its next sibling, else the one before, else its parent. */
+function standsAfter(loom: OpenLoom, node: number, what: What): number | null {
+  const current = loom.current.peek()
+  if (!removed(loom, node, what).some((each) => loom.tree.isBelow(current, each))) return null
+  if (what !== 'node') return node
+  const siblings = loom.tree.siblings(node)
+  const at = siblings.indexOf(node)
+  return siblings[at + 1] ?? siblings[at - 1] ?? loom.tree.parent(node)
+}
+
+function undoable(text: string): void {
+  toast(text, { action: { label: 'Undo', key: 'u', run: () => void undo() } })
+}
+
+export const undo = () => change((loom) => api.undo(loom.id))
+export const redo = () => change((loom) => api.redo(loom.id))
+
+export const bookmark = (node: number, label?: string | null) =>
+  change((loom) => {
+    const has = loom.tree.get(node)?.bookmark != null
+    return api.edit(loom.id, node, { bookmark: label === undefined ? (has ? null : '') : label })
+  })
+
+/** Grow a node again by what it was grown with, and say whether the same came. */
+export const regenerate = (number: number) =>
+  on(async (loom) => {
+    const node = await api.node(loom.id, number, ['params', 'tokens'])
+    const again = againAsked(node, model.peek()?.defaults ?? {})
+    if (typeof again === 'string' || node.parent === null) {
+      toast('This node cannot be grown again.', { detail: typeof again === 'string' ? again : '' })
+      return
+    }
+    const force = loom.tree.get(node.parent)?.ended ?? false
+    const told = await api.growWhole(loom.id, node.parent, { ...again, force })
+    const [twin] = told.nodes ?? []
+    if (!twin) return
+    const came = comparison(node.token_ids ?? [], twin.token_ids ?? [])
+    const n = plural(node.n_tokens, 'token')
+    const says = {
+      same: `The same ${n} came again.`,
+      longer: `The same ${n} came again, and more after them.`,
+      other: 'Other text came.',
+    }[came]
+    toast(says, {
+      detail: came === 'other' ? 'Its path, its text or the model have changed since.' : '',
+      action: { label: 'Remove the copy', run: () => void remove(twin.node) },
+    })
+  })
+
+/** What somebody notes on a node; other notes stay. */
+export const note = (number: number, text: string) =>
+  change(async (loom) => {
+    const { meta } = await api.node(loom.id, number, ['meta'])
+    const { note: _, ...rest } = meta ?? {}
+    return api.edit(loom.id, number, { meta: text ? { ...rest, note: text } : rest })
+  })
+
+/** Compute the KV of a node's path now, or forget that of its own tokens. */
+export const handleKv = (number: number, op: 'warm' | 'evict') =>
+  on((loom) => api.nodeKv(loom.id, number, op))
+
+/** Copy a node and all below it into a new loom, whose prompt is the path to it. */
+export const copyOut = (number: number, name: string) =>
+  on(async (loom) => {
+    const made = (await api.copy(loom.id, number, { new_loom: name })) as unknown as Loom
+    await listLooms()
+    const run = () => {
+      location.hash = linkTo(made.name)
+    }
+    toast(`Copied ${plural(made.n_nodes, 'node')} to ${made.name}`, { action: { label: 'Open it', run } })
+    return made
+  })
+
+// Looking
+
+export function hoist(node: number): void {
+  const loom = open.peek()
+  if (!loom || loom.top === node) return
+  loom.hoisted.value = [...loom.hoisted.peek(), node]
+  if (!loom.tree.isBelow(loom.current.peek(), node)) loom.current.value = node
+  loom.remember()
+}
+
+export function unhoist(): void {
+  const loom = open.peek()
+  if (!loom) return
+  loom.hoisted.value = loom.hoisted.peek().slice(0, -1)
+  loom.remember()
+}
+
+export function collapse(nodes: number[], isCollapsed: boolean): void {
+  const loom = open.peek()
+  if (!loom) return
+  const now = loom.collapsed.peek()
+  loom.collapsed.value = isCollapsed ? new Set([...now, ...nodes]) : without(now, nodes)
+  loom.remember()
+}
+
+// Looms
+
+/** Make a loom of a prompt, open it, and grow its first branches. */
+export async function begin(
+  prompt: string,
+  more: { template: boolean; grow: GrowAsked | null },
+): Promise<void> {
+  try {
+    const made = await api.createLoom({ prompt, template: more.template })
+    location.hash = linkTo(made.name)
+    await waitFor(() => open.peek()?.id === made.id && open.peek()!.loading.peek() === null)
+    if (more.grow) await grow(ROOT, more.grow)
+    await listLooms()
+  } catch (error) {
+    failed(error)
+  }
+}
+
+// A new loom with this node's text alone: what stood before it takes no context there.
+ways.hoistAway = (node) => {
+  const text = open.peek()?.tree.get(node)?.text
+  if (text) void begin(text, { template: false, grow: null })
+}
+
+export async function removeLoom(name: string): Promise<void> {
+  try {
+    await api.removeLoom(name)
+    if (open.peek()?.info.peek().name === name) location.hash = ''
+    await listLooms()
+    toast(`Removed the loom ${name}`, {
+      action: {
+        label: 'Undo',
+        run: () => {
+          api.restoreLooms({}).then(() => listLooms(), failed)
+        },
+      },
+    })
+  } catch (error) {
+    failed(error)
+  }
+}
+
+/** Bring back the looms that were removed last, and open one. */
+export async function restore(name: string): Promise<void> {
+  try {
+    await api.restoreLooms({})
+    await listLooms()
+    location.hash = ''
+    location.hash = linkTo(name)
+  } catch (error) {
+    failed(error)
+  }
+}
+
+/** Give any loom another name. */
+export async function renameLoom(loom: Loom, name: string): Promise<boolean> {
+  if (open.peek()?.id === loom.id) return rename(name)
+  try {
+    await api.editLoom(loom.id, { name })
+    await listLooms()
+    return true
+  } catch (error) {
+    failed(error)
+    return false
+  }
+}
+
+export async function rename(name: string): Promise<boolean> {
+  const done = await on(async (loom) => {
+    loom.info.value = await api.editLoom(loom.id, { name })
+    history.replaceState(null, '', linkTo(loom.info.peek().name, loom.current.peek()))
+    await listLooms()
+    return true
+  })
+  return done ?? false
+}
+
+/** Note something on the open loom; other notes stay. */
+export const noteLoom = (text: string) =>
+  on(async (loom) => {
+    const { note: before, ...rest } = loom.info.peek().meta ?? {}
+    if (text === (before ?? '')) return
+    loom.info.value = await api.editLoom(loom.id, { meta: text ? { ...rest, note: text } : rest })
+  })
+
+async function waitFor(isSo: () => boolean): Promise<void> {
+  for (let i = 0; i < 200 && !isSo(); i++) await new Promise((resolve) => setTimeout(resolve, 25))
+  if (!isSo()) throw new ApiError(0, 'unreachable', 'The loom did not open.')
+}
+
+// Asking before
+
+export interface Question {
+  title: string
+  text: string
+  yes: string
+  answer: (yes: boolean) => void
+}
+export const question = signal<Question | null>(null)
+
+/** Ask something that cannot be taken back lightly. */
+export function confirm(title: string, text: string, yes: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    question.value = {
+      title,
+      text,
+      yes,
+      answer: (said) => {
+        question.value = null
+        resolve(said)
+      },
+    }
+  })
+}

@@ -1,0 +1,45 @@
+/** What KV takes and has saved: asked for while something grows, and once after. */
+import { effect, signal } from '@preact/signals'
+import { ApiError, api, type Schemas } from '../api/client'
+import { isAway, model, open } from './session'
+import { failed } from './toasts'
+
+const EVERY_MS = 2000
+const FIRST_MS = 500
+
+export const kv = signal<readonly Schemas['KvObject'][]>([])
+/** Of the model that grows the open loom. */
+export const ownKv = () => kv.value.find((each) => each.model === model.value?.id) ?? null
+
+let asking: Promise<void> | null = null
+
+/** Ask now; calls that overlap are one. */
+export function readKv(): Promise<void> {
+  asking ??= api
+    .kv()
+    .then((told) => {
+      kv.value = told.data
+    })
+    .catch((error: unknown) => {
+      if (!(error instanceof ApiError && error.isAway)) failed(error)
+    })
+    .finally(() => {
+      asking = null
+    })
+  return asking
+}
+
+effect(() => {
+  const loom = open.value
+  if (!loom || isAway.value || model.value === null) return
+  void readKv()
+  if (!loom.isGrowing) return
+  // When it has ended this runs again, which is the one more time.
+  const read = () => document.hidden || void readKv()
+  const soon = setTimeout(read, FIRST_MS) // once there is something to tell
+  const timer = setInterval(read, EVERY_MS)
+  return () => {
+    clearTimeout(soon)
+    clearInterval(timer)
+  }
+})

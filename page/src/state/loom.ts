@@ -1,0 +1,566 @@
+/** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
+import { batch, computed, signal } from '@preact/signals'
+import { ApiError, api, type Job, type Loom, type Schemas, type Token } from '../api/client'
+import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
+import { Lane } from '../model/lane'
+import { prunedIn, type Round, type RunResult } from '../model/run'
+import { LoomTree, ROOT } from '../model/tree'
+import { plural } from '../model/words'
+import { Drafts } from './drafts'
+import { read, write } from './kept'
+import { failed, toast } from './toasts'
+import { inspectorTab } from './view'
+
+const PAGE = 1000 // nodes a request
+const PAINT_MS = 34 // at most 30 a second
+const SEEN = 16 // tokens whose alternatives are asked for at once
+const TOP = 8
+const NONE: ReadonlySet<number> = new Set()
+
+/** What this browser remembers of a loom. */
+interface Remembered {
+  current: number
+  collapsed: number[]
+  hoisted: number[]
+  visited: number[]
+  lastChild: Record<string, number>
+}
+
+/** A search that runs, or ran, in this loom: what was asked, its rounds and how it ended. */
+export interface LiveRun {
+  job: string
+  asked: Record<string, unknown>
+  rounds: readonly Round[]
+  nodes: number[]
+  status: Schemas['JobObject']['status']
+  result: RunResult | null
+  error: string
+}
+
+export class OpenLoom {
+  readonly id: string
+  readonly tree = new LoomTree()
+  readonly info
+  /** loading: how many nodes of how many have come; null once all are there. */
+  readonly loading = signal<{ done: number; total: number } | null>({ done: 0, total: 1 })
+  readonly current = signal(ROOT)
+  /** The place before the last jump. */
+  previous = ROOT
+  /** The path that is shown: it goes on below the current node along last visited children. */
+  readonly collapsed = signal<ReadonlySet<number>>(new Set())
+  /** Nodes that were made the root for a while, the innermost last. */
+  readonly hoisted = signal<readonly number[]>([])
+  readonly selected = signal<ReadonlySet<number>>(new Set())
+  readonly bookmarks = computed(() => {
+    this.tree.version.value
+    return [...this.tree.preorder()].filter((each) => this.tree.get(each)?.bookmark != null)
+  })
+  /** Branches that grow, and those that ended in calls of which one still grows. By node. */
+  readonly lanes = signal<ReadonlyMap<number, Lane>>(new Map())
+  /** A call that was sent and has no branches yet: its lanes stand there already. */
+  readonly asking = signal<{ parent: number; n: number } | null>(null)
+  readonly drafts: Drafts
+  /** Searches, the newest last. */
+  readonly runs = signal<readonly LiveRun[]>([])
+  /** The one that is looked at, by its job, and up to which round; null: the newest, all of them. */
+  readonly shownRun = signal<string | null>(null)
+  readonly shownRound = signal<number | null>(null)
+  readonly run = computed<LiveRun | null>(
+    () => this.runs.value.find((each) => each.job === this.shownRun.value) ?? this.runs.value.at(-1) ?? null,
+  )
+  /** Nodes that searches made: what they wrote by themselves is no person's. */
+  readonly searched = computed<ReadonlySet<number>>(
+    () =>
+      new Set(
+        this.runs.value.flatMap((run) =>
+          run.rounds.flatMap((each) => each.candidates.map((one) => one.node)),
+        ),
+      ),
+  )
+  /** Nodes that the search left behind, while it runs or is looked at: to be drawn dimmed. */
+  readonly pruned = computed<ReadonlySet<number>>(() => {
+    const run = this.run.value
+    if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
+    return prunedIn(run.rounds, this.shownRound.value)
+  })
+  /** It was removed while it was open: what is shown can still be read. */
+  readonly isGone = signal(false)
+  /** What a call failed with last, and which nodes it grew. */
+  readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
+  readonly visited = new Set<number>()
+  readonly visitedVersion = signal(0)
+  private readonly lastChild = new Map<number, number>()
+  private readonly tokens = new Map<string, Promise<Token[]>>()
+  private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
+  readonly feed: Feed
+  private readonly dirty = new Set<Lane>()
+  private painting = false
+  private isLoaded = false
+  private early: (() => void)[] = []
+
+  constructor(info: Loom, wanted: number | null = null) {
+    this.id = info.id
+    this.info = signal(info)
+    this.drafts = new Drafts(this.id)
+    const kept = read<Remembered>(`loom.${this.id}`, {
+      current: ROOT,
+      collapsed: [],
+      hoisted: [],
+      visited: [],
+      lastChild: {},
+    })
+    this.current.value = wanted ?? kept.current
+    this.collapsed.value = new Set(kept.collapsed)
+    this.hoisted.value = kept.hoisted
+    for (const each of kept.visited) this.visited.add(each)
+    for (const [parent, child] of Object.entries(kept.lastChild)) this.lastChild.set(Number(parent), child)
+    this.feed = new Feed(this.id, this.handlers())
+    addEventListener('pagehide', this.keep)
+  }
+
+  close(): void {
+    this.feed.close()
+    removeEventListener('pagehide', this.keep)
+    this.keep()
+  }
+
+  /** The node that stands where the tree begins now. */
+  get top(): number {
+    const hoisted = this.hoisted.value
+    return hoisted[hoisted.length - 1] ?? ROOT
+  }
+
+  get isGrowing(): boolean {
+    return [...this.lanes.value.values()].some((lane) => !lane.isOver)
+  }
+
+  // Loading and following
+
+  /** Read all nodes, page by page; the first is shown at once. */
+  async load(): Promise<void> {
+    const seen = new Set<number>()
+    let after: string | null = null
+    do {
+      const page: Schemas['NodePage'] = await api.nodes(this.id, { limit: PAGE, after })
+      batch(() => {
+        this.tree.put(page.data)
+        for (const each of page.data) seen.add(each.node)
+        this.tree.rev = page.rev
+        this.loading.value = { done: seen.size, total: Math.max(this.info.peek().n_nodes, seen.size) }
+      })
+      after = page.next ?? null
+    } while (after !== null)
+    batch(() => {
+      this.tree.keepOnly(seen)
+      this.loading.value = null
+      this.isLoaded = true
+      for (const take of this.early) take()
+      this.early = []
+      this.settle()
+    })
+    for (const job of (await api.runs(this.id)).data.reverse()) this.adopt(job)
+  }
+
+  /** Take in a search as the server tells it whole. */
+  private adopt(job: Job): void {
+    const told: Partial<LiveRun> = {
+      status: job.status,
+      rounds: job.rounds ?? [],
+      result: (job.result as RunResult | null | undefined) ?? null,
+      error: job.error?.message ?? '',
+    }
+    this.noteRun(job.id, job.asked ?? {})
+    this.changeRun(job.id, (run) => ({
+      ...told,
+      nodes: [...new Set([...run.nodes, ...(job.branches ?? []).map((each) => each.node)])],
+    }))
+  }
+
+  private noteRun(job: string, asked: Record<string, unknown>): void {
+    if (this.runs.peek().some((run) => run.job === job)) return
+    const run: LiveRun = { job, asked, rounds: [], nodes: [], status: 'running', result: null, error: '' }
+    this.runs.value = [...this.runs.peek(), run]
+    this.shownRun.value = null
+    this.shownRound.value = null
+  }
+
+  /** Ask for what has changed since the revision that is known. */
+  private async refresh(): Promise<void> {
+    const page = await api.nodes(this.id, { since: this.tree.rev, limit: PAGE })
+    if (page.whole) return this.load()
+    batch(() => {
+      this.tree.remove(page.removed ?? [])
+      this.tree.put(page.data)
+      this.tree.rev = page.rev
+      this.settle()
+    })
+  }
+
+  private handlers(): FeedHandlers {
+    const later =
+      <Data>(take: (data: Data) => void) =>
+      (data: Data) => {
+        if (this.isLoaded) batch(() => take(data))
+        else this.early.push(() => take(data))
+      }
+    return {
+      snapshot: later((data) => this.onSnapshot(data)),
+      job: later((data) => this.onJob(data)),
+      tok: later((data) => this.onTokens(data)),
+      branch: later((data) => this.onBranch(data)),
+      score: later((data) => this.onScore(data)),
+      change: later((data) => this.onChange(data)),
+      error: later((data) => this.onError(data)),
+      done: later((data) => this.onDone(data)),
+      removed: () => {
+        this.isGone.value = true
+        this.feed.close()
+      },
+    }
+  }
+
+  private onSnapshot(data: FeedEvents['snapshot']): void {
+    const running = new Set(data.jobs.map((each) => each.id))
+    const lost: Lane[] = []
+    for (const [job, known] of [...this.jobs]) {
+      if (running.has(job)) continue
+      lost.push(...[...known.branches.values()].filter((lane) => !lane.isOver))
+      for (const lane of known.branches.values()) this.endLane(lane, lane.finish)
+      this.jobs.delete(job)
+    }
+    for (const run of this.runs.peek()) {
+      if (run.status === 'running' && !running.has(run.job)) this.readRun(run.job)
+    }
+    if (data.rev !== this.tree.rev || lost.length) this.refresh().then(() => this.tellOfEnds(lost), failed)
+    for (const job of data.jobs) {
+      this.begin(job.id, job.texts, job.asked ?? undefined)
+      if (job.kind === 'run') this.adopt(job)
+      for (const told of job.texts) {
+        const lane = this.jobs.get(job.id)?.branches.get(told.branch)
+        if (!lane) continue
+        lane.text = told.text ?? ''
+        lane.nTokens = told.n_tokens ?? 0
+        if (told.finish_reason) this.endLane(lane, told.finish_reason)
+        else this.paint(lane)
+      }
+    }
+  }
+
+  /** Branches ended while nobody listened: how, and whether the server was stopped under them. */
+  private tellOfEnds(lanes: readonly Lane[]): void {
+    for (const lane of lanes) {
+      lane.finish = this.tree.get(lane.node)?.finish_reason ?? lane.finish
+      this.paint(lane)
+    }
+    const n = lanes.filter((lane) => lane.finish === 'interrupted').length
+    if (n)
+      toast(`The server was stopped: ${plural(n, 'branch was', 'branches were')} interrupted.`, {
+        detail: 'What had grown is kept, and can be grown on.',
+      })
+  }
+
+  private onJob(data: FeedEvents['job']): void {
+    this.begin(data.job, data.branches, data.asked ?? undefined)
+  }
+
+  /** Note a job's branches: they are nodes from now on. Known ones stay as they are. */
+  begin(job: string, branches: readonly BranchEvent[], asked?: Record<string, unknown>): void {
+    if (asked !== undefined) this.noteRun(job, asked)
+    let known = this.jobs.get(job)
+    if (!known) {
+      if (!this.isGrowing) this.lanes.value = new Map() // those of the last call have had their time
+      known = { branches: new Map() }
+      this.jobs.set(job, known)
+    }
+    const lanes = new Map(this.lanes.peek())
+    for (const told of branches) {
+      if (known.branches.has(told.branch)) continue
+      const lane = new Lane(job, told.branch, told.node, told.parent)
+      known.branches.set(told.branch, lane)
+      lanes.set(told.node, lane)
+      if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
+    }
+    this.lanes.value = lanes
+    this.asking.value = null
+    const numbers = branches.map((each) => each.node)
+    this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
+  }
+
+  private onTokens(data: FeedEvents['tok']): void {
+    const job = this.jobs.get(data.job)
+    const byBranch = Map.groupBy(data.t, (each) => each[0])
+    for (const [branch, tokens] of byBranch) {
+      const lane = job?.branches.get(branch)
+      if (!lane || lane.isOver) continue
+      lane.take(tokens)
+      this.paint(lane)
+    }
+  }
+
+  private onBranch(data: FeedEvents['branch']): void {
+    const lane = this.jobs.get(data.job)?.branches.get(data.branch)
+    if (!lane) return
+    lane.kept = data.kept
+    lane.nTokens = data.n_tokens
+    this.endLane(lane, data.finish_reason)
+    const node = this.tree.get(data.node)
+    if (!node) return
+    if (!data.kept) {
+      this.tree.remove([data.node])
+      this.settle()
+      return
+    }
+    node.finish_reason = data.finish_reason
+    node.stop_string = data.stop_string
+    node.ended = data.ended
+    node.n_tokens = data.n_tokens
+    this.tree.touch()
+  }
+
+  private endLane(lane: Lane, finish: string | null): void {
+    if (lane.isOver) return
+    lane.finish = finish
+    lane.state = finish === 'error' ? 'failed' : 'done'
+    const node = this.tree.get(lane.node)
+    if (node) {
+      node.growing = false
+      node.text = lane.text
+      node.mean_p = lane.meanP ?? node.mean_p
+    }
+    this.paint(lane)
+  }
+
+  private onScore(data: FeedEvents['score']): void {
+    this.changeRun(data.job, (run) => ({
+      rounds: [...run.rounds.filter((each) => each.round < data.round), data],
+    }))
+    for (const each of data.candidates) {
+      const node = this.tree.get(each.node)
+      if (node && each.score !== undefined) node.score = each.score
+    }
+    this.tree.touch()
+  }
+
+  private onError(data: FeedEvents['error']): void {
+    const job = this.jobs.get(data.job)
+    for (const lane of job?.branches.values() ?? []) {
+      if (lane.isOver && lane.state !== 'failed') continue
+      lane.error = data.message
+      lane.state = 'failed'
+      this.paint(lane)
+    }
+    this.changeRun(data.job, () => ({ error: data.message }))
+    const parents = new Set([...(job?.branches.values() ?? [])].map((lane) => lane.parent))
+    this.lastError.value = {
+      error: new ApiError(500, data.code, data.message, data.hint, null, data.details, data.request_id),
+      nodes: [...parents],
+    }
+  }
+
+  private onDone(data: FeedEvents['done']): void {
+    const lanes = [...(this.jobs.get(data.job)?.branches.values() ?? [])]
+    for (const lane of lanes) this.endLane(lane, lane.finish)
+    const full = lanes.find((lane) => lane.finish === 'context')
+    if (full) this.lastError.value = { error: this.contextFull(full.node), nodes: [full.parent] }
+    this.changeRun(data.job, () => ({
+      status: data.status,
+      result: (data.result as RunResult | undefined) ?? null,
+    }))
+    this.jobs.delete(data.job)
+    // Lanes stay for as long as somebody looks at what they grew from.
+    this.lanes.value = new Map(this.lanes.peek())
+    this.tree.touch()
+  }
+
+  /** A search ended while nobody listened here. */
+  private readRun(job: string): void {
+    const lost = () => this.changeRun(job, () => ({ status: 'interrupted' }))
+    api.job(job).then((told) => this.adopt(told), lost)
+  }
+
+  /** That a branch came to the end of the context is told as a prompt that is too long. */
+  private contextFull(node: number): ApiError {
+    const n = this.tree.path(node).reduce((sum, each) => sum + this.tree.get(each)!.n_tokens, 0)
+    const message = 'the branch has come to the end of the context'
+    return new ApiError(400, 'context_length_exceeded', message, '', null, { n_prompt_tokens: n })
+  }
+
+  private changeRun(job: string, change: (run: LiveRun) => Partial<LiveRun>): void {
+    const runs = this.runs.peek()
+    if (runs.some((run) => run.job === job))
+      this.runs.value = runs.map((run) => (run.job === job ? { ...run, ...change(run) } : run))
+  }
+
+  private onChange(data: FeedEvents['change']): void {
+    if (!data.whole) {
+      this.refresh().catch(failed)
+      return
+    }
+    this.apply(data)
+  }
+
+  /** Take in a change: one that was told, or a call's own answer. */
+  apply(
+    change: Pick<Schemas['Changed'], 'rev' | 'added' | 'changed' | 'removed'> & Partial<FeedEvents['change']>,
+  ): void {
+    batch(() => {
+      // What stands below a node that was changed is seen in another light, too.
+      if (change.changed?.length) this.tokens.clear()
+      for (const node of change.added ?? []) this.forgetTokens(node.node)
+      this.tree.remove(change.removed ?? [])
+      this.tree.put([...(change.added ?? []), ...(change.changed ?? [])])
+      if (change.children) this.tree.order(change.children)
+      this.tree.rev = Math.max(this.tree.rev, change.rev)
+      this.settle()
+    })
+  }
+
+  /** After nodes went: stand at a node that is there. */
+  private settle(): void {
+    const { tree } = this
+    const hoisted = this.hoisted.peek().filter((each) => tree.get(each))
+    if (hoisted.length !== this.hoisted.peek().length) this.hoisted.value = hoisted
+    const selected = [...this.selected.peek()].filter((each) => tree.get(each))
+    if (selected.length !== this.selected.peek().size) this.selected.value = new Set(selected)
+    if (!tree.get(this.current.peek())) this.current.value = this.nearest(this.current.peek())
+  }
+
+  /** Where to stand when a node has gone: its parent was noted when it was visited. */
+  private nearest(number: number): number {
+    for (const [parent, child] of this.lastChild) if (child === number && this.tree.get(parent)) return parent
+    return this.top
+  }
+
+  private paint(lane: Lane): void {
+    this.dirty.add(lane)
+    if (this.painting) return
+    this.painting = true
+    setTimeout(() => {
+      this.painting = false
+      batch(() => {
+        for (const each of this.dirty) {
+          const node = this.tree.get(each.node)
+          if (node && !each.isOver) {
+            node.text = each.text
+            node.n_tokens = each.nTokens
+            node.mean_p = each.meanP
+          }
+          each.version.value += 1
+        }
+        this.dirty.clear()
+      })
+    }, PAINT_MS)
+  }
+
+  // Standing and moving
+
+  /** Go to a node; it is seen by that. */
+  go(number: number): void {
+    if (!this.tree.get(number)) return
+    batch(() => {
+      if (number !== this.current.peek()) this.previous = this.current.peek()
+      this.current.value = number
+      for (const each of this.tree.path(number)) {
+        const parent = this.tree.parent(each)
+        if (parent !== null) this.lastChild.set(parent, each)
+        if (!this.visited.has(each)) {
+          this.visited.add(each)
+          this.visitedVersion.value += 1
+        }
+      }
+      const top = this.top
+      if (!this.tree.isBelow(number, top)) this.hoisted.value = []
+      const folded = [...this.collapsed.peek()].filter(
+        (each) => each !== number && this.tree.isBelow(number, each),
+      )
+      if (folded.length) this.collapsed.value = without(this.collapsed.peek(), folded)
+    })
+    this.remember()
+  }
+
+  /** The child that was visited last, or the first. */
+  childOf(number: number): number | null {
+    const children = this.tree.children(number)
+    const last = this.lastChild.get(number)
+    return last !== undefined && children.includes(last) ? last : (children[0] ?? null)
+  }
+
+  isUnread(number: number): boolean {
+    const node = this.tree.get(number)
+    return node !== undefined && node.mean_p !== null && !this.visited.has(number)
+  }
+
+  private remembering: number | undefined
+  /** Note soon where one is. */
+  remember(): void {
+    clearTimeout(this.remembering)
+    this.remembering = window.setTimeout(this.keep, 300)
+  }
+
+  private readonly keep = (): void => {
+    clearTimeout(this.remembering)
+    const kept: Remembered = {
+      current: this.current.peek(),
+      collapsed: [...this.collapsed.peek()],
+      hoisted: [...this.hoisted.peek()],
+      visited: [...this.visited].slice(-20_000),
+      lastChild: Object.fromEntries(this.lastChild),
+    }
+    write(`loom.${this.id}`, kept)
+  }
+
+  // Tokens
+
+  /** A node's tokens, kept once asked for. top: with alternatives and ranks, as the model sees them. */
+  tokensOf(number: number, top = 0): Promise<Token[]> {
+    const key = `${number}/${top}`
+    let found = this.tokens.get(key)
+    if (!found) {
+      found = api.tokens(this.id, number, top).then((told) => told.data)
+      found.catch(() => this.tokens.delete(key))
+      this.tokens.set(key, found)
+    }
+    return found
+  }
+
+  /** A token with its alternatives, as the model sees it, and as it was drawn; read by some at a time. */
+  async seenAt(number: number, index: number): Promise<Token | undefined> {
+    const first = index - (index % SEEN)
+    const key = `${number}/seen/${first}`
+    let found = this.tokens.get(key)
+    if (!found) {
+      const span = { first, last: first + SEEN, sampled: true }
+      found = api.tokens(this.id, number, TOP, span).then((told) => told.data)
+      found.catch(() => this.tokens.delete(key))
+      this.tokens.set(key, found)
+    }
+    return (await found).find((each) => each.index === index)
+  }
+
+  private forgetTokens(number: number): void {
+    for (const key of [...this.tokens.keys()]) if (key.startsWith(`${number}/`)) this.tokens.delete(key)
+  }
+}
+
+function provisional(told: BranchEvent) {
+  return {
+    node: told.node,
+    id: told.id,
+    parent: told.parent,
+    children: [],
+    n_below: 0,
+    text: told.text ?? '',
+    n_tokens: told.n_tokens ?? 0,
+    mean_p: null,
+    mean_logprob: null,
+    finish_reason: told.finish_reason ?? null,
+    ended: false,
+    growing: told.finish_reason == null,
+  }
+}
+
+export function without<Value>(set: ReadonlySet<Value>, gone: Iterable<Value>): Set<Value> {
+  const rest = new Set(set)
+  for (const each of gone) rest.delete(each)
+  return rest
+}

@@ -1,0 +1,40 @@
+/** What a person does in the text: the token cursor, the card over it, and how tokens are shown. */
+import { signal } from '@preact/signals'
+import { isHuman, ROOT } from '../model/tree'
+import { remembered } from './kept'
+import type { OpenLoom } from './loom'
+
+/** A token of a node on the path. */
+export interface Spot {
+  node: number
+  token: number
+}
+
+export const cursor = signal<Spot | null>(null)
+/** The token whose card is open, and what opened it. */
+export const card = signal<(Spot & { by: 'pointer' | 'keys' }) | null>(null)
+/** Written nodes whose tokens the model was asked for. */
+export const scored = signal<ReadonlySet<number>>(new Set())
+
+/** Heat only below this probability; null: all of it. */
+export const threshold = remembered<number | null>('heat.threshold', null)
+export const showsSpecial = remembered('specialTokens', false)
+export const cardNeedsCtrl = remembered('cardNeedsCtrl', false)
+
+/** Nodes of the path that people wrote, and of which the model was not asked. */
+export const unscored = (loom: OpenLoom): number[] =>
+  loom.tree
+    .path(loom.current.value)
+    .filter((each) => each === ROOT || isHuman(loom.tree.get(each)!))
+    .filter((each) => !scored.value.has(each))
+
+export function scoreAll(loom: OpenLoom): void {
+  scored.value = new Set([...scored.peek(), ...unscored(loom)])
+}
+
+/** Another loom is open: nothing is pointed at. */
+export function forgetSpots(): void {
+  cursor.value = null
+  card.value = null
+  scored.value = new Set()
+}

@@ -1,0 +1,174 @@
+/** What is open: the server, its models, the list of looms, and one loom. */
+import { batch, computed, effect, signal } from '@preact/signals'
+import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
+import { OpenLoom } from './loom'
+import { failed } from './toasts'
+
+export const server = signal<Schemas['ServerObject'] | null>(null)
+/** null: not asked yet. */
+export const looms = signal<Loom[] | null>(null)
+export const open = signal<OpenLoom | null>(null)
+/** A loom that was asked for and cannot be shown: why. */
+/** The name of a loom that is being opened. */
+export const opening = signal<string | null>(null)
+export const missing = signal<{ name: string; error: string; wasRemoved: boolean } | null>(null)
+/** The server does not answer: looked at once a second until it does. */
+export const isAway = signal(false)
+
+export const models = computed<Model[]>(() => server.value?.models ?? [])
+/** The model that grows the open loom; null where it is not loaded. */
+export const model = computed<Model | null>(() => {
+  const wanted = open.value?.info.value.model
+  const ready = models.value.filter((each) => each.state === 'ready')
+  if (!open.value) return ready.find((each) => each.is_default) ?? ready[0] ?? null
+  return ready.find((each) => each.id === wanted || each.source === wanted) ?? null
+})
+/** The open loom can be read but not grown: its model is not loaded. */
+export const isReadOnly = computed(() => open.value !== null && server.value !== null && model.value === null)
+/** Why the open loom cannot be grown, in words; null where it can. */
+export const cannotGrow = computed(() => {
+  const loom = open.value
+  if (!loom) return null
+  if (loom.isGone.value) return 'This loom was removed.'
+  return isReadOnly.value ? `Read-only: load ${loom.info.value.model} to grow.` : null
+})
+/** A model that is being loaded now. */
+export const loadingModel = computed(() => models.value.find((each) => each.state === 'loading') ?? null)
+
+let watching = false
+
+/** Ask for the server's state, and again as long as a model is being loaded or it is away. */
+export async function watchServer(): Promise<void> {
+  if (watching) return
+  watching = true
+  try {
+    for (;;) {
+      try {
+        server.value = await api.server()
+        if (isAway.peek() || looms.peek() === null) void cameBack()
+        isAway.value = false
+      } catch (error) {
+        if (!(error instanceof ApiError && error.isAway)) throw error
+        isAway.value = true
+      }
+      if (!isAway.value && !loadingModel.value) return
+      await new Promise((resolve) => setTimeout(resolve, isAway.value ? 1000 : 400))
+    }
+  } finally {
+    watching = false
+  }
+}
+
+/** The server answers, for the first time or again: what was missed meanwhile. */
+async function cameBack(): Promise<void> {
+  try {
+    await listLooms()
+    const loom = open.peek()
+    if (loom) loom.info.value = await api.loom(loom.id)
+  } catch (error) {
+    const isGone = error instanceof ApiError && error.status === 404
+    if (isGone && open.peek()) open.peek()!.isGone.value = true
+    else failed(error)
+  }
+}
+
+whenLost(() => void watchServer().catch(failed))
+effect(() => {
+  if (open.value?.feed?.isConnected.value === false) void watchServer().catch(failed)
+})
+
+const LOOKS_MS = 5000
+
+/** Notice what others do to the server: when somebody looks here again, and where no loom is followed. */
+export function keepWatch(): void {
+  const look = () => {
+    if (document.hidden) return
+    watchServer().catch(failed)
+  }
+  document.addEventListener('visibilitychange', () => {
+    look()
+    if (!document.hidden && open.peek() === null) listLooms().catch(failed)
+  })
+  setInterval(() => open.peek() === null && look(), LOOKS_MS)
+}
+
+export async function listLooms(): Promise<Loom[]> {
+  const page = await api.looms()
+  looms.value = page.data
+  return page.data
+}
+
+/** The address of a loom, and of a node in it. */
+export const linkTo = (name: string, node: number | null = null): string =>
+  `#${encodeURIComponent(name)}${node ? `/${node}` : ''}`
+
+export function readLink(hash: string): { name: string; node: number | null } | null {
+  const [name, node] = hash.replace(/^#/, '').split('/')
+  if (!name) return null
+  try {
+    return { name: decodeURIComponent(name), node: node && /^\d+$/.test(node) ? Number(node) : null }
+  } catch {
+    return null
+  }
+}
+
+let wanted = 0
+
+/** Open a loom by its name or id; what was open is closed. */
+export async function openLoom(name: string, node: number | null = null): Promise<void> {
+  const turn = ++wanted
+  const known = open.peek()
+  if (known && (known.info.peek().name === name || known.id === name)) {
+    if (node !== null) known.go(node)
+    missing.value = null
+    return
+  }
+  opening.value = name
+  try {
+    const info = await api.loom(name)
+    if (turn !== wanted) return
+    close()
+    const loom = new OpenLoom(info, node)
+    batch(() => {
+      open.value = loom
+      missing.value = null
+    })
+    await loom.load()
+  } catch (error) {
+    if (turn !== wanted) return
+    if (error instanceof ApiError && error.isAway) {
+      close() // it may have come in part
+      await new Promise((resolve) => setTimeout(resolve, 1000))
+      if (turn === wanted) await openLoom(name, node)
+      return
+    }
+    const told = error instanceof ApiError && error.status === 404 ? error : null
+    if (!told) failed(error)
+    batch(() => {
+      close()
+      // The server tells of what it could bring back.
+      missing.value = told && { name, error: told.message, wasRemoved: told.hint.includes('restore') }
+    })
+  } finally {
+    if (turn === wanted) opening.value = null
+  }
+}
+
+export function close(): void {
+  open.peek()?.close()
+  open.value = null
+}
+
+/** Go to what the address says; without a loom in it, to the last one, or to the beginning. */
+export async function followAddress(): Promise<void> {
+  const link = readLink(location.hash)
+  if (link) await openLoom(link.name, link.node)
+  else {
+    wanted++
+    batch(() => {
+      close()
+      missing.value = null
+      opening.value = null
+    })
+  }
+}

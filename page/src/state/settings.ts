@@ -1,0 +1,191 @@
+/** How branches are grown: what the person set, for the next call, for one loom, or for all. */
+import { batch, computed, signal } from '@preact/signals'
+import { ApiError, type GrowAsked } from '../api/client'
+import { type Constraint, FIGURES, type Figure, type Limits, readConstraint } from '../model/fields'
+import { remembered } from './kept'
+import { open, server } from './session'
+
+export interface Settings {
+  n: number
+  max_tokens: number
+  temperature: number
+  top_p: number
+  top_k: number
+  min_p: number
+  repetition_penalty: number
+  stop: string[]
+  seed: number | null
+  constraint: Constraint | null
+}
+
+/** Neutral sampling: what a base model's own distribution says. */
+export const NEUTRAL: Settings = {
+  n: 4,
+  max_tokens: 48,
+  temperature: 1,
+  top_p: 1,
+  top_k: 0,
+  min_p: 0,
+  repetition_penalty: 1,
+  stop: [],
+  seed: null,
+  constraint: null,
+}
+export const LENGTHS = { Word: 2, Sentence: 24, Paragraph: 80, Page: 320 } as const
+
+/** Where a change goes: into the next call only, this loom, or all looms that say nothing else. */
+export type Scope = 'action' | 'loom' | 'default'
+export const scope = signal<Scope>('loom')
+
+export const defaults = remembered<Settings>('settings', { ...NEUTRAL, temperature: 0.8 })
+const ofLooms = remembered<Record<string, Partial<Settings>>>('settings.looms', {})
+const once = signal<Partial<Settings>>({})
+
+// Presets
+
+/** Named settings; what a preset does not name stays as it is. */
+export type Preset = Partial<Settings> & { name: string }
+
+const drawn = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 }
+export const presets = remembered<Preset[]>('presets', [
+  { name: 'Neutral', ...drawn },
+  { name: 'Steady', ...drawn, temperature: 0.6, top_p: 0.95 },
+  { name: 'Wild', ...drawn, temperature: 1.3, min_p: 0.05 },
+])
+
+export function applyPreset(preset: Preset): void {
+  const { name: _, ...settings } = preset
+  set(settings)
+}
+
+/** Keep what is set now under a name; a preset of that name is replaced. The seed is not in it. */
+export function savePreset(name: string): void {
+  const { seed: _, ...kept } = settings.peek()
+  const rest = presets.peek()
+  const at = rest.findIndex((each) => each.name === name)
+  presets.value = at < 0 ? [...rest, { name, ...kept }] : rest.with(at, { name, ...kept })
+}
+
+export const renamePreset = (old: string, name: string): void => {
+  presets.value = presets
+    .peek()
+    .filter((each) => each.name !== name || name === old)
+    .map((each) => (each.name === old ? { ...each, name } : each))
+}
+
+export const removePreset = (name: string): void => {
+  presets.value = presets.peek().filter((each) => each.name !== name)
+}
+
+/** The preset that says what is set now. */
+export const chosenPreset = computed<Preset | null>(
+  () =>
+    presets.value.find((each) =>
+      Object.entries(each).every(
+        ([name, value]) => name === 'name' || isSame(value, settings.value[name as keyof Settings]),
+      ),
+    ) ?? null,
+)
+
+const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
+
+// What holds
+
+const ownOf = computed<Partial<Settings>>(() => ofLooms.value[open.value?.id ?? ''] ?? {})
+
+/** What the next call uses. */
+export const settings = computed<Settings>(() => ({ ...defaults.value, ...ownOf.value, ...once.value }))
+
+/** What a scope says, with what stands behind it. */
+export const shownSettings = computed<Settings>(() => {
+  if (scope.value === 'action') return settings.value
+  return scope.value === 'loom' ? { ...defaults.value, ...ownOf.value } : defaults.value
+})
+
+/** What a scope itself says otherwise than what stands behind it. */
+export const ownSettings = computed<Partial<Settings>>(() =>
+  scope.value === 'action' ? once.value : scope.value === 'loom' ? ownOf.value : {},
+)
+
+export const hasOwn = computed(() => Object.keys(ownOf.value).length > 0)
+
+/** The server's limits; null before it has answered. */
+export const limits = computed<Limits | null>(() => {
+  const told = server.value?.limits
+  return told ? { n: told['n'] ?? Infinity, tokens: told['tokens'] ?? Infinity } : null
+})
+
+/** Change some of them: for the next call, for the open loom, or for all that say nothing else. */
+export function set(changes: Partial<Settings>, where: Scope = scope.peek()): void {
+  const loom = open.peek()
+  batch(() => {
+    const rest = new Map(faults.peek())
+    for (const name of Object.keys(changes)) rest.delete(name)
+    if (rest.size !== faults.peek().size) faults.value = rest
+    if (where === 'action') once.value = { ...once.peek(), ...changes }
+    else if (where === 'default' || !loom) defaults.value = { ...defaults.peek(), ...changes }
+    else ofLooms.value = { ...ofLooms.peek(), [loom.id]: { ...ofLooms.peek()[loom.id], ...changes } }
+  })
+}
+
+/** Let the scope say nothing of its own any more. */
+export function forgetOwn(where: Scope = 'loom'): void {
+  const loom = open.peek()
+  if (where === 'action') once.value = {}
+  else if (where === 'default') defaults.value = { ...NEUTRAL, temperature: 0.8 }
+  else if (loom) {
+    const { [loom.id]: _, ...rest } = ofLooms.peek()
+    ofLooms.value = rest
+  }
+}
+
+/** A call was made: what was set for it alone is over. */
+export function spent(): void {
+  if (!Object.keys(once.peek()).length) return
+  once.value = {}
+}
+
+/** The settings as a request for growing. */
+export function asked(from: Settings = settings.peek()): GrowAsked {
+  const { stop, seed, constraint, ...figures } = from
+  const limit = constraint ? readConstraint(constraint) : {}
+  return {
+    ...figures,
+    ...(stop.length ? { stop } : {}),
+    ...(seed === null ? {} : { seed }),
+    ...(typeof limit === 'string' ? {} : limit),
+  }
+}
+
+// What is wrong
+
+/** By field: what was typed and is not taken, or what the server said of it. */
+export const faults = signal<ReadonlyMap<string, string>>(new Map())
+
+export function fault(field: string, says: string | null): void {
+  const now = new Map(faults.peek())
+  if (says === null ? !now.delete(field) : now.get(field) === says) return
+  if (says !== null) now.set(field, says)
+  faults.value = now
+}
+
+/** Note what the server refused beside its field. Returns whether it is of one that is set here. */
+export function refused(error: unknown): boolean {
+  if (!(error instanceof ApiError)) return false
+  const isForm = error.code === 'invalid_constraint' || error.code === 'constraint_failed'
+  const param = isForm ? 'constraint' : (error.param?.split('.').pop() ?? '')
+  const field = ['json_schema', 'regex', 'choices', 'constraint'].includes(param) ? 'constraint' : param
+  if (!(field in NEUTRAL)) return false
+  fault(field, error.message)
+  return true
+}
+
+/** What keeps a call from being made: the first wrong field, in words. */
+export const blocked = computed<string | null>(() => {
+  for (const [field, says] of faults.value) {
+    const label =
+      field in FIGURES ? FIGURES[field as Figure].label : field === 'stop' ? 'Stop at' : 'Constraint'
+    return `${label}: ${says}`
+  }
+  return null
+})

@@ -1,0 +1,80 @@
+/** Short notes at the foot of the page: what was done, with its undo, or what went wrong. */
+import { signal } from '@preact/signals'
+import { ApiError } from '../api/client'
+
+export interface ToastAction {
+  label: string
+  key?: string
+  run: () => void
+}
+export interface Toast {
+  id: number
+  kind: 'note' | 'error'
+  text: string
+  /** What to do next. */
+  detail: string
+  action: ToastAction | null
+  /** Ways out of what went wrong, the likeliest first. */
+  offers: ToastAction[]
+  /** What only who looks into it needs: the request, the code. Folded away. */
+  more: string
+  /** Runs when it is dismissed by hand. */
+  onDismiss: (() => void) | null
+}
+
+export const toasts = signal<Toast[]>([])
+let last = 0
+const STAYS_S = 8
+const AT_ONCE = 3
+
+const NOTHING: Omit<Toast, 'id' | 'text'> = {
+  kind: 'note',
+  detail: '',
+  action: null,
+  offers: [],
+  more: '',
+  onDismiss: null,
+}
+
+export function toast(text: string, more: Partial<Omit<Toast, 'id' | 'text'>> = {}): number {
+  // Told again, a note takes the place of the first.
+  const others = toasts.peek().filter((each) => each.text !== text)
+  const id = ++last
+  toasts.value = [...others.slice(1 - AT_ONCE), { ...NOTHING, ...more, id, text }]
+  // What went wrong, or asks for something, stays until it was read.
+  if (more.kind !== 'error' && !more.offers?.length) setTimeout(() => dismiss(id), 1000 * STAYS_S)
+  return id
+}
+
+export function dismiss(id: number): void {
+  toasts.value = toasts.peek().filter((each) => each.id !== id)
+}
+
+/** Tell of an error: the server's own words, what to do, and the request's id. */
+export function failed(error: unknown): void {
+  if (error instanceof DOMException && error.name === 'AbortError') return
+  if (error instanceof ApiError) {
+    if (error.isAway) return // the status bar says so for as long as it lasts
+    toast(sentence(error.message), { kind: 'error', detail: sentence(error.hint), more: detailsOf(error) })
+    return
+  }
+  console.error(error)
+  toast(error instanceof Error ? error.message : String(error), { kind: 'error' })
+}
+
+/** The status, the code, the figures and the request of an error. */
+export function detailsOf(error: ApiError): string {
+  const figures = Object.entries(error.details).map(([name, value]) => `${name} ${String(value)}`)
+  return [
+    [error.status || '', error.code].filter(Boolean).join(' '),
+    ...figures,
+    error.requestId && `request ${error.requestId}`,
+  ]
+    .filter(Boolean)
+    .join(' · ')
+}
+
+/** The server's messages begin with a small letter, as in a log; here they are sentences. Commands stay as typed. */
+export function sentence(text: string): string {
+  return text && /^(?!weft )[a-z]+ /.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text
+}

@@ -1,0 +1,102 @@
+/** What stands in the way of growing, and the ways out of it: no room, no context, a queue. */
+import type { ApiError, GrowAsked } from '../api/client'
+import { api } from '../api/client'
+import { count, plural } from '../model/words'
+import { readKv } from './gauge'
+import { model, open } from './session'
+import { settings } from './settings'
+import { detailsOf, dismiss, failed, sentence, toast } from './toasts'
+
+/** Grow again, with other settings. */
+export type Again = (other: GrowAsked) => unknown
+
+/** Ways out that are other files' verbs, which need this one: they are set there. */
+export const ways = {
+  clip: (): void => {},
+  hoistAway: (_node: number): void => {},
+}
+
+const FEWEST_TOKENS = 8
+
+/** Tell of an error of growing with what helps. Returns false for any other error. */
+export function troubled(
+  error: Pick<ApiError, 'code' | 'message' | 'hint' | 'details' | 'status' | 'requestId' | 'retryAfterS'>,
+  again: Again,
+): boolean {
+  if (error.code === 'kv_out_of_memory' || error.code === 'out_of_memory') memoryFull(error, again)
+  else if (error.code === 'context_length_exceeded') contextFull(error)
+  else if (error.code === 'queue_full') queueFull(error, again)
+  else return false
+  return true
+}
+
+type Told = Parameters<typeof troubled>[0]
+
+function memoryFull(error: Told, again: Again): void {
+  const { n, max_tokens } = settings.peek()
+  const fewer = Math.max(1, Math.floor(n / 2))
+  const shorter = Math.max(FEWEST_TOKENS, Math.floor(max_tokens / 2))
+  const offers = [
+    { label: 'Forget cold branches', run: () => void forgetCold().then(() => again({})) },
+    { label: plural(shorter, 'token'), run: () => void again({ max_tokens: shorter }) },
+  ]
+  if (fewer < n)
+    offers.unshift({ label: plural(fewer, 'branch', 'branches'), run: () => void again({ n: fewer }) })
+  toast('Memory is full.', {
+    kind: 'error',
+    detail: `${sentence(error.message)}. Grow again with less:`,
+    offers,
+    more: detailsOf(error as ApiError),
+  })
+}
+
+/** Forget the KV of all that is not on the way to the current node. Tokens stay. */
+export async function forgetCold(): Promise<void> {
+  const loom = open.peek()
+  if (!loom) return
+  try {
+    const told = await api.forgetKv(loom.id, loom.current.peek())
+    toast(told.cold ? 'Cold branches are forgotten; their text stays.' : 'There was nothing to forget.')
+    await readKv()
+  } catch (error) {
+    failed(error)
+  }
+}
+
+function contextFull(error: Told): void {
+  const { n_prompt_tokens: has, n_ctx: most = model.peek()?.n_ctx } = error.details
+  const loom = open.peek()
+  const node = loom?.current.peek() ?? 0
+  toast('The context is full.', {
+    kind: 'error',
+    detail:
+      has && most
+        ? `The path has ${plural(Number(has), 'token')}, and the model holds ${count(Number(most))}.`
+        : `${sentence(error.message)}.`,
+    offers: loom
+      ? [
+          { label: 'Cut off after the cursor', run: () => ways.clip() },
+          { label: 'Hoist into a new loom', run: () => ways.hoistAway(node) },
+        ]
+      : [],
+    more: detailsOf(error as ApiError),
+  })
+}
+
+const WAITS_AT_MOST_S = 30
+
+function queueFull(error: Told, again: Again): void {
+  const wait = Math.min(error.retryAfterS ?? 2, WAITS_AT_MOST_S)
+  let timer = 0
+  const stop = () => clearTimeout(timer)
+  const id = toast('The server is busy.', {
+    detail: `Trying again in ${plural(wait, 'second')}.`,
+    offers: [{ label: 'Not any more', run: stop }],
+    onDismiss: stop,
+    more: detailsOf(error as ApiError),
+  })
+  timer = window.setTimeout(() => {
+    dismiss(id)
+    void again({})
+  }, 1000 * wait)
+}

@@ -1,0 +1,78 @@
+/** The whole page: the beginning, or a loom, and what lies above them. */
+import { effect } from '@preact/signals'
+import { question } from '../state/actions'
+import { isAway, open, opening } from '../state/session'
+import { type Overlay, overlay, textSize, textWidth, theme } from '../state/view'
+import { Confirm } from './Confirm'
+import { Help } from './Help'
+import { Look } from './Look'
+import { DropTarget } from './loom/DropTarget'
+import { Export } from './loom/Export'
+import { Import } from './loom/Import'
+import { Looms } from './loom/Looms'
+import { Gauge } from './model/Gauge'
+import { Models } from './model/Models'
+import { Palette } from './Palette'
+import { StartRun } from './run/StartRun'
+import { Stumbled } from './Stumbled'
+import { FirstRun } from './start/FirstRun'
+import { Toasts } from './Toasts'
+import { Workbench } from './Workbench'
+
+const OVERLAYS: Record<Overlay, () => preact.JSX.Element | null> = {
+  help: Help,
+  palette: Palette,
+  export: Export,
+  import: Import,
+  looms: Looms,
+  models: Models,
+  run: StartRun,
+  gauge: Gauge,
+  look: Look,
+}
+
+const dark = matchMedia('(prefers-color-scheme: dark)')
+const paint = () => {
+  const isDark = theme.value === 'dark' || (theme.value === 'system' && dark.matches)
+  const { dataset } = document.documentElement
+  dataset['theme'] = isDark ? 'dark' : 'light'
+  dataset['size'] = textSize.value
+  dataset['width'] = textWidth.value
+}
+effect(paint)
+dark.addEventListener('change', paint)
+effect(() => {
+  const loom = open.value
+  document.title = loom ? `${loom.info.value.name} · Weft` : 'Weft'
+})
+
+export function App() {
+  return (
+    <Stumbled>
+      <Whole />
+    </Stumbled>
+  )
+}
+
+function Whole() {
+  const Above = overlay.value ? OVERLAYS[overlay.value] : null
+  return (
+    <>
+      <Below />
+      {Above && <Above />}
+      {question.value && <Confirm />}
+      <DropTarget />
+      <Toasts />
+    </>
+  )
+}
+
+function Below() {
+  if (open.value) return <Workbench loom={open.value} key={open.value.id} />
+  if (opening.value === null) return <FirstRun />
+  return (
+    <main class="opening" aria-busy="true">
+      <p class="muted">{isAway.value ? 'Reconnecting. Nothing is lost.' : `Opening ${opening.value}`}</p>
+    </main>
+  )
+}

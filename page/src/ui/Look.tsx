@@ -1,0 +1,41 @@
+/** How the page looks: theme, and the size and width of what one reads. */
+import type { Signal } from '@preact/signals'
+import { TEXT_SIZES, TEXT_WIDTHS, textSize, textWidth, theme } from '../state/view'
+import { Choice } from './Choice'
+import { Dialog } from './Overlay'
+
+const THEMES = ['system', 'light', 'dark'] as const
+const capital = (word: string) => word[0]!.toUpperCase() + word.slice(1)
+
+export function Look() {
+  return (
+    <Dialog title="How it looks" width={420}>
+      <div class="column look">
+        <Setting label="Theme" values={THEMES} of={theme} />
+        <Setting label="Text size" values={TEXT_SIZES} of={textSize} />
+        <Setting label="Text width" values={TEXT_WIDTHS} of={textWidth} />
+        <p class="look-sample">The quick brown fox jumps over the lazy dog.</p>
+      </div>
+    </Dialog>
+  )
+}
+
+function Setting<Value extends string>(props: {
+  label: string
+  values: readonly Value[]
+  of: Signal<Value>
+}) {
+  return (
+    <div class="row">
+      <span class="grow">{props.label}</span>
+      <Choice
+        label={props.label}
+        values={props.values.map((each) => ({ value: each, label: capital(each) }))}
+        chosen={props.of.value}
+        onChoose={(value) => {
+          props.of.value = value
+        }}
+      />
+    </div>
+  )
+}

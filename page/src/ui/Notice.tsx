@@ -1,0 +1,37 @@
+/** A line above the panes: what keeps the open loom from being grown, and the way out. */
+import { restore } from '../state/actions'
+import { loadModel } from '../state/loading'
+import type { OpenLoom } from '../state/loom'
+import { cannotGrow, isReadOnly, loadingModel, models } from '../state/session'
+import { overlay } from '../state/view'
+import { TextButton } from './Button'
+import { ModelState } from './model/ModelState'
+
+export function Notice({ loom }: { loom: OpenLoom }) {
+  if (loom.isGone.value)
+    return (
+      <div class="notice row" role="status">
+        <span class="grow">This loom was removed. It can be read for as long as it is open here.</span>
+        <TextButton onClick={() => void restore(loom.info.peek().name)}>Bring it back</TextButton>
+      </div>
+    )
+  if (!isReadOnly.value) return null
+  const source = loom.info.value.model
+  const known = models.value.some((each) => each.id === source || each.source === source)
+  const coming = loadingModel.value
+  if (known || (coming && (coming.id === source || coming.source === source)))
+    return (
+      <div class="notice">
+        <ModelState wanted={source} />
+      </div>
+    )
+  return (
+    <div class="notice row" role="status">
+      <span class="grow">{cannotGrow.value?.replace(/\.$/, '')}</span>
+      <TextButton onClick={() => void loadModel({ source })}>Load {source}</TextButton>
+      <TextButton kind="plain" onClick={() => (overlay.value = 'models')}>
+        Models
+      </TextButton>
+    </div>
+  )
+}

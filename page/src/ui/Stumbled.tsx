@@ -1,0 +1,37 @@
+/** What is left when the page itself breaks: looms are the server's, so nothing is lost. */
+import { Component, type ComponentChildren } from 'preact'
+import './stumbled.css'
+
+interface State {
+  error: Error | null
+}
+
+export class Stumbled extends Component<{ children: ComponentChildren }, State> {
+  override state: State = { error: null }
+
+  static override getDerivedStateFromError(error: unknown): State {
+    return { error: error instanceof Error ? error : new Error(String(error)) }
+  }
+
+  override componentDidCatch(error: unknown): void {
+    console.error(error)
+  }
+
+  render() {
+    const { error } = this.state
+    if (!error) return this.props.children
+    return (
+      <main class="stumbled" role="alert">
+        <h1>The page stumbled. Nothing is lost.</h1>
+        <p class="muted">Looms are kept by the server, and what grows in them goes on there.</p>
+        <button type="button" class="button main" ref={(it) => it?.focus()} onClick={() => location.reload()}>
+          Reload
+        </button>
+        <details>
+          <summary class="caption">What went wrong</summary>
+          <pre class="caption">{error.stack ?? error.message}</pre>
+        </details>
+      </main>
+    )
+  }
+}

@@ -1,0 +1,23 @@
+/** Put a text on the clipboard, and say so. */
+import { toast } from '../state/toasts'
+
+export async function copyText(text: string, what: string): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text)
+  } catch {
+    // Only pages of this machine, or over https, have a clipboard of their own.
+    const area = document.createElement('textarea')
+    area.value = text
+    area.readOnly = true
+    area.className = 'visually-hidden'
+    document.body.append(area)
+    area.select()
+    const done = document.execCommand('copy')
+    area.remove()
+    if (!done) {
+      toast('The browser does not let the page copy.', { kind: 'error' })
+      return
+    }
+  }
+  toast(`Copied ${what}`)
+}

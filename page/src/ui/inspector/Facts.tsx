@@ -1,0 +1,24 @@
+/** Names and values, one a line. A value that is not known yet keeps its place. */
+import type { ComponentChildren } from 'preact'
+
+export interface Fact {
+  name: string
+  value: ComponentChildren
+  /** What the name means: its tooltip. */
+  says?: string
+  varies?: boolean
+}
+
+export function Facts({ of }: { of: (Fact | null | false)[] }) {
+  const rows = of.filter((each): each is Fact => !!each)
+  return (
+    <dl class="facts">
+      {rows.map((each) => (
+        <div key={each.name} class="fact">
+          <dt title={each.says}>{each.name}</dt>
+          <dd data-varies={each.varies ? '' : undefined}>{each.value ?? '…'}</dd>
+        </div>
+      ))}
+    </dl>
+  )
+}

@@ -1,0 +1,85 @@
+/** A setting that is a number: its name, its field, and what is wrong with it. */
+import type { ComponentChildren } from 'preact'
+import { useEffect, useState } from 'preact/hooks'
+import { FIGURES, type Figure, readFigure } from '../../model/fields'
+import { fault, faults, limits, set } from '../../state/settings'
+
+interface FigureRowProps {
+  name: Figure
+  /** null: nothing is set. */
+  value: number | null
+  placeholder?: string
+  children?: ComponentChildren
+}
+
+export function FigureRow({ name, value, placeholder, children }: FigureRowProps) {
+  const field = FIGURES[name]
+  const [draft, setDraft] = useState<string | null>(null)
+  const wrong = faults.value.get(name)
+  useEffect(() => setDraft(null), [value])
+  useEffect(
+    () => () => {
+      if (faults.peek().has(name)) fault(name, null)
+    },
+    [],
+  )
+  const shown = draft ?? (value === null ? '' : String(value))
+  const read = (text: string) => {
+    setDraft(text)
+    if (text.trim() === '' && name === 'seed') {
+      set({ seed: null })
+      return
+    }
+    const found = readFigure(name, text, limits.peek())
+    if (typeof found === 'string') fault(name, found)
+    else set({ [name]: found.value })
+  }
+  const step = (event: KeyboardEvent) => {
+    const by = { ArrowUp: 1, ArrowDown: -1 }[event.key]
+    if (by === undefined || event.altKey || name === 'seed') return
+    event.preventDefault()
+    const next = Number(((value ?? 0) + by * field.step * (event.shiftKey ? 10 : 1)).toFixed(6))
+    const found = readFigure(name, String(next), limits.peek())
+    if (typeof found !== 'string') set({ [name]: found.value })
+    setDraft(null)
+  }
+  const isChanged = field.neutral !== null && value !== field.neutral
+  return (
+    <div class="figure">
+      <div class="figure-row">
+        <label for={`set-${name}`} title={field.says} class="grow cut">
+          {field.label}
+        </label>
+        {isChanged && (
+          <button
+            type="button"
+            class="figure-mark"
+            title={`Not neutral. Back to ${field.neutral}`}
+            aria-label={`${field.label}: back to ${field.neutral}`}
+            onClick={() => set({ [name]: field.neutral })}
+          />
+        )}
+        {children}
+        <input
+          id={`set-${name}`}
+          class={`field figure-field ${name === 'seed' ? 'is-wide' : ''}`}
+          inputMode={field.isWhole ? 'numeric' : 'decimal'}
+          autocomplete="off"
+          spellcheck={false}
+          value={shown}
+          placeholder={placeholder}
+          aria-invalid={wrong !== undefined}
+          aria-describedby={wrong === undefined ? undefined : `wrong-${name}`}
+          onInput={(event) => read(event.currentTarget.value)}
+          onKeyDown={step}
+          onFocus={(event) => event.currentTarget.select()}
+        />
+      </div>
+      {wrong !== undefined && (
+        <p class="error caption figure-wrong" id={`wrong-${name}`}>
+          {wrong}
+        </p>
+      )}
+    </div>
+  )
+}

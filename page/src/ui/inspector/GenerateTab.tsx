@@ -1,0 +1,123 @@
+/** How branches are grown, and the button that grows them. */
+import { RotateCcw } from 'lucide-preact'
+import { plural } from '../../model/words'
+import * as act from '../../state/actions'
+import { keyFor } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { isReadOnly } from '../../state/session'
+import {
+  blocked,
+  forgetOwn,
+  hasOwn,
+  LENGTHS,
+  ownSettings,
+  type Scope,
+  scope,
+  set,
+  settings,
+  shownSettings,
+} from '../../state/settings'
+import { IconButton } from '../Button'
+import { ConstraintField, Stops } from './Advanced'
+import { FigureRow } from './FigureRow'
+import { Presets } from './Presets'
+
+const SCOPES: Record<Scope, [string, string]> = {
+  action: ['Next call', 'What you change holds for the next call only.'],
+  loom: ['This loom', 'What you change holds for this loom.'],
+  default: ['Default', 'What you change holds for all looms that say nothing else.'],
+}
+
+export function GenerateTab({ loom }: { loom: OpenLoom }) {
+  const shown = shownSettings.value
+  const own = Object.keys(ownSettings.value).length
+  return (
+    <div class="generate">
+      <GrowButton loom={loom} />
+      <section class="part" aria-label="Where changes hold">
+        <div class="row">
+          <div class="choices grow" role="radiogroup" aria-label="Settings of">
+            {(Object.keys(SCOPES) as Scope[]).map((each) => (
+              <button
+                key={each}
+                type="button"
+                role="radio"
+                class="choice"
+                aria-checked={scope.value === each}
+                title={SCOPES[each][1]}
+                onClick={() => (scope.value = each)}
+              >
+                {SCOPES[each][0]}
+              </button>
+            ))}
+          </div>
+          {own > 0 && (
+            <IconButton
+              icon={RotateCcw}
+              label={`Forget ${plural(own, 'setting')} of ${scope.value === 'loom' ? 'this loom' : 'the next call'}`}
+              onClick={() => forgetOwn(scope.value)}
+            />
+          )}
+        </div>
+        <p class="caption">
+          {scope.value === 'default' && hasOwn.value
+            ? 'This loom has settings of its own, which go before these.'
+            : SCOPES[scope.value][1]}
+        </p>
+      </section>
+      <section class="part" aria-label="How much">
+        <FigureRow name="n" value={shown.n} />
+        <FigureRow name="max_tokens" value={shown.max_tokens} />
+        <div class="choices" role="group" aria-label="Length">
+          {Object.entries(LENGTHS).map(([name, n]) => (
+            <button
+              key={name}
+              type="button"
+              class="choice"
+              aria-pressed={shown.max_tokens === n}
+              title={plural(n, 'token')}
+              onClick={() => set({ max_tokens: n })}
+            >
+              {name}
+            </button>
+          ))}
+        </div>
+      </section>
+      <Presets />
+      <section class="part" aria-label="How tokens are drawn">
+        <FigureRow name="temperature" value={shown.temperature} />
+        <FigureRow name="top_p" value={shown.top_p} />
+        <FigureRow name="top_k" value={shown.top_k} />
+        <FigureRow name="min_p" value={shown.min_p} />
+        <FigureRow name="repetition_penalty" value={shown.repetition_penalty} />
+      </section>
+      <section class="part" aria-label="More">
+        <Stops stop={shown.stop} />
+        <FigureRow name="seed" value={shown.seed} placeholder="new each time" />
+        <ConstraintField constraint={shown.constraint} />
+      </section>
+    </div>
+  )
+}
+
+function GrowButton({ loom }: { loom: OpenLoom }) {
+  loom.tree.version.value
+  const node = loom.tree.get(loom.current.value)
+  const wrong = blocked.value
+  const note = isReadOnly.value
+    ? `Read-only: load ${loom.info.value.model} to grow.`
+    : (wrong ?? (node?.ended ? 'This node has ended. Branches go on past its end.' : null))
+  return (
+    <div class="part grow-part">
+      <button
+        type="button"
+        class="button main"
+        disabled={isReadOnly.value || wrong !== null}
+        onClick={() => void act.grow(loom.current.peek())}
+      >
+        Grow {plural(settings.value.n, 'branch', 'branches')} <kbd>{keyFor('grow')}</kbd>
+      </button>
+      {note && <p class={`caption ${wrong ? 'error' : 'warn'}`}>{note}</p>}
+    </div>
+  )
+}

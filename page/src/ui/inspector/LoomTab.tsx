@@ -1,0 +1,135 @@
+/** A loom: what it is, what it holds, what was done to it, and its memory. */
+import { useEffect, useState } from 'preact/hooks'
+import { api, type Schemas } from '../../api/client'
+import { count, plural } from '../../model/words'
+import * as act from '../../state/actions'
+import { keyFor } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { overlay } from '../../state/view'
+import { Facts } from './Facts'
+import { History } from './History'
+import { moment } from './told'
+import './node.css'
+
+export function LoomTab({ loom }: { loom: OpenLoom }) {
+  loom.tree.version.value
+  const { tree } = loom
+  const info = loom.info.value
+  const kv = useKv(loom)
+  let tokens = 0
+  let leaves = 0
+  for (const node of tree.nodes.values()) {
+    tokens += node.n_tokens
+    if (!node.children.length) leaves += 1
+  }
+  const isChat = info.chat_template_used
+  return (
+    <>
+      <section class="part" aria-label="What it is">
+        <NameField loom={loom} key={info.name} />
+        <Facts
+          of={[
+            { name: 'Model', value: info.model },
+            { name: 'Kind', value: isChat === null ? '–' : isChat ? 'chat' : 'raw text' },
+            info.created ? { name: 'Begun', value: moment(info.created), varies: true } : null,
+            { name: 'Nodes', value: count(tree.size) },
+            { name: 'Leaves', value: count(leaves) },
+            {
+              name: 'Tokens',
+              says: 'Of all nodes, each once: what branches share is counted once.',
+              value: count(tokens),
+            },
+            kv && {
+              name: 'KV there',
+              says: 'Nodes whose whole path has been computed and is in memory.',
+              value: `${plural(kv.hot, 'node')}, ${plural(kv.hot_tokens, 'token')}`,
+              varies: true,
+            },
+          ]}
+        />
+        <p class="loom-prompt">{info.prompt}</p>
+      </section>
+      <section class="part" aria-label="Notes">
+        <textarea
+          class="field"
+          rows={4}
+          aria-label="Notes on the loom"
+          placeholder="Notes on this loom"
+          value={noteOf(info.meta)}
+          onBlur={(event) => void act.noteLoom(event.currentTarget.value)}
+        />
+      </section>
+      <section class="part" aria-label="Files">
+        <div class="actions">
+          <button
+            type="button"
+            class="button"
+            title={keyFor('export')}
+            onClick={() => (overlay.value = 'export')}
+          >
+            Export
+          </button>
+          <button
+            type="button"
+            class="button"
+            title={keyFor('import')}
+            onClick={() => (overlay.value = 'import')}
+          >
+            Import
+          </button>
+          <button type="button" class="button" onClick={() => void act.removeLoom(info.name)}>
+            Remove this loom
+          </button>
+        </div>
+      </section>
+      <History loom={loom} />
+    </>
+  )
+}
+
+const noteOf = (meta: Record<string, unknown> | null | undefined): string => {
+  const note = meta?.['note']
+  return typeof note === 'string' ? note : ''
+}
+
+function NameField({ loom }: { loom: OpenLoom }) {
+  const name = loom.info.value.name
+  const save = async (field: HTMLInputElement) => {
+    const wanted = field.value.trim()
+    if (wanted === name || wanted === '' || !(await act.rename(wanted))) field.value = name
+  }
+  return (
+    <input
+      class="field"
+      aria-label="Name"
+      autocomplete="off"
+      spellcheck={false}
+      defaultValue={name}
+      onBlur={(event) => void save(event.currentTarget)}
+      onKeyDown={(event) => {
+        if (event.key === 'Escape') event.currentTarget.value = name
+        if (event.key === 'Enter' || event.key === 'Escape') event.currentTarget.blur()
+      }}
+    />
+  )
+}
+
+/** The loom's memory: asked for when its tree has changed, a moment after. */
+function useKv(loom: OpenLoom): Schemas['LoomKv'] | null {
+  const [kv, setKv] = useState<Schemas['LoomKv'] | null>(null)
+  const rev = loom.tree.rev
+  useEffect(() => {
+    let isOver = false
+    const timer = setTimeout(() => {
+      api.loomKv(loom.id).then(
+        (told) => !isOver && setKv(told),
+        () => {}, // a figure that is not worth a word
+      )
+    }, 300)
+    return () => {
+      isOver = true
+      clearTimeout(timer)
+    }
+  }, [loom.id, rev])
+  return kv
+}

@@ -1,0 +1,185 @@
+/** What one notes on a node, its KV, and where it stands. */
+
+import { signal } from '@preact/signals'
+import { Bookmark } from 'lucide-preact'
+import { useState } from 'preact/hooks'
+import type { Node } from '../../api/client'
+import { ROOT } from '../../model/tree'
+import { oneLine } from '../../model/words'
+import * as act from '../../state/actions'
+import type { OpenLoom } from '../../state/loom'
+import { IconButton } from '../Button'
+import { Facts } from './Facts'
+
+interface NotesProps {
+  node: Node
+  known: Node | null
+  onChange: () => void
+}
+
+export function Notes({ node, known, onChange }: NotesProps) {
+  const label = node.bookmark ?? null
+  const note = known?.meta?.['note']
+  const saveLabel = (text: string) => {
+    if (label !== null && text !== label) void act.bookmark(node.node, text)
+  }
+  const saveNote = (text: string) => {
+    if (known && text !== (note ?? '')) act.note(node.node, text).then(onChange)
+  }
+  return (
+    <section class="part" aria-label="Notes">
+      <div class="row">
+        <input
+          class="field"
+          aria-label="Label of the bookmark"
+          placeholder={label === null ? 'Not bookmarked' : 'A label'}
+          maxLength={200}
+          disabled={label === null}
+          value={label ?? ''}
+          onBlur={(event) => saveLabel(event.currentTarget.value)}
+          onKeyDown={(event) => event.key === 'Enter' && saveLabel(event.currentTarget.value)}
+        />
+        <IconButton icon={Bookmark} label="Bookmark" command="bookmark" pressed={label !== null} />
+      </div>
+      <textarea
+        class="field"
+        rows={3}
+        aria-label="Note"
+        placeholder="A note"
+        disabled={!known}
+        value={typeof note === 'string' ? note : ''}
+        onBlur={(event) => saveNote(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === 'Enter' && (event.metaKey || event.ctrlKey)) {
+            event.stopPropagation()
+            event.currentTarget.blur()
+          }
+        }}
+      />
+    </section>
+  )
+}
+
+const STATES: Record<string, string> = {
+  hot: 'hot: nothing is computed again',
+  partly: 'partly there',
+  cold: 'cold: computed when needed',
+}
+
+export function Kv({ node, known, onChange }: { node: number; known: Node | null; onChange: () => void }) {
+  const state = known?.kv ?? null
+  const handle = (op: 'warm' | 'evict') => act.handleKv(node, op).then(onChange)
+  return (
+    <section class="part" aria-label="KV">
+      <Facts
+        of={[
+          {
+            name: 'KV',
+            says: 'What the model has computed of the path to the end of this node.',
+            value: state === null ? null : (STATES[state] ?? state),
+          },
+        ]}
+      />
+      <div class="actions">
+        <button
+          type="button"
+          class="button"
+          disabled={!known || state === 'hot'}
+          onClick={() => handle('warm')}
+        >
+          Warm
+        </button>
+        <button
+          type="button"
+          class="button"
+          disabled={!known || state === 'cold'}
+          title="Forget the KV of its own tokens; they are computed again when needed."
+          onClick={() => handle('evict')}
+        >
+          Forget
+        </button>
+      </div>
+    </section>
+  )
+}
+
+/** The node that is about to be moved; null: none. */
+const carried = signal<number | null>(null)
+
+export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
+  const [isNaming, setNaming] = useState(false)
+  const moving = carried.value !== null && loom.tree.get(carried.value) ? carried.value : null
+  const canDrop = moving !== null && !loom.tree.isBelow(node, moving) && loom.tree.parent(moving) !== node
+  return (
+    <section class="part" aria-label="Shape">
+      {moving !== null && (
+        <>
+          <p class="caption">
+            Moving “{oneLine(loom.tree.get(moving)?.text ?? '', 40)}”. Go to the node it shall stand below.
+          </p>
+          <div class="actions">
+            <button
+              type="button"
+              class="button"
+              disabled={!canDrop}
+              onClick={() => {
+                carried.value = null
+                void act.move(moving, node).then((made) => made && loom.go(moving))
+              }}
+            >
+              Put it below this node
+            </button>
+            <button type="button" class="button plain" onClick={() => (carried.value = null)}>
+              Cancel
+            </button>
+          </div>
+        </>
+      )}
+      <div class="actions">
+        <button
+          type="button"
+          class="button"
+          disabled={node === ROOT}
+          title="Everything beside the path to this node is removed; Undo brings it back."
+          onClick={() => void act.remove(node, 'others')}
+        >
+          Keep only this path
+        </button>
+        <button
+          type="button"
+          class="button"
+          disabled={node === ROOT || moving === node}
+          onClick={() => (carried.value = node)}
+        >
+          Move
+        </button>
+        <button type="button" class="button" aria-expanded={isNaming} onClick={() => setNaming(!isNaming)}>
+          Copy to a new loom
+        </button>
+      </div>
+      {isNaming && (
+        <form
+          class="row"
+          onSubmit={(event) => {
+            event.preventDefault()
+            const field = event.currentTarget.elements.namedItem('name') as HTMLInputElement
+            const name = field.value.trim()
+            if (name) void act.copyOut(node, name).then((made) => made && setNaming(false))
+          }}
+        >
+          <input
+            class="field"
+            name="name"
+            aria-label="Name of the new loom"
+            placeholder="Its name"
+            ref={(field) => field?.focus()}
+            onKeyDown={(event) => event.key === 'Escape' && setNaming(false)}
+          />
+          <button type="submit" class="button">
+            Copy
+          </button>
+        </form>
+      )}
+    </section>
+  )
+}

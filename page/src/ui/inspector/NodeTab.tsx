@@ -1,0 +1,67 @@
+/** A node: its figures, what it was grown with, what was noted on it, and what can be done with it. */
+import type { Node } from '../../api/client'
+import { figure } from '../../model/heat'
+import { isHuman, ROOT } from '../../model/tree'
+import { count, finishWord, probability } from '../../model/words'
+import type { OpenLoom } from '../../state/loom'
+import { type Fact, Facts } from './Facts'
+import { Kv, Notes, Shape } from './NodeParts'
+import { Provenance } from './Provenance'
+import { useNode } from './useNode'
+import './node.css'
+
+export function NodeTab({ loom }: { loom: OpenLoom }) {
+  loom.tree.version.value
+  const at = loom.current.value
+  const [known, ask] = useNode(loom, at)
+  loom.lanes.value.get(at)?.version.value // its figures, while it grows
+  const node = loom.tree.get(at)
+  if (!node) return <p class="part caption">No node.</p>
+  return (
+    <>
+      <section class="part" aria-label="Text">
+        <h2>{at === ROOT ? 'The prompt' : `Node ${at}`}</h2>
+        <Facts of={textFacts(loom, node, known)} />
+      </section>
+      <Provenance loom={loom} node={node} known={known} />
+      <Notes node={node} known={known} onChange={ask} key={`notes-${at}`} />
+      {at !== ROOT && known?.kv !== null && <Kv node={at} known={known} onChange={ask} />}
+      <Shape loom={loom} node={at} key={`shape-${at}`} />
+    </>
+  )
+}
+
+function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | false)[] {
+  const isChat = loom.info.value.chat_template_used ?? false
+  const entropies = (known?.entropies ?? []).map(figure).filter((each) => each !== null)
+  const mean = entropies.reduce((sum, each) => sum + each, 0) / entropies.length
+  const score = figure(node.score)
+  return [
+    { name: 'Tokens', value: count(node.n_tokens) },
+    {
+      name: 'Characters',
+      value: count(Array.from(node.parent === null ? loom.info.value.prompt : node.text).length),
+    },
+    {
+      name: 'Mean p',
+      says: 'exp(mean log-probability): the geometric mean of its tokens’ probabilities, as the model itself has them.',
+      value: probability(node.mean_p),
+    },
+    {
+      name: 'Mean entropy',
+      says: 'Of the model’s own distribution before each of its tokens, in nats.',
+      value: entropies.length ? `${Math.abs(mean).toFixed(2)} nats` : '–',
+    },
+    node.growing || node.finish_reason !== null
+      ? { name: 'Ended', value: node.growing ? 'grows' : finishWord(node.finish_reason, node.stop_string) }
+      : false,
+    score !== null && { name: 'Score', says: 'What a search thinks of it.', value: score.toPrecision(3) },
+    isChat && { name: 'Turn', value: turn(node) },
+  ]
+}
+
+function turn(node: Node): string {
+  if (node.parent === null) return 'user, first'
+  if (node.said != null) return 'user'
+  return isHuman(node) ? 'assistant, as written' : 'assistant'
+}

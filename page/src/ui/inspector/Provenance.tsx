@@ -1,0 +1,86 @@
+/** Who brought a node, when and how; bringing it again, here, in a shell and in Python. */
+import type { Node } from '../../api/client'
+import { againAsked, curl, drawnWith, python, recipe } from '../../model/provenance'
+import * as act from '../../state/actions'
+import type { OpenLoom } from '../../state/loom'
+import { model, server } from '../../state/session'
+import { copyText } from '../copy'
+import { type Fact, Facts } from './Facts'
+import { cameBy, moment } from './told'
+
+interface ProvenanceProps {
+  loom: OpenLoom
+  node: Node
+  known: Node | null
+}
+
+export function Provenance({ loom, node, known }: ProvenanceProps) {
+  const { name, prompt, chat_template_used } = loom.info.value
+  const again = known ? againAsked(known, model.value?.defaults ?? {}) : 'Not known yet.'
+  const force = node.parent !== null && loom.tree.get(node.parent)?.ended ? { force: true } : {}
+  const copy = (write: typeof curl, what: string) => {
+    if (!known) return
+    const asked = typeof again === 'string' ? again : { ...again, ...force }
+    const root = { prompt, template: chat_template_used ?? true }
+    const text = write(recipe(known, name, asked, root), location.origin, server.value?.is_public ?? false)
+    void copyText(text, what)
+  }
+  const why =
+    typeof again === 'string'
+      ? again
+      : model.value
+        ? 'Same settings and seed give the same text.'
+        : `${loom.info.value.model} is not loaded.`
+  return (
+    <section class="part" aria-label="Where it comes from">
+      <Facts of={facts(loom, known)} />
+      {node.parent !== null && (
+        <div class="actions">
+          <button
+            type="button"
+            class="button"
+            disabled={typeof again === 'string' || !model.value || node.growing}
+            title={why}
+            onClick={() => void act.regenerate(node.node)}
+          >
+            Regenerate exactly
+          </button>
+        </div>
+      )}
+      <div class="actions">
+        <button type="button" class="button" disabled={!known} onClick={() => copy(curl, 'the command')}>
+          Copy as curl
+        </button>
+        <button type="button" class="button" disabled={!known} onClick={() => copy(python, 'the program')}>
+          Copy as Python
+        </button>
+      </div>
+    </section>
+  )
+}
+
+function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
+  const made = known?.made
+  const params = known?.params
+  return [
+    made
+      ? { name: 'It was', value: cameBy(made.kind, made.actor) }
+      : { name: 'It was', value: known ? '–' : null },
+    { name: 'When', value: made ? moment(made.at) : known ? '–' : null, varies: true },
+    { name: 'Model', value: loom.info.value.model, says: 'The model of this loom.' },
+    ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
+    params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,
+    params ? { name: 'Tokens at most', value: String(params['max_tokens']) } : null,
+    params
+      ? {
+          name: 'Seed',
+          value: `${params['seed']}`,
+          varies: true,
+          says: 'With the number of the branch it gives this text again.',
+        }
+      : null,
+    params
+      ? { name: 'Branch', value: known.branch == null ? '–' : `${known.branch + 1} of ${params['n']}` }
+      : null,
+  ]
+}

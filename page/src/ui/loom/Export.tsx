@@ -1,0 +1,122 @@
+/** A path, a subtree or the tree, as a file of another program: seen first, then saved or copied. */
+import { useEffect, useState } from 'preact/hooks'
+import { ApiError, api } from '../../api/client'
+import { formatOf, inOrder, SCOPES, type Scope } from '../../model/formats'
+import { bytes } from '../../model/words'
+import { remembered } from '../../state/kept'
+import { open, server } from '../../state/session'
+import { failed, sentence, toast } from '../../state/toasts'
+import { TextButton } from '../Button'
+import { Choice } from '../Choice'
+import { closeOverlay, Dialog } from '../Overlay'
+import { save } from './files'
+
+const PREVIEW = 4000 // characters
+const lastFormat = remembered('export.format', 'text')
+
+interface Made {
+  file: Blob
+  name: string
+  head: string
+}
+
+export function Export() {
+  const loom = open.value
+  const formats = inOrder(server.value?.formats['export'] ?? ['text', 'json'])
+  const format = formats.includes(lastFormat.value) ? lastFormat.value : formats[0]!
+  const { refuses = [], scope: usual } = formatOf(format)
+  const [wanted, setWanted] = useState<Scope | null>(null)
+  const scope = wanted && !refuses.includes(wanted) ? wanted : usual
+  const [made, setMade] = useState<Made | null>(null)
+  const [error, setError] = useState('')
+  const node = loom?.current.value ?? 0
+
+  useEffect(() => {
+    if (!loom) return
+    let isOld = false
+    setError('')
+    api
+      .exportFile(loom.id, { format, scope, node: scope === 'tree' ? 0 : node })
+      .then(async ({ file, name }) => {
+        const head = await file.slice(0, 4 * PREVIEW).text()
+        if (!isOld) setMade({ file, name, head: head.slice(0, PREVIEW) })
+      })
+      .catch((problem: unknown) => {
+        if (isOld) return
+        setMade(null)
+        if (problem instanceof ApiError) setError(sentence(problem.message))
+        else failed(problem)
+      })
+    return () => {
+      isOld = true
+    }
+  }, [loom?.id, format, scope, node])
+
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(await made!.file.text())
+      toast(`Copied ${bytes(made!.file.size)}.`)
+      closeOverlay()
+    } catch {
+      toast('The browser does not let the page copy.', { kind: 'error', detail: 'Save the file instead.' })
+    }
+  }
+  return (
+    <Dialog title="Export" width={560}>
+      <div class="column export-form">
+        <div class="row">
+          <label class="label" for="export-format">
+            Format
+          </label>
+          <select
+            id="export-format"
+            class="field"
+            value={format}
+            onChange={(event) => {
+              lastFormat.value = event.currentTarget.value
+              setWanted(null)
+            }}
+          >
+            {formats.map((each) => (
+              <option key={each} value={each}>
+                {[formatOf(each).label, formatOf(each).says].filter(Boolean).join(', ')}
+              </option>
+            ))}
+          </select>
+        </div>
+        <div class="row">
+          <span class="label">How much</span>
+          <Choice
+            label="How much of the loom"
+            values={(Object.keys(SCOPES) as Scope[]).map((each) => ({
+              value: each,
+              label: SCOPES[each],
+              disabled: refuses.includes(each),
+            }))}
+            chosen={scope}
+            onChoose={setWanted}
+          />
+        </div>
+        <pre class="preview" aria-label="Preview" tabIndex={0}>
+          {error ? <span class="error">{error}</span> : made?.head}
+        </pre>
+        <div class="row">
+          <span class="caption grow cut">{made && `${made.name}, ${bytes(made.file.size)}`}</span>
+          <TextButton disabled={!made} onClick={() => void copy()}>
+            Copy
+          </TextButton>
+          <TextButton
+            kind="main"
+            disabled={!made}
+            onClick={() => {
+              save(made!.file, made!.name)
+              closeOverlay()
+            }}
+          >
+            Save
+          </TextButton>
+        </div>
+      </div>
+    </Dialog>
+  )
+}

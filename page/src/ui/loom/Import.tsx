@@ -1,0 +1,124 @@
+/** Looms of other programs: from files, or pasted; what was recognised, and what was left out. */
+import { useEffect, useRef, useState } from 'preact/hooks'
+import { bytes, count, plural } from '../../model/words'
+import { linkTo, server } from '../../state/session'
+import { TextButton } from '../Button'
+import { closeOverlay, Dialog } from '../Overlay'
+import { type Arrival, arrivals, bring } from './files'
+
+export function Import() {
+  const [pasted, setPasted] = useState('')
+  const picker = useRef<HTMLInputElement>(null)
+  const formats = server.value?.formats['import'] ?? []
+  const most = server.value?.limits['import_bytes']
+  const told = arrivals.value
+  useEffect(
+    () => () => {
+      arrivals.value = []
+    },
+    [],
+  )
+  return (
+    <Dialog title="Import" width={560}>
+      <div class="column import-form">
+        {told.length > 0 && <Report arrivals={told} />}
+        <div class="import-target column">
+          <p>Drop files anywhere on the page, or choose them.</p>
+          <p>
+            <TextButton onClick={() => picker.current!.click()}>Choose files</TextButton>
+          </p>
+          <p class="caption">
+            Weft’s own, and {formats.filter((each) => each !== 'weft').join(', ')}.
+            {most !== undefined && ` At most ${bytes(most)}.`}
+          </p>
+          <input
+            ref={picker}
+            type="file"
+            multiple
+            hidden
+            aria-label="Files to import"
+            onChange={(event) => {
+              const { files } = event.currentTarget
+              if (files?.length) void bring([...files])
+              event.currentTarget.value = ''
+            }}
+          />
+        </div>
+        <label class="column">
+          <span>Or paste it here</span>
+          <textarea
+            class="field"
+            spellcheck={false}
+            value={pasted}
+            onInput={(event) => setPasted(event.currentTarget.value)}
+          />
+        </label>
+        <div class="row">
+          <span class="grow" />
+          <TextButton
+            kind="main"
+            disabled={!pasted.trim()}
+            onClick={() => {
+              void bring([new File([pasted], 'What was pasted')])
+              setPasted('')
+            }}
+          >
+            Import
+          </TextButton>
+        </div>
+      </div>
+    </Dialog>
+  )
+}
+
+function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
+  return (
+    <ul class="import-report" role="status" aria-label="What was imported">
+      {arrivals.map((each, i) => (
+        <li key={i}>
+          <p class="cut">
+            <strong>{each.file}</strong>
+          </p>
+          {each.state === 'reading' && <p class="muted">Reading…</p>}
+          {each.state === 'failed' && (
+            <>
+              <p class="error">{each.error}</p>
+              {each.hint && <p class="muted">{each.hint}</p>}
+            </>
+          )}
+          {each.told && <Told {...each.told} />}
+        </li>
+      ))}
+    </ul>
+  )
+}
+
+function Told({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['told']>) {
+  return (
+    <>
+      <p>
+        Recognised as {recognised_as}: {plural(nodes, 'node')} in {plural(looms.length, 'loom')}.
+      </p>
+      <ul>
+        {looms.map((each) => (
+          <li key={each.id}>
+            <a href={linkTo(each.name)} onClick={closeOverlay}>
+              {each.name}
+            </a>{' '}
+            <span class="caption">{count(each.n_nodes)}</span>
+          </li>
+        ))}
+      </ul>
+      {dropped.length > 0 && (
+        <>
+          <p class="muted">Left out, as a loom has no place for it:</p>
+          <ul class="dropped">
+            {dropped.map((each) => (
+              <li key={each}>{each}</li>
+            ))}
+          </ul>
+        </>
+      )}
+    </>
+  )
+}

@@ -1,0 +1,71 @@
+/** Files that come to the page and leave it. */
+import { signal } from '@preact/signals'
+import { ApiError, api, type Schemas } from '../../api/client'
+import { bytes } from '../../model/words'
+import { listLooms, server } from '../../state/session'
+import { failed, sentence } from '../../state/toasts'
+import { overlay } from '../../state/view'
+
+/** What came of a file. */
+export interface Arrival {
+  file: string
+  state: 'reading' | 'done' | 'failed'
+  told: Schemas['Imported'] | null
+  error: string
+  hint: string
+}
+
+/** Of the files that were brought last. */
+export const arrivals = signal<readonly Arrival[]>([])
+
+/** Let the browser save a file. */
+export function save(file: Blob, name: string): void {
+  const link = document.createElement('a')
+  link.href = URL.createObjectURL(file)
+  link.download = name
+  link.click()
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000)
+}
+
+/** Bring files in, one after the other; the import dialog tells how it goes. */
+export async function bring(files: readonly File[]): Promise<void> {
+  overlay.value = 'import'
+  const from = arrivals.peek().length
+  arrivals.value = [
+    ...arrivals.peek(),
+    ...files.map((file) => ({
+      file: file.name,
+      state: 'reading' as const,
+      told: null,
+      error: '',
+      hint: '',
+    })),
+  ]
+  const change = (i: number, to: Partial<Arrival>) => {
+    arrivals.value = arrivals.peek().map((each, at) => (at === from + i ? { ...each, ...to } : each))
+  }
+  for (const [i, file] of files.entries()) {
+    try {
+      refuseLarge(file)
+      change(i, { state: 'done', told: await api.importFile(file, {}) })
+    } catch (error) {
+      if (!(error instanceof ApiError)) failed(error)
+      const hint = error instanceof ApiError ? error.hint : ''
+      change(i, { state: 'failed', error: sentence((error as Error).message), hint: sentence(hint) })
+    }
+  }
+  await listLooms().catch(failed)
+}
+
+/** Nothing is sent that the server would refuse for its size. */
+function refuseLarge(file: File): void {
+  const most = server.peek()?.limits['import_bytes']
+  if (most !== undefined && file.size > most)
+    throw new ApiError(
+      413,
+      'body_too_large',
+      `The file has ${bytes(file.size)}; the server takes at most ${bytes(most)}.`,
+      'Export a part of it where it comes from.',
+    )
+  if (file.size === 0) throw new ApiError(400, 'unknown_format', 'The file is empty.')
+}

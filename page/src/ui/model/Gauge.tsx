@@ -1,0 +1,141 @@
+/** What KV takes and what sharing it has saved. */
+import { useEffect, useState } from 'preact/hooks'
+import { api, type Schemas } from '../../api/client'
+import { percent, shareReused, timesShared } from '../../model/saving'
+import { bytes, count, plural, seconds } from '../../model/words'
+import { kv, ownKv, readKv } from '../../state/gauge'
+import { open } from '../../state/session'
+import { failed } from '../../state/toasts'
+import { TextButton } from '../Button'
+import { Dialog } from '../Overlay'
+import './model.css'
+
+export function Gauge() {
+  kv.value
+  const own = ownKv() ?? kv.value[0] ?? null
+  const [looms, setLooms] = useState<readonly Schemas['LoomKv'][] | null>(null)
+  const read = () => Promise.all([api.kv(true).then((told) => setLooms(told.looms ?? [])), readKv()])
+  useEffect(() => {
+    read().catch(failed)
+  }, [])
+  const forget = async (loom: Schemas['LoomKv']) => {
+    try {
+      const isOpen = open.peek()?.id === loom.loom
+      await api.forgetKv(loom.loom, isOpen ? open.peek()!.current.peek() : null)
+      await read()
+    } catch (error) {
+      failed(error)
+    }
+  }
+  return (
+    <Dialog title="Memory" width={560} class="gauge">
+      {own ? (
+        <>
+          <Tiers kv={own} />
+          <Saved kv={own} />
+          {looms && looms.length > 0 && (
+            <section>
+              <h3>Looms</h3>
+              <dl class="bars">
+                {[...looms]
+                  .sort((a, b) => b.bytes - a.bytes)
+                  .map((each) => (
+                    <LoomBar
+                      key={each.loom}
+                      loom={each}
+                      most={own.kv_bytes}
+                      onForget={() => void forget(each)}
+                    />
+                  ))}
+              </dl>
+              <p class="caption note">
+                What is forgotten is computed again when it is grown from. Text stays, and of the open loom
+                the path you are on.
+              </p>
+            </section>
+          )}
+        </>
+      ) : (
+        <p class="muted">No model is loaded, so nothing takes memory.</p>
+      )}
+    </Dialog>
+  )
+}
+
+function Tiers({ kv }: { kv: Schemas['KvObject'] }) {
+  return (
+    <section>
+      <h3>Where it is, {kv.model}</h3>
+      <dl class="bars">
+        <Bar name="Device" value={kv.kv_bytes} most={kv.kv_budget_bytes} />
+        {kv.offload_budget_bytes > 0 && (
+          <Bar name="Host" value={kv.offloaded_bytes} most={kv.offload_budget_bytes} />
+        )}
+      </dl>
+    </section>
+  )
+}
+
+function Bar({ name, value, most }: { name: string; value: number; most: number | null }) {
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd>{most !== null && <progress class="progress" aria-label={name} max={most} value={value} />}</dd>
+      <dd class="caption" data-varies>
+        {most === null ? bytes(value) : `${bytes(value)} of ${bytes(most)}`}
+      </dd>
+      <dd />
+    </>
+  )
+}
+
+function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () => void }) {
+  const { loom, most } = props
+  const isOpen = open.value?.id === loom.loom
+  return (
+    <>
+      <dt class="cut">{loom.name}</dt>
+      <dd>
+        <progress class="progress" aria-label={loom.name} max={Math.max(most, 1)} value={loom.bytes} />
+      </dd>
+      <dd class="caption" data-varies title={`${plural(loom.hot, 'node')} of ${count(loom.hot + loom.cold)}`}>
+        {bytes(loom.bytes)}
+      </dd>
+      <dd>
+        {loom.model !== null && (
+          <TextButton kind="plain" disabled={!loom.bytes} onClick={props.onForget}>
+            {isOpen ? 'Forget cold branches' : 'Forget'}
+          </TextButton>
+        )}
+      </dd>
+    </>
+  )
+}
+
+function Saved({ kv }: { kv: Schemas['KvObject'] }) {
+  const times = timesShared(kv)
+  const share = shareReused(kv)
+  const rows: [string, string][] = [
+    ['A cache for each branch would take', bytes(kv.kv_bytes_unshared)],
+    ...(times ? [['Times as much', times.toFixed(1)] as [string, string]] : []),
+    ['Tokens that were there already', count(kv.reused)],
+    ['Tokens that had to be read', count(kv.prefilled)],
+    ...(share === null ? [] : [['Reused', percent(share)] as [string, string]]),
+    ['Tokens written', count(kv.decoded)],
+    ...(kv.recomputed ? [['Tokens read again', count(kv.recomputed)] as [string, string]] : []),
+    ...(kv.saved_s === null ? [] : [['Time saved', `≈ ${seconds(kv.saved_s)}`] as [string, string]]),
+  ]
+  return (
+    <section>
+      <h3>What sharing saves</h3>
+      <dl class="figures">
+        {rows.map(([name, value]) => (
+          <>
+            <dt class="muted">{name}</dt>
+            <dd data-varies>{value}</dd>
+          </>
+        ))}
+      </dl>
+    </section>
+  )
+}

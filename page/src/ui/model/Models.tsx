@@ -1,0 +1,138 @@
+/** The models on the server's shelf: what each can do, loading and unloading. */
+import { useState } from 'preact/hooks'
+import type { Model } from '../../api/client'
+import { loading } from '../../model/progress'
+import { bytes, count, plural } from '../../model/words'
+import { confirm } from '../../state/actions'
+import { loadModel, unloadModel } from '../../state/loading'
+import { models, open } from '../../state/session'
+import { sentence } from '../../state/toasts'
+import { TextButton } from '../Button'
+import { Dialog } from '../Overlay'
+import { Progress } from './ModelState'
+import './model.css'
+
+export function Models() {
+  const all = models.value
+  const wanted = open.value?.info.value.model
+  const isThere = all.some((each) => each.id === wanted || each.source === wanted)
+  return (
+    <Dialog title="Models" width={600}>
+      <div>
+        {all.length ? (
+          <ul class="models" aria-label="Models">
+            {all.map((each) => (
+              <ModelRow key={each.id} model={each} />
+            ))}
+          </ul>
+        ) : (
+          <p class="muted">No model is loaded.</p>
+        )}
+        <LoadForm suggestion={isThere ? '' : (wanted ?? '')} />
+      </div>
+    </Dialog>
+  )
+}
+
+const ABILITIES: Record<string, string> = {
+  steps: 'forks at any token',
+  scoring: 'scores texts',
+  shared_attention: 'reads shared text once',
+  lora: 'LoRA',
+  embed: 'embeddings',
+  offload: 'KV on the host',
+}
+
+/** What it can do, in a few words; what only engineers ask for is left out. */
+function canDo(model: Model): string[] {
+  const abilities = model.abilities ?? {}
+  const words = Object.entries(ABILITIES).flatMap(([name, says]) => (abilities[name] === true ? [says] : []))
+  return [...new Set(words)]
+}
+
+function ModelRow({ model }: { model: Model }) {
+  const facts = [
+    model.engine,
+    model.device,
+    model.dtype,
+    model.n_ctx && `context ${count(model.n_ctx)}`,
+    model.n_vocab && `vocabulary ${count(model.n_vocab)}`,
+    model.bytes && bytes(model.bytes),
+    model.has_chat_template && 'chat',
+  ].filter(Boolean)
+  const progress = loading(model.progress)
+  const unload = async () => {
+    const users = model.users ?? 0
+    const isSure =
+      !users ||
+      (await confirm(`Unload ${model.id}?`, `${plural(users, 'job')} use it now and would fail.`, 'Unload'))
+    if (isSure) await unloadModel(model.id, users > 0)
+  }
+  return (
+    <li>
+      <div class="row">
+        <strong class="cut">{model.id}</strong>
+        {model.is_default && <span class="caption">default</span>}
+        <span class="grow" />
+        {model.state === 'loading' && <Progress share={progress.share} label={`Loading ${model.id}`} />}
+        <TextButton onClick={() => void unload()}>
+          {model.state === 'loading' ? 'Cancel' : model.state === 'failed' ? 'Forget' : 'Unload'}
+        </TextButton>
+      </div>
+      {model.state === 'loading' && (
+        <p class="caption" data-varies>
+          {progress.words}
+        </p>
+      )}
+      {model.state === 'failed' && (
+        <>
+          <p class="error">{sentence(model.error?.message ?? '')}</p>
+          {model.error?.hint && <p class="muted">{sentence(model.error.hint)}</p>}
+        </>
+      )}
+      {model.state === 'ready' && (
+        <p class="caption facts">
+          {facts.join(' · ')}
+          {canDo(model).length > 0 && <br />}
+          {canDo(model).join(' · ')}
+        </p>
+      )}
+      {model.source !== model.id && <p class="caption cut">{model.source}</p>}
+    </li>
+  )
+}
+
+function LoadForm({ suggestion }: { suggestion: string }) {
+  const [source, setSource] = useState(suggestion)
+  const [isBusy, setBusy] = useState(false)
+  return (
+    <form
+      class="model-load column"
+      onSubmit={async (event) => {
+        event.preventDefault()
+        setBusy(true)
+        if (await loadModel({ source: source.trim() })) setSource('')
+        setBusy(false)
+      }}
+    >
+      <label for="model-source">Load another</label>
+      <div class="row">
+        <input
+          id="model-source"
+          autofocus
+          class="field"
+          spellcheck={false}
+          placeholder="tiny, a folder, a .gguf file, or org/name of the Hub"
+          value={source}
+          onInput={(event) => setSource(event.currentTarget.value)}
+        />
+        <TextButton type="submit" disabled={isBusy || !source.trim()}>
+          Load
+        </TextButton>
+      </div>
+      <p class="caption">
+        Folders and the Hub only where the server was started with --model-root or --allow-hub.
+      </p>
+    </form>
+  )
+}

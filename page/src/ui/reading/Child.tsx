@@ -1,0 +1,69 @@
+/** A child of the current node, as a row: what it says, and how it ended. */
+import { useState } from 'preact/hooks'
+import { isHuman } from '../../model/tree'
+import { shownText } from '../../model/turns'
+import { finishWord, plural, probability } from '../../model/words'
+import type { OpenLoom } from '../../state/loom'
+import { showsSpecial } from '../../state/reading'
+import { said } from './Lane'
+
+interface ChildProps {
+  loom: OpenLoom
+  /** Nodes with this very text; the first is shown. */
+  nodes: number[]
+  k: number
+}
+
+const MOST = 1200 // letters that are drawn of it
+
+export function Child({ loom, nodes, k }: ChildProps) {
+  const [isOpen, setOpen] = useState(false)
+  const number = nodes[0]!
+  const node = loom.tree.get(number)
+  if (!node) return null
+  const text = shownText(node, loom.info.value, showsSpecial.value)
+  const below = loom.tree.below(number)
+  const siblings = loom.tree.siblings(number)
+  return (
+    <>
+      <li class="child">
+        <button
+          type="button"
+          class="child-in"
+          data-child={number}
+          title={k < 10 ? `To this branch  ${k}` : 'To this branch'}
+          onClick={() => loom.go(number)}
+        >
+          <span class="k">{k}</span>
+          <span class={`child-text ${isHuman(node) ? 'written' : ''}`}>
+            {text ? text.slice(0, MOST).replace(/^[^\S\n]+/, '') : <span class="muted">(ended at once)</span>}
+          </span>
+          <span class="caption">
+            {said(
+              node.bookmark != null && `★ ${node.bookmark}`.trim(),
+              node.mean_p !== null && `p̄ ${probability(node.mean_p)}`,
+              plural(node.n_tokens, 'token'),
+              isHuman(node) ? 'written' : finishWord(node.finish_reason, node.stop_string ?? null),
+              below > 0 && `${plural(below, 'node')} below`,
+            )}
+          </span>
+        </button>
+        {nodes.length > 1 && (
+          <button
+            type="button"
+            class="times caption"
+            aria-expanded={isOpen}
+            title={isOpen ? 'Fold the equal ones' : `${nodes.length} branches say this; show them all`}
+            onClick={() => setOpen(!isOpen)}
+          >
+            ×{nodes.length}
+          </button>
+        )}
+      </li>
+      {isOpen &&
+        nodes
+          .slice(1)
+          .map((each) => <Child key={each} loom={loom} nodes={[each]} k={siblings.indexOf(each) + 1} />)}
+    </>
+  )
+}

@@ -1,0 +1,66 @@
+/** What stands below the current node: branches that grow, and those that are there. */
+import { useRef } from 'preact/hooks'
+import { folded } from '../../model/turns'
+import type { OpenLoom } from '../../state/loom'
+import { Child } from './Child'
+import { Expected, Lane } from './Lane'
+
+export function Children({ loom }: { loom: OpenLoom }) {
+  loom.tree.version.value
+  const current = loom.current.value
+  const children = loom.tree.children(current)
+  const lanes = useLanes(loom)
+  const gone = [...lanes.keys()].filter((each) => !children.includes(each))
+  const rows = folded(
+    loom.tree,
+    children.filter((each) => !lanes.has(each)),
+  )
+  const asking = loom.asking.value?.parent === current ? loom.asking.value.n : 0
+  if (!children.length && !lanes.size && !asking) return null
+  return (
+    <div class="below">
+      {rows.length > 0 && (
+        <ul class="children" aria-label="Children">
+          {rows.map((row) => (
+            <Child key={row[0]} loom={loom} nodes={row} k={children.indexOf(row[0]!) + 1} />
+          ))}
+        </ul>
+      )}
+      {(lanes.size > 0 || asking > 0) && (
+        <section class="lanes" aria-label="Growing">
+          {[...children.filter((each) => lanes.has(each)), ...gone].map((each, i) => (
+            <Lane
+              key={each}
+              loom={loom}
+              lane={lanes.get(each)!}
+              k={children.includes(each) ? children.indexOf(each) + 1 : children.length + i + 1}
+            />
+          ))}
+          {Array.from({ length: asking }, (_, i) => (
+            <Expected key={`asked${i}`} k={children.length + i + 1} />
+          ))}
+        </section>
+      )}
+    </div>
+  )
+}
+
+/** Lanes below the current node that grow, or have ended while somebody looks; failed ones stay. */
+function useLanes(loom: OpenLoom) {
+  const current = loom.current.value
+  const visit = useRef<{ current: number | null; over: Set<number> }>({ current: null, over: new Set() })
+  const here = [...loom.lanes.value].filter(([, lane]) => lane.parent === current)
+  if (visit.current.current !== current) {
+    const over = here.filter(([, lane]) => lane.state === 'done').map(([node]) => node)
+    visit.current = { current, over: new Set(over) }
+  }
+  return new Map(
+    here.filter(([node, lane]) => {
+      if (visit.current.over.has(node)) return false
+      return lane.kept || lane.state === 'failed' || !lane.isOver || isEmptyEnd(lane.finish)
+    }),
+  )
+}
+
+/** It ended before it began: nothing of it is kept, but it is told. */
+const isEmptyEnd = (finish: string | null) => finish === 'stop' || finish === 'context'

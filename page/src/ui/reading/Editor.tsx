@@ -1,0 +1,268 @@
+/** A text area over a node, or below the text for a new one; what is typed is never lost. */
+import { useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { ApiError } from '../../api/client'
+import { ROOT } from '../../model/tree'
+import { count, plural } from '../../model/words'
+import * as act from '../../state/actions'
+import type { Draft } from '../../state/drafts'
+import { shown as keyShown } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { failed } from '../../state/toasts'
+
+interface EditorProps {
+  loom: OpenLoom
+  draft: Draft
+}
+
+export function Editor({ loom, draft }: EditorProps) {
+  const [problem, setProblem] = useState('')
+  const [isBusy, setBusy] = useState(false)
+  const isRoot = draft.node === ROOT
+  const isChanged = draft.text !== draft.base
+
+  const save = async (inPlace: boolean) => {
+    if (isBusy) return
+    if (!isChanged) return loom.drafts.drop(draft)
+    setBusy(true)
+    try {
+      await act.edit(draft.node, draft.text, { ...draft, inPlace })
+      loom.drafts.drop(draft)
+    } catch (error) {
+      if (!(error instanceof ApiError)) return failed(error)
+      const whole = loom.tree.get(draft.node)?.text ?? ''
+      if (isRoot && draft.isMessage && error.status === 400 && whole !== draft.base) {
+        // It was made of several messages: then all of them are what is edited.
+        const text = whole.replace(draft.base, () => draft.text)
+        loom.drafts.change(draft, { isMessage: false, base: whole, text })
+        return setProblem('The prompt is more than one message. This is all of it; save it again.')
+      }
+      setProblem(said(error))
+      // Whoever saves again has read what happened.
+      if (error.code === 'revision_mismatch') loom.drafts.change(draft, { rev: loom.tree.rev })
+    } finally {
+      setBusy(false)
+    }
+  }
+  const recomputed = tokensBelow(loom, draft.node)
+  return (
+    <div class="editor" data-edits={draft.node}>
+      <Area
+        draft={draft}
+        loom={loom}
+        label={isRoot ? 'The prompt' : 'Text of the node'}
+        onKey={(key) => {
+          if (key === 'Mod+s') void save(isRoot)
+          else if (key === 'Mod+Shift+s') void save(true)
+          else return false
+          return true
+        }}
+      />
+      {problem && (
+        <p class="error" role="alert">
+          {problem}
+        </p>
+      )}
+      <Trailing loom={loom} draft={draft} />
+      <div class="row editing">
+        {!isRoot && (
+          <button
+            type="button"
+            class="button main"
+            title={keyShown('Mod+s')}
+            disabled={isBusy}
+            onClick={() => void save(false)}
+          >
+            Save as sibling
+          </button>
+        )}
+        <button
+          type="button"
+          class={`button ${isRoot ? 'main' : ''}`}
+          title={keyShown(isRoot ? 'Mod+s' : 'Mod+Shift+s')}
+          disabled={isBusy}
+          onClick={() => void save(true)}
+        >
+          {isRoot ? 'Save the prompt' : 'Save in place'}
+        </button>
+        <button type="button" class="button plain" title="Esc" onClick={() => loom.drafts.close()}>
+          Leave
+        </button>
+        {isChanged && (
+          <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
+            Throw away
+          </button>
+        )}
+        <span class="caption grow">
+          {recomputed
+            ? `In place, ${plural(recomputed, 'token')} below ${recomputed === 1 ? 'is' : 'are'} recomputed`
+            : isRoot
+              ? 'Nothing stands below it yet'
+              : 'In place, nothing is recomputed'}
+        </span>
+      </div>
+    </div>
+  )
+}
+
+/** A child that somebody writes; in a chat what the user says next. */
+export function Writer({ loom, draft }: EditorProps) {
+  const [isBusy, setBusy] = useState(false)
+  const isChat = loom.info.value.chat_template_used === true
+  const add = async (grows: boolean) => {
+    if (isBusy || !draft.text) return
+    setBusy(true)
+    const made = await act.write(draft.node, draft.text, draft.isMessage)
+    setBusy(false)
+    if (made === null) return // the note tells why; the text stays
+    loom.drafts.drop(draft)
+    if (grows) await act.grow(made)
+  }
+  return (
+    <div class="editor writer" data-writes={draft.node}>
+      {isChat && (
+        <div class="tabs" role="tablist" aria-label="What it is">
+          {[true, false].map((isMessage) => (
+            <button
+              key={`${isMessage}`}
+              type="button"
+              role="tab"
+              aria-selected={draft.isMessage === isMessage}
+              onClick={() => loom.drafts.change(draft, { isMessage })}
+            >
+              {isMessage ? 'Your next message' : 'The answer’s own words'}
+            </button>
+          ))}
+        </div>
+      )}
+      <Area
+        draft={draft}
+        loom={loom}
+        label={draft.isMessage ? 'Your next message' : 'What comes next'}
+        onKey={(key) => {
+          if (key === 'Shift+Enter' || key === 'Mod+Enter') void add(false)
+          else if (key === 'Mod+Shift+Enter') void add(true)
+          else return false
+          return true
+        }}
+      />
+      <Trailing loom={loom} draft={draft} />
+      <div class="row editing">
+        <button
+          type="button"
+          class="button main"
+          title={keyShown('Shift+Enter')}
+          disabled={isBusy || !draft.text}
+          onClick={() => void add(false)}
+        >
+          {draft.isMessage ? 'Say it' : 'Add'}
+        </button>
+        <button
+          type="button"
+          class="button"
+          title={keyShown('Mod+Shift+Enter')}
+          disabled={isBusy || !draft.text}
+          onClick={() => void add(true)}
+        >
+          {draft.isMessage ? 'Say it and grow' : 'Add and grow'}
+        </button>
+        <button type="button" class="button plain" title="Esc" onClick={() => loom.drafts.close()}>
+          Leave
+        </button>
+        {draft.text && (
+          <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
+            Throw away
+          </button>
+        )}
+      </div>
+    </div>
+  )
+}
+
+interface AreaProps extends EditorProps {
+  label: string
+  /** Whether a key was taken. */
+  onKey: (key: string) => boolean
+}
+
+/** As wide as the text, and as high as what is in it. */
+function Area({ loom, draft, label, onKey }: AreaProps) {
+  const area = useRef<HTMLTextAreaElement>(null)
+  // At once: what is typed next is meant for it.
+  useLayoutEffect(() => {
+    const field = area.current!
+    field.focus({ preventScroll: true })
+    field.setSelectionRange(field.value.length, field.value.length)
+    field.closest('.editor')?.scrollIntoView({ block: 'nearest' })
+  }, [])
+  useLayoutEffect(() => {
+    const field = area.current!
+    if (CSS.supports('field-sizing', 'content')) return
+    field.style.height = 'auto'
+    field.style.height = `${field.scrollHeight}px`
+  }, [draft.text])
+  return (
+    <textarea
+      ref={area}
+      class="area"
+      rows={1}
+      aria-label={label}
+      placeholder={label}
+      spellcheck
+      dir="auto"
+      value={draft.text}
+      onInput={(event) => loom.drafts.change(draft, { text: event.currentTarget.value })}
+      onKeyDown={(event) => {
+        if (event.isComposing) return
+        if (event.key === 'Escape') {
+          event.preventDefault()
+          loom.drafts.close()
+          return
+        }
+        const mod = event.ctrlKey || event.metaKey
+        const key = `${mod ? 'Mod+' : ''}${event.shiftKey ? 'Shift+' : ''}${event.key.length === 1 ? event.key.toLowerCase() : event.key}`
+        if (onKey(key)) event.preventDefault()
+      }}
+    />
+  )
+}
+
+/** Most tokenizers put the blank at the beginning of a word: one at the end stands alone. */
+function Trailing({ loom, draft }: EditorProps) {
+  const isRaw = loom.info.value.chat_template_used !== true
+  if (!isRaw || !/[^\S\n]$/.test(draft.text)) return null
+  return <p class="caption warn">It ends with a space. Most models go on better without it.</p>
+}
+
+/** Tokens that are computed anew when a node is changed in its place. */
+function tokensBelow(loom: OpenLoom, node: number): number {
+  let total = 0
+  for (const each of loom.tree.preorder(node)) if (each !== node) total += loom.tree.get(each)?.n_tokens ?? 0
+  return total
+}
+
+function said(error: ApiError): string {
+  if (error.code === 'revision_mismatch')
+    return 'This node was changed meanwhile. Your text is kept: save it as a sibling, or again in place over what is there now.'
+  if (error.code === 'node_generating')
+    return 'It grows still. Your text is kept: save it once that has ended.'
+  if (error.isAway) return 'The server does not answer. Your text is kept: save it again later.'
+  return [error.message, error.hint].filter(Boolean).join(' · ')
+}
+
+/** A draft that waits at the current node. */
+export function Waiting({ loom, draft }: EditorProps) {
+  const letters = count(Array.from(draft.text).length)
+  return (
+    <p class="caption waiting row">
+      <span>
+        {draft.kind === 'edit' ? 'An edit' : 'A text'} of {letters} letters waits here.
+      </span>
+      <button type="button" class="button plain" onClick={() => loom.drafts.begin(draft)}>
+        Go on
+      </button>
+      <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
+        Throw away
+      </button>
+    </p>
+  )
+}

@@ -1,0 +1,124 @@
+/** One branch while it grows: of a fixed height, with its last lines in sight. */
+import { RotateCcw, Square } from 'lucide-preact'
+import { useState } from 'preact/hooks'
+import type { Lane as LaneState } from '../../model/lane'
+import { count, finishWord, plural, probability } from '../../model/words'
+import * as act from '../../state/actions'
+import type { OpenLoom } from '../../state/loom'
+
+/** Beyond so many letters the beginning is not drawn: nobody sees it, and lines would be laid out anew. */
+const DRAWN = 6000
+const STEP = 3000
+
+interface LaneProps {
+  loom: OpenLoom
+  lane: LaneState
+  /** Its place among the children, from 1: the digit that selects it. */
+  k: number
+}
+
+export function Lane({ loom, lane, k }: LaneProps) {
+  lane.version.value
+  const [isWhole, setWhole] = useState(false)
+  const isThere = loom.tree.get(lane.node) !== undefined
+  const isEmpty = lane.isOver && !lane.text && lane.state !== 'failed'
+  return (
+    <article
+      class="child lane"
+      data-lane={lane.node}
+      data-child={isThere ? lane.node : undefined}
+      data-state={lane.state}
+      aria-label={`Branch ${k}`}
+      aria-busy={!lane.isOver}
+    >
+      <button
+        type="button"
+        class="k"
+        aria-label={`To branch ${k}`}
+        title={k < 10 ? `To this branch  ${k}` : 'To this branch'}
+        disabled={!isThere}
+        onClick={() => loom.go(lane.node)}
+      >
+        {k}
+      </button>
+      <div
+        class={`lane-text ${isWhole ? 'whole' : ''}`}
+        title={isWhole ? 'Fold' : 'Show all of it'}
+        onClick={() => !getSelection()?.toString() && setWhole(!isWhole)}
+        onDblClick={() => loom.go(lane.node)}
+      >
+        <p>
+          {isEmpty ? (
+            <span class="muted">(ended at once)</span>
+          ) : (
+            tail(lane.text, isWhole).replace(/^[^\S\n]+/, '')
+          )}
+        </p>
+      </div>
+      <Caption loom={loom} lane={lane} />
+    </article>
+  )
+}
+
+function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
+  if (lane.state === 'failed')
+    return (
+      <p class="caption row">
+        <span class="error grow">{lane.error || 'It failed.'}</span>
+        <button type="button" class="button plain" onClick={() => retry(loom, lane)}>
+          <RotateCcw aria-hidden />
+          Retry
+        </button>
+      </p>
+    )
+  const node = loom.tree.get(lane.node)
+  const figures = [
+    lane.meanP !== null && `p̄ ${probability(lane.meanP)}`,
+    lane.nTokens && plural(lane.nTokens, 'token'),
+  ]
+  if (lane.isOver)
+    return <p class="caption row">{said(...figures, finishWord(lane.finish, node?.stop_string ?? null))}</p>
+  return (
+    <p class="caption row">
+      <span data-varies>
+        {said(...figures, lane.rate !== null && `${count(lane.rate)} tok/s`) || 'waiting'}
+      </span>
+      <button
+        type="button"
+        class="button plain"
+        title="Stop it; what it has is kept"
+        onClick={() => void act.stopBranch(lane.node)}
+      >
+        <Square aria-hidden />
+        Stop
+      </button>
+    </p>
+  )
+}
+
+export const said = (...parts: (string | number | false | null | undefined)[]): string =>
+  parts.filter(Boolean).join(' · ')
+
+function tail(text: string, isWhole: boolean): string {
+  if (isWhole || text.length <= DRAWN) return text
+  return text.slice(Math.ceil((text.length - DRAWN) / STEP) * STEP)
+}
+
+/** Once more in its place: the branch that failed goes, one that begins comes. */
+async function retry(loom: OpenLoom, lane: LaneState): Promise<void> {
+  if (!(await act.grow(lane.parent, { n: 1 }))) return
+  const lanes = new Map(loom.lanes.peek())
+  lanes.delete(lane.node)
+  loom.lanes.value = lanes
+}
+
+/** A branch that was asked for and is not there yet. */
+export function Expected({ k }: { k: number }) {
+  return (
+    <div class="child lane" aria-hidden="true">
+      <span class="k">{k}</span>
+      <div class="lane-text" />
+      <p class="caption row">waiting</p>
+    </div>
+  )
+}

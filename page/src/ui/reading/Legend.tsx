@@ -1,0 +1,50 @@
+/** What the tints mean, with numbers; for the status bar. Nothing while there is no heat. */
+import { BOUNDS, type HeatMode } from '../../model/heat'
+import { keyFor } from '../../state/keys'
+import { threshold } from '../../state/reading'
+import { cycleHeat, heatMode } from '../../state/view'
+
+const NAMES: Record<HeatMode, string> = { off: '', probability: 'p', entropy: 'entropy, nats', rank: 'rank' }
+
+export function HeatLegend() {
+  const mode = heatMode.value
+  if (mode === 'off') return null
+  return (
+    <div class="heat-legend row" role="group" aria-label={`Heat by ${mode}`}>
+      <button
+        type="button"
+        class="legend-mode"
+        title={`Heat: ${mode}  ${keyFor('heat')}`}
+        onClick={cycleHeat}
+      >
+        {NAMES[mode]}
+      </button>
+      {BOUNDS[mode].map((bound, i) => (
+        <span key={bound} class="swatch" data-heat={i + 1}>
+          {mode === 'probability'
+            ? `<\u202f${`${bound}`.replace(/^0/, '')}`
+            : mode === 'rank'
+              ? `>\u202f${bound}`
+              : `≥\u202f${bound}`}
+        </span>
+      ))}
+      <label class="row">
+        only p &lt;
+        <input
+          class="field"
+          type="number"
+          min="0"
+          max="1"
+          step="0.05"
+          placeholder="1"
+          aria-label="Only show what is less likely than"
+          value={threshold.value ?? ''}
+          onInput={(event) => {
+            const given = event.currentTarget.valueAsNumber
+            threshold.value = given > 0 && given < 1 ? given : null
+          }}
+        />
+      </label>
+    </div>
+  )
+}

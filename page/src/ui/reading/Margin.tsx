@@ -1,0 +1,140 @@
+/** Beside the text: who says it, and which of its siblings a node is. */
+import { ChevronLeft, ChevronRight } from 'lucide-preact'
+import type { RefObject } from 'preact'
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { turnsOf, type Who } from '../../model/turns'
+import { keyFor } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { showsSpecial } from '../../state/reading'
+
+const APART = 20 // px between the tops of two notes
+
+interface Note {
+  node: number
+  who: Who | null
+  at: number
+  of: number
+}
+
+interface MarginProps {
+  loom: OpenLoom
+  path: number[]
+  text: RefObject<HTMLElement>
+}
+
+export function Margin({ loom, path, text }: MarginProps) {
+  const notes = notesOf(loom, path)
+  const tops = useTops(text, notes)
+  return (
+    <div class="margin">
+      {notes.map((note) => (
+        <div
+          key={note.node}
+          class="note"
+          style={{ transform: `translateY(${tops.get(note.node) ?? 0}px)` }}
+          hidden={!tops.has(note.node)}
+        >
+          {note.who && <span class="who caption cut">{saying(note.who, loom)}</span>}
+          {note.of > 1 && <Switch loom={loom} note={note} />}
+        </div>
+      ))}
+    </div>
+  )
+}
+
+/** ‹ 2/5 ›: which of the siblings it is; the arrows go to the others. */
+function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
+  const siblings = loom.tree.siblings(note.node)
+  const go = (by: number) => () => {
+    const to = siblings[note.at - 1 + by]
+    if (to !== undefined) loom.go(to)
+  }
+  return (
+    <span class="switch" role="group" aria-label={`Branch ${note.at} of ${note.of}`}>
+      <button
+        type="button"
+        aria-label="The sibling before"
+        title={`The sibling before  ${keyFor('previous')}`}
+        disabled={note.at === 1}
+        onClick={go(-1)}
+      >
+        <ChevronLeft size={14} aria-hidden />
+      </button>
+      <span class="caption" data-of={`${note.at}/${note.of}`} />
+      <button
+        type="button"
+        aria-label="The next sibling"
+        title={`The next sibling  ${keyFor('next')}`}
+        disabled={note.at === note.of}
+        onClick={go(1)}
+      >
+        <ChevronRight size={14} aria-hidden />
+      </button>
+    </span>
+  )
+}
+
+function saying(who: Who, loom: OpenLoom): string {
+  return { you: 'You', prompt: 'Prompt', model: loom.info.value.model, text: '' }[who]
+}
+
+function notesOf(loom: OpenLoom, path: number[]): Note[] {
+  const { tree } = loom
+  const isChat = loom.info.value.chat_template_used === true && !showsSpecial.value
+  const begins = new Map<number, Who>()
+  if (isChat) for (const turn of turnsOf(tree, path, true)) begins.set(turn.nodes[0]!, turn.who)
+  const notes: Note[] = []
+  for (const node of path) {
+    const siblings = tree.siblings(node)
+    const note = {
+      node,
+      who: begins.get(node) ?? null,
+      at: siblings.indexOf(node) + 1,
+      of: siblings.length,
+    }
+    if (note.who || note.of > 1) notes.push(note)
+  }
+  return notes
+}
+
+/** Where each note stands: beside its node's first line, below the note before. */
+function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, number> {
+  const [tops, setTops] = useState(new Map<number, number>())
+  const latest = useRef(notes)
+  latest.current = notes
+  const measure = () => {
+    const within = text.current
+    if (!within) return
+    const from = within.getBoundingClientRect().top
+    const next = new Map<number, number>()
+    let free = -Infinity
+    for (const { node, who, of } of latest.current) {
+      const element = within.querySelector(`[data-node="${node}"], [data-edits="${node}"]`)
+      if (!element) continue
+      const top = Math.max(firstLine(element) - from, free)
+      next.set(node, Math.round(top))
+      free = top + APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0))
+    }
+    setTops((now) => (isEqual(now, next) ? now : next))
+  }
+  useLayoutEffect(measure)
+  useEffect(() => {
+    const observer = new ResizeObserver(measure)
+    if (text.current) observer.observe(text.current)
+    return () => observer.disconnect()
+  }, [])
+  return tops
+}
+
+function firstLine(element: Element): number {
+  const letter = document.createTreeWalker(element, NodeFilter.SHOW_TEXT).nextNode()
+  if (!letter) return element.getBoundingClientRect().top
+  const range = document.createRange()
+  range.setStart(letter, 0)
+  range.setEnd(letter, Math.min(1, (letter as Text).length))
+  return range.getBoundingClientRect().top
+}
+
+function isEqual(one: Map<number, number>, other: Map<number, number>): boolean {
+  return one.size === other.size && [...one].every(([key, value]) => other.get(key) === value)
+}

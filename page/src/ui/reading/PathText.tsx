@@ -1,0 +1,57 @@
+/** The text from the prompt to the current node, as one. */
+import { useRef } from 'preact/hooks'
+import { segments } from '../../model/segments'
+import { isHuman } from '../../model/tree'
+import { shownText, turnsOf } from '../../model/turns'
+import type { OpenLoom } from '../../state/loom'
+import { showsSpecial } from '../../state/reading'
+import { heatMode } from '../../state/view'
+import { Editor } from './Editor'
+import { NodeText } from './NodeText'
+import { useFlow } from './useFlow'
+
+const SAYS = { you: 'You', prompt: 'Prompt', model: 'Answer', text: undefined } as const
+
+export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
+  const { tree } = loom
+  const info = loom.info.value
+  const special = showsSpecial.value
+  const turns = turnsOf(tree, path, info.chat_template_used === true && !special)
+  const draft = loom.drafts.open
+  const textOf = (number: number) => shownText(tree.get(number)!, info, special)
+  const element = useRef<HTMLElement>(null)
+  useFlow(element)
+  const edited = draft?.kind === 'edit' && path.includes(draft.node) ? draft : null
+  return (
+    <article
+      ref={element}
+      class="path"
+      aria-label="Text of the path"
+      data-tinted={heatMode.value !== 'off' || undefined}
+    >
+      {turns.map((turn) => (
+        <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={SAYS[turn.who]}>
+          {segments(turn.nodes.map(textOf)).map((run) => (
+            <div key={turn.nodes[run[0]!]} class="segment">
+              {run.map((i) => {
+                const number = turn.nodes[i]!
+                if (edited?.node === number)
+                  return <Editor key={`edit${number}`} loom={loom} draft={edited} />
+                const node = tree.get(number)!
+                return (
+                  <NodeText
+                    key={number}
+                    loom={loom}
+                    number={number}
+                    text={textOf(number)}
+                    isHuman={node.parent === null || isHuman(node)}
+                  />
+                )
+              })}
+            </div>
+          ))}
+        </div>
+      ))}
+    </article>
+  )
+}

@@ -1,0 +1,67 @@
+/** The text that leads to the current node, and what grows from it. */
+import { useLayoutEffect, useRef } from 'preact/hooks'
+import type { OpenLoom } from '../../state/loom'
+import { forgetSpots } from '../../state/reading'
+import { Children } from './Children'
+import { Doing } from './Doing'
+import { Waiting, Writer } from './Editor'
+import { Margin } from './Margin'
+import { PathText } from './PathText'
+import { TokenCard } from './TokenCard'
+import { usePointing } from './usePointing'
+import { useReadingKeys } from './useReadingKeys'
+import { useStanding } from './useStanding'
+import './reading.css'
+import './lanes.css'
+import './token-card.css'
+
+export function Reading({ loom }: { loom: OpenLoom }) {
+  const pane = useRef<HTMLDivElement>(null)
+  const text = useRef<HTMLDivElement>(null)
+  useLayoutEffect(forgetSpots, [loom])
+  useReadingKeys(loom)
+  usePointing(loom, text)
+  useStanding(loom, pane)
+  loom.tree.version.value
+  const current = loom.current.value
+  const path = loom.tree.path(current)
+  const hasBelow =
+    loom.tree.children(current).length > 0 ||
+    [...loom.lanes.value.values()].some((each) => each.parent === current)
+  return (
+    <div class="reading" ref={pane}>
+      <div class="sheet" data-below={hasBelow || undefined}>
+        <div class="woven" ref={text}>
+          <PathText loom={loom} path={path} />
+          <Margin loom={loom} path={path} text={text} />
+        </div>
+        <End loom={loom} />
+        <Children loom={loom} />
+      </div>
+      <TokenCard loom={loom} />
+    </div>
+  )
+}
+
+/** The end of the text: what is being written, what waits, what can be done. */
+function End({ loom }: { loom: OpenLoom }) {
+  const current = loom.current.value
+  const written = loom.drafts.open
+  // One that is open elsewhere in the tree waits there.
+  const draft = written && loom.tree.isBelow(current, written.node) ? written : null
+  const waiting = loom.drafts.all.value.filter((each) => each.node === current && !each.isOpen)
+  const prompt = loom.info.value
+  const isSpaced = prompt.chat_template_used !== true && current === 0 && /[^\S\n]$/.test(prompt.prompt)
+  return (
+    <div class="end">
+      {draft?.kind === 'child' && draft.node === current && <Writer loom={loom} draft={draft} />}
+      {isSpaced && !draft && (
+        <p class="caption warn">The prompt ends with a space. Most models go on better without it.</p>
+      )}
+      {waiting.map((each) => (
+        <Waiting key={each.kind} loom={loom} draft={each} />
+      ))}
+      {!draft && <Doing loom={loom} />}
+    </div>
+  )
+}

@@ -1,0 +1,220 @@
+/** What the model saw at a token: how likely it was, and what else might have come. */
+import { Scissors, SeparatorVertical, X } from 'lucide-preact'
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { ApiError, type Token, type TokenChance } from '../../api/client'
+import { figure } from '../../model/heat'
+import { pieceOf, piecesOf } from '../../model/pieces'
+import { ROOT } from '../../model/tree'
+import { shownText } from '../../model/turns'
+import { probability, visible } from '../../model/words'
+import type { OpenLoom } from '../../state/loom'
+import { card, showsSpecial } from '../../state/reading'
+import { IconButton } from '../Button'
+import { boxesOf, rangeOf } from './place'
+import { chosen, clipAt, forkAt, splitAt } from './tokens'
+
+export function TokenCard({ loom }: { loom: OpenLoom }) {
+  const spot = card.value
+  if (!spot) return null
+  return <Card key={`${spot.node}/${spot.token}`} loom={loom} node={spot.node} index={spot.token} />
+}
+
+function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: number }) {
+  const box = useRef<HTMLElement>(null)
+  const { token, seen, problem } = useToken(loom, node, index)
+  const [place, setPlace] = useState<{ left: number; top: number } | null>(null)
+  const total = loom.tree.get(node)?.n_tokens ?? 0
+
+  useLayoutEffect(() => {
+    let isOver = false
+    const stand = () =>
+      void boxOf(loom, node, index).then((at) => {
+        if (!isOver && at && box.current) setPlace(beside(at, box.current.getBoundingClientRect()))
+      })
+    stand()
+    addEventListener('resize', stand)
+    addEventListener('scroll', stand, { capture: true, passive: true })
+    return () => {
+      isOver = true
+      removeEventListener('resize', stand)
+      removeEventListener('scroll', stand, { capture: true })
+    }
+  }, [seen === undefined, problem])
+
+  const p = figure(seen?.logprob ?? token?.logprob)
+  const entropy = figure(seen?.entropy ?? token?.entropy)
+  const rank = seen?.rank
+  return (
+    <section
+      ref={box}
+      class="token-card"
+      aria-label="Token"
+      data-card={index}
+      style={place ? { left: `${place.left}px`, top: `${place.top}px` } : { visibility: 'hidden' }}
+      onPointerDown={(event) => event.stopPropagation()}
+    >
+      <header class="row">
+        <span class="token cut">{token ? visible(token.text) : ' '}</span>
+        {token && isPart(token) && <Chips bytes={token.bytes} />}
+        <span class="grow" />
+        <span class="caption">
+          {index + 1}/{total}
+        </span>
+      </header>
+      <dl class="figures caption">
+        <dt>p raw</dt>
+        <dd>{p === null ? '–' : probability(Math.exp(p))}</dd>
+        <dt>as sampled</dt>
+        <dd>{seen?.p_sampled == null ? '–' : probability(seen.p_sampled)}</dd>
+        <dt>rank</dt>
+        <dd>{rank == null ? '–' : rank + 1}</dd>
+        <dt>entropy</dt>
+        <dd>{entropy === null ? '–' : `${entropy.toFixed(2)} nats`}</dd>
+        <dt>id</dt>
+        <dd>{token?.id ?? '–'}</dd>
+        <dt>bytes</dt>
+        <dd class="token cut">{token ? hex(token.bytes) : '–'}</dd>
+      </dl>
+      {problem ? (
+        <p class="caption problem">{problem}</p>
+      ) : (
+        <Alternatives node={node} index={index} seen={seen} />
+      )}
+      <footer class="row">
+        <span class="caption grow">
+          {node === ROOT ? 'The prompt has no siblings' : 'Click forks and grows; Alt-click forks'}
+        </span>
+        <IconButton
+          icon={SeparatorVertical}
+          label="Split after this token"
+          command="split"
+          disabled={index + 1 >= total}
+          onClick={() => void splitAt(loom, { node, token: index }, false)}
+        />
+        <IconButton
+          icon={Scissors}
+          label="Cut after this token; the rest becomes a child"
+          command="clip"
+          disabled={index + 1 >= total}
+          onClick={() => void clipAt(loom, { node, token: index }, 'keep')}
+        />
+        <IconButton
+          icon={X}
+          label="Cut off what follows and drop it"
+          command="clip-drop"
+          disabled={index + 1 >= total}
+          onClick={() => void clipAt(loom, { node, token: index }, 'drop')}
+        />
+      </footer>
+    </section>
+  )
+}
+
+const ROWS = 8
+
+function Alternatives({ node, index, seen }: { node: number; index: number; seen: Token | undefined }) {
+  const top = seen?.top ?? []
+  const at = chosen.value
+  let sum = 0
+  const rows = top.map((each) => {
+    sum += each.p
+    return { ...each, sum }
+  })
+  const own = seen && !top.some((each) => each.id === seen.id) ? seen : null
+  return (
+    <ul class="alternatives" aria-label="What might have come">
+      {rows.map((each, i) => (
+        <li key={each.id}>
+          <button
+            type="button"
+            class="row"
+            aria-current={each.id === seen?.id || undefined}
+            data-chosen={at === i || undefined}
+            disabled={node === ROOT || each.id === seen?.id}
+            onClick={(event) => void forkAt({ node, token: index }, each, !event.altKey)}
+          >
+            <Bar p={each.p} />
+            <span class="token cut grow">
+              {isPart(each) ? <Chips bytes={each.bytes} /> : visible(each.text)}
+            </span>
+            <span class="caption">{probability(each.p)}</span>
+            <span class="caption sum">{probability(each.sum)}</span>
+          </button>
+        </li>
+      ))}
+      {!rows.length && Array.from({ length: ROWS }, (_, i) => <li key={`row${i}`} class="none" />)}
+      <li class="row rest">
+        <Bar p={rows.length ? Math.max(0, 1 - sum) : 0} />
+        <span class="caption grow">
+          {own ? `rest, with ${visible(own.text)} at ${(own.rank ?? 0) + 1}` : 'rest'}
+        </span>
+        <span class="caption">{rows.length ? probability(Math.max(0, 1 - sum)) : ''}</span>
+        <span class="caption sum" />
+      </li>
+    </ul>
+  )
+}
+
+const Bar = ({ p }: { p: number }) => (
+  <span class="p-bar" aria-hidden="true" style={{ transform: `scaleX(${Math.min(1, p)})` }} />
+)
+
+const Chips = ({ bytes }: { bytes: readonly number[] }) => (
+  <span class="chips">
+    {bytes.map((each, i) => (
+      <span key={i} class="chip token">
+        {hex([each])}
+      </span>
+    ))}
+  </span>
+)
+
+const hex = (bytes: readonly number[]) => bytes.map((each) => each.toString(16).padStart(2, '0')).join(' ')
+const isPart = (token: Token | TokenChance) => token.text.includes('\ufffd')
+
+/** What is known of a token at once, and what the model says of it a moment later. */
+function useToken(loom: OpenLoom, node: number, index: number) {
+  const [token, setToken] = useState<Token>()
+  const [seen, setSeen] = useState<Token>()
+  const [problem, setProblem] = useState('')
+  useEffect(() => {
+    let isOver = false
+    const tell = (error: unknown) => !isOver && setProblem(why(error))
+    loom.tokensOf(node).then((all) => !isOver && setToken(all[index]), tell)
+    loom.seenAt(node, index).then((one) => !isOver && setSeen(one), tell)
+    return () => {
+      isOver = true
+    }
+  }, [])
+  return { token, seen, problem }
+}
+
+function why(error: unknown): string {
+  if (!(error instanceof ApiError)) return String(error)
+  if (error.code === 'node_generating') return 'It grows still: alternatives are told once it has ended.'
+  if (error.code === 'model_not_loaded') return 'Load the model to see what else might have come.'
+  return error.message
+}
+
+/** Where a token stands on the screen. */
+async function boxOf(loom: OpenLoom, number: number, index: number): Promise<DOMRect | null> {
+  const element = document.querySelector(`.path [data-node="${number}"]`)
+  const node = loom.tree.get(number)
+  if (!element || !node) return null
+  const tokens = await loom.tokensOf(number).catch(() => null)
+  const shown = shownText(node, loom.info.peek(), showsSpecial.peek())
+  const piece = tokens && pieceOf(piecesOf(tokens, shown) ?? [], index)
+  return piece ? (boxesOf(rangeOf(element, piece.start, piece.end))[0] ?? null) : null
+}
+
+const APART = 8
+const EDGE = 8
+
+/** Above the line, as one reads on below it; below where there is no room. Never off the screen. */
+function beside(token: DOMRect, size: DOMRect): { left: number; top: number } {
+  const above = token.top - APART - size.height
+  const below = token.bottom + APART
+  const top = above >= EDGE ? above : Math.min(below, innerHeight - size.height - EDGE)
+  const left = Math.max(EDGE, Math.min(token.left - 16, innerWidth - size.width - EDGE))
+  return { left, top: Math.max(EDGE, top) }
+}

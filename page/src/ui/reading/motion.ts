@@ -1,0 +1,60 @@
+/** The moves that explain: a fork, and a removal. Nothing moves where motion is not wanted. */
+import { boxesOf, rangeOf } from './place'
+
+const PLACE_MS = 200
+const EASING = 'cubic-bezier(0.2, 0, 0, 1)'
+const isStill = () => matchMedia('(prefers-reduced-motion: reduce)').matches
+
+/** The shared letters flash once, and what comes instead slides out of the token it replaces. */
+export function showFork(element: Element, shared: number, end: number): void {
+  if (isStill()) return
+  for (const box of boxesOf(rangeOf(element, 0, shared))) {
+    const flash = laid('flash', box)
+    play(flash, [{ opacity: 0 }, { opacity: 1, offset: 0.3 }, { opacity: 0 }], 2 * PLACE_MS)
+  }
+  const range = rangeOf(element, shared, end)
+  const box = boxesOf(range)[0]
+  if (!box) return
+  const ghost = laid('ghost', box)
+  ghost.textContent = range.toString()
+  const hidden = 'Highlight' in window ? new Highlight(range) : null
+  if (hidden) CSS.highlights.set('arriving', hidden)
+  play(ghost, [{ opacity: 0, transform: 'translateY(-14px)' }, { opacity: 1 }], PLACE_MS, () =>
+    CSS.highlights?.delete('arriving'),
+  )
+}
+
+/** What is removed folds into the note that can bring it back. */
+export function showRemoval(element: Element): void {
+  if (isStill()) return
+  const box = element.getBoundingClientRect()
+  if (!box.height || box.bottom < 0 || box.top > innerHeight) return
+  const ghost = laid('ghost leaving', box)
+  ghost.style.maxHeight = `${Math.min(box.height, 240)}px`
+  ghost.textContent = (element.textContent ?? '').slice(0, 800)
+  const x = innerWidth / 2 - (box.left + box.width / 2)
+  const y = innerHeight - 60 - box.top
+  play(ghost, [{ opacity: 0.9 }, { opacity: 0, transform: `translate(${x}px, ${y}px) scale(0.3)` }], PLACE_MS)
+}
+
+function laid(name: string, box: DOMRect): HTMLElement {
+  const made = document.createElement('div')
+  made.className = `reading-motion ${name}`
+  made.ariaHidden = 'true'
+  Object.assign(made.style, {
+    left: `${box.left}px`,
+    top: `${box.top}px`,
+    width: `${box.width}px`,
+    height: `${box.height}px`,
+  })
+  document.body.append(made)
+  return made
+}
+
+function play(element: HTMLElement, frames: Keyframe[], ms: number, then?: () => void): void {
+  const end = () => {
+    element.remove()
+    then?.()
+  }
+  element.animate(frames, { duration: ms, easing: EASING, fill: 'forwards' }).finished.then(end, end)
+}

@@ -1,0 +1,148 @@
+/** What is done at a token: walking, forking, splitting, cutting. */
+import { signal } from '@preact/signals'
+import type { TokenChance } from '../../api/client'
+import { piecesOf } from '../../model/pieces'
+import { ROOT } from '../../model/tree'
+import { shownText } from '../../model/turns'
+import * as act from '../../state/actions'
+import { handlers } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { card, cursor, type Spot, scored, showsSpecial } from '../../state/reading'
+import { failed, toast } from '../../state/toasts'
+import { showFork } from './motion'
+
+/** Which alternative of the card Enter takes; null: none was chosen. */
+export const chosen = signal<number | null>(null)
+
+/** What keys ask for is done in their order, however long tokens take to come. */
+let last: Promise<unknown> = Promise.resolve()
+export function inTurn(work: () => unknown): Promise<unknown> {
+  last = last.then(work).catch(failed)
+  return last
+}
+
+let walks = 0
+/** A card is about to open: keys that come now are meant for it. */
+export const isWalking = (): boolean => walks > 0
+export function walkInTurn(loom: OpenLoom, by: 1 | -1): void {
+  walks += 1
+  void inTurn(() => walk(loom, by)).then(() => {
+    walks -= 1
+  })
+}
+
+/** Tokens of a node that are shown, in their order. */
+export async function shownTokens(loom: OpenLoom, number: number): Promise<number[]> {
+  const node = loom.tree.get(number)
+  if (!node || node.growing) return []
+  const pieces = piecesOf(await loom.tokensOf(number), shownText(node, loom.info.peek(), showsSpecial.peek()))
+  return (pieces ?? []).flatMap((each) => Array.from({ length: each.count }, (_, i) => each.first + i))
+}
+
+/** Go to the next token of the path, or the one before, and open its card. */
+async function walk(loom: OpenLoom, by: 1 | -1): Promise<void> {
+  const path = loom.tree.path(loom.current.peek())
+  const now = cursor.peek()
+  let at = now ? path.indexOf(now.node) : path.length - 1
+  let token = now?.token ?? null
+  for (; at >= 0 && at < path.length; at += by) {
+    const number = path[at]!
+    const shown = await shownTokens(loom, number).catch(() => [])
+    const next =
+      token === null
+        ? shown[by > 0 ? 0 : shown.length - 1]
+        : shown[shown.findIndex((each) => each >= token!) + by]
+    if (next !== undefined) {
+      point({ node: number, token: next }, 'keys')
+      return
+    }
+    token = null
+  }
+}
+
+export function point(spot: Spot, by: 'pointer' | 'keys' | null): void {
+  cursor.value = spot
+  if (by) openCard(spot, by)
+}
+
+export function openCard(spot: Spot, by: 'pointer' | 'keys'): void {
+  chosen.value = null
+  card.value = { ...spot, by }
+}
+
+/** Choose another alternative in the card, past the token itself. */
+export async function choose(loom: OpenLoom, by: 1 | -1): Promise<void> {
+  const spot = card.peek()
+  const seen = spot && (await loom.seenAt(spot.node, spot.token).catch(() => undefined))
+  const top = seen?.top ?? []
+  let at = chosen.peek() ?? (by > 0 ? -1 : top.length)
+  do at += by
+  while (top[at]?.id === seen?.id && at >= 0 && at < top.length)
+  if (at >= 0 && at < top.length) chosen.value = at
+}
+
+/** Take what was chosen in the card, or without a choice the likeliest other token. */
+export async function take(loom: OpenLoom, goesOn: boolean): Promise<void> {
+  const spot = card.peek()
+  if (!spot) return
+  const seen = await loom.seenAt(spot.node, spot.token).catch(() => undefined)
+  const others = (seen?.top ?? []).filter((each) => each.id !== seen?.id)
+  const at = chosen.peek()
+  const other = at === null ? others[0] : seen?.top?.[at]
+  if (other) await forkAt(spot, other, goesOn)
+}
+
+/** A sibling that shares all before the token, and has another one there. */
+export async function forkAt(spot: Spot, other: TokenChance, goesOn: boolean): Promise<void> {
+  if (spot.node === ROOT) {
+    toast('The prompt has no siblings: edit it, or write a child.')
+    return
+  }
+  card.value = null
+  const made = await act.fork(spot.node, spot.token, other.id, false)
+  if (made === null) return
+  cursor.value = { node: made, token: spot.token }
+  // It is of the model's own words: its heat is shown without asking.
+  scored.value = new Set([...scored.peek(), made])
+  if (goesOn) void act.grow(made, { n: 1 })
+  requestAnimationFrame(() => {
+    const element = document.querySelector(`.path [data-node="${made}"]`)
+    const whole = element?.textContent ?? ''
+    if (element) showFork(element, Math.max(0, whole.length - other.text.length), whole.length)
+  })
+}
+
+/** Where what is above a cut ends: after the cursor's token; without a cursor nowhere. */
+function cutOf(loom: OpenLoom, spot: Spot | null): { node: number; keep: number; isEnd: boolean } | null {
+  const node = spot && loom.tree.get(spot.node)
+  if (!spot || !node) return null
+  return { node: spot.node, keep: spot.token + 1, isEnd: spot.token + 1 >= node.n_tokens }
+}
+
+const POINT_FIRST = 'Click into the text first: it is cut after the token at the cursor.'
+
+export async function splitAt(loom: OpenLoom, spot: Spot | null, andWrite: boolean): Promise<void> {
+  const cut = cutOf(loom, spot)
+  if (!cut && !andWrite) return void toast(POINT_FIRST)
+  card.value = null
+  if (cut && !cut.isEnd) {
+    if (!(await act.split(cut.node, cut.keep))) return
+    loom.go(cut.node)
+  } else if (!andWrite) {
+    return void toast('Nothing stands after the cursor in this node.')
+  } else if (cut) loom.go(cut.node)
+  if (andWrite) handlers.writeChild()
+}
+
+export async function clipAt(loom: OpenLoom, spot: Spot | null, children: 'keep' | 'drop'): Promise<void> {
+  const cut = cutOf(loom, spot)
+  if (!cut) return void toast(POINT_FIRST)
+  if (cut.isEnd && children === 'keep') return void toast('Nothing stands after the cursor in this node.')
+  card.value = null
+  if (!(await act.clip(cut.node, cut.keep, children))) return
+  loom.go(cut.node)
+  if (children === 'keep')
+    toast('Cut after the cursor. The rest is a child', {
+      action: { label: 'Undo', key: 'u', run: () => void act.undo() },
+    })
+}

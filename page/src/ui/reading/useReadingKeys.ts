@@ -1,0 +1,107 @@
+/** What keys do in the text: they move the token cursor, edit, write, split and cut. */
+import { useEffect } from 'preact/hooks'
+import { ROOT } from '../../model/tree'
+import { shownText } from '../../model/turns'
+import { moves } from '../../state/actions'
+import { handlers } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { card, cursor } from '../../state/reading'
+import { isReadOnly } from '../../state/session'
+import { toast } from '../../state/toasts'
+import { zone } from '../../state/view'
+import { showRemoval } from './motion'
+import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './tokens'
+
+export function useReadingKeys(loom: OpenLoom): void {
+  useEffect(() => {
+    handlers.edit = () => beginEdit(loom)
+    handlers.writeChild = () => beginChild(loom)
+    handlers.splitHere = (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild))
+    handlers.clipHere = (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep'))
+    handlers.alternative = (by) => walkInTurn(loom, by)
+    handlers.takeAlternative = () => {
+      if (!hasCard()) return false
+      void inTurn(() => take(loom, true))
+      return true
+    }
+    moves.removing = (tops) => {
+      for (const each of tops.slice(0, 4)) {
+        const element =
+          document.querySelector(`.path [data-node="${each}"]`) ??
+          document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`) ??
+          document.querySelector(`.reading [data-lane="${each}"] .lane-text`)
+        if (element) showRemoval(element)
+      }
+    }
+    const onKey = (event: KeyboardEvent) => onCardKey(loom, event)
+    addEventListener('keydown', onKey, { capture: true })
+    return () => removeEventListener('keydown', onKey, { capture: true })
+  }, [loom])
+}
+
+/** A card that keys have opened, or are about to. */
+const hasCard = () => card.peek()?.by === 'keys' || isWalking()
+
+/** Keys of an open card go before all others. */
+function onCardKey(loom: OpenLoom, event: KeyboardEvent): void {
+  if (zone.peek() === 'text' || !(card.peek() || isWalking())) return
+  const close = () => {
+    card.value = null
+  }
+  if (event.key === 'Escape') void inTurn(close)
+  else if (hasCard() && event.key === 'ArrowDown' && !event.altKey) void inTurn(() => choose(loom, 1))
+  else if (hasCard() && event.key === 'ArrowUp' && !event.altKey) void inTurn(() => choose(loom, -1))
+  else if (hasCard() && event.key === 'Enter' && event.altKey) void inTurn(() => take(loom, false))
+  else {
+    if (/^Arrow(Left|Right)$/.test(event.key)) close()
+    return
+  }
+  event.preventDefault()
+  event.stopPropagation()
+}
+
+const canWrite = (): boolean => {
+  if (!isReadOnly.peek()) return true
+  toast('Read-only: its model is not loaded.')
+  return false
+}
+
+/** Over the node of the cursor, else the current one. */
+function beginEdit(loom: OpenLoom): void {
+  if (!canWrite()) return
+  const at = cursor.peek()?.node
+  const number = at !== undefined && loom.tree.isBelow(loom.current.peek(), at) ? at : loom.current.peek()
+  const node = loom.tree.get(number)
+  if (!node) return
+  if (node.growing) return void toast('It grows still: stop it, or wait, to edit it.')
+  const info = loom.info.peek()
+  // A message is edited as it was said, not as the template writes it.
+  const base = shownText(node, info, false)
+  const isMessage = number === ROOT ? base === info.prompt : node.said != null
+  card.value = null
+  loom.drafts.begin({
+    kind: 'edit',
+    node: number,
+    base,
+    rev: loom.tree.rev,
+    isMessage,
+  })
+}
+
+/** Below the current node. In a chat it is what the user says next, unless it is the model's turn. */
+function beginChild(loom: OpenLoom): void {
+  if (!canWrite()) return
+  const number = loom.current.peek()
+  const node = loom.tree.get(number)
+  if (!node) return
+  if (node.growing) return void toast('It grows still: stop it, or wait, to write below it.')
+  const isChat = loom.info.peek().chat_template_used === true
+  const isAnswer = number !== ROOT && node.said == null
+  loom.drafts.begin({
+    kind: 'child',
+    node: number,
+    base: '',
+    rev: loom.tree.rev,
+    isMessage: isChat && isAnswer,
+  })
+}

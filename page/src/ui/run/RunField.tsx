@@ -1,0 +1,36 @@
+/** A number of a search: its name, its field, and what is wrong with it. */
+interface RunFieldProps {
+  name: string
+  label: string
+  placeholder: string
+  says: string
+  wrong: string
+  value: string
+  onInput: (value: string) => void
+}
+
+export function RunField({ name, label, placeholder, says, wrong, value, onInput }: RunFieldProps) {
+  return (
+    <div class="run-field">
+      <label for={`run-${name}`} title={says}>
+        {label}
+      </label>
+      <input
+        id={`run-${name}`}
+        class="field"
+        inputMode="decimal"
+        autocomplete="off"
+        placeholder={placeholder}
+        value={value}
+        aria-invalid={wrong !== ''}
+        aria-describedby={wrong ? `run-${name}-wrong` : undefined}
+        onInput={(event) => onInput(event.currentTarget.value)}
+      />
+      {wrong && (
+        <p class="error caption" id={`run-${name}-wrong`}>
+          {wrong}
+        </p>
+      )}
+    </div>
+  )
+}

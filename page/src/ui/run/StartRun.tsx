@@ -1,0 +1,150 @@
+/** A search for an answer below the current node: which way, how wide, and what it may spend. */
+import { useEffect, useRef, useState } from 'preact/hooks'
+import { ApiError, type RunAsked } from '../../api/client'
+import { ROOT } from '../../model/tree'
+import { oneLine } from '../../model/words'
+import * as act from '../../state/actions'
+import { remembered } from '../../state/kept'
+import { isReadOnly, open } from '../../state/session'
+import { askStrategies, type Strategy, strategies, strategyTitle } from '../../state/strategies'
+import { failed } from '../../state/toasts'
+import { TextButton } from '../Button'
+import { closeOverlay, Dialog } from '../Overlay'
+import { RunField } from './RunField'
+import './run.css'
+
+/** What was asked for last: by name of the field, as it was typed. */
+const last = remembered('run', { strategy: 'tot' })
+const typed = remembered<Record<string, string>>('run.figures', { budget_tokens: '2000', budget_s: '60' })
+
+const FIELDS = ['breadth', 'n', 'temperature', 'max_tokens', 'seed', 'budget_tokens', 'budget_s'] as const
+type FieldName = (typeof FIELDS)[number]
+
+export function StartRun() {
+  const [wrong, setWrong] = useState<{ field: string; says: string } | null>(null)
+  const [isBusy, setBusy] = useState(false)
+  useEffect(() => {
+    void askStrategies()
+  }, [])
+  const form = useRef<HTMLFormElement>(null)
+  const isThere = strategies.value.length > 0
+  useEffect(() => form.current?.querySelector<HTMLElement>('input:checked')?.focus(), [isThere])
+  const loom = open.value
+  const chosen = strategies.value.find((each) => each.name === last.value.strategy) ?? strategies.value[0]
+  if (!loom) return null
+  const at = loom.current.value
+  const text = at === ROOT ? loom.info.value.prompt : (loom.tree.get(at)?.text ?? '')
+  const start = async () => {
+    if (!chosen || isBusy) return
+    const asked = read(chosen, at)
+    if ('field' in asked) {
+      setWrong(asked as { field: string; says: string })
+      return
+    }
+    setBusy(true)
+    try {
+      await act.search(asked)
+      closeOverlay()
+    } catch (error) {
+      setBusy(false)
+      const param = error instanceof ApiError ? (error.param ?? named(error.message)) : null
+      if (param && FIELDS.includes(param as FieldName))
+        setWrong({ field: param, says: (error as Error).message })
+      else if (error instanceof ApiError) setWrong({ field: '', says: error.message })
+      else failed(error)
+    }
+  }
+  const field = (name: FieldName, label: string, placeholder: string, says = '') => (
+    <RunField
+      key={name}
+      name={name}
+      label={label}
+      placeholder={placeholder}
+      says={says}
+      wrong={wrong?.field === name ? wrong.says : ''}
+      value={typed.value[name] ?? ''}
+      onInput={(value) => {
+        setWrong(null)
+        typed.value = { ...typed.peek(), [name]: value }
+      }}
+    />
+  )
+  return (
+    <Dialog title="Search for an answer" width={600} class="start-run">
+      <form
+        ref={form}
+        onSubmit={(event) => {
+          event.preventDefault()
+          void start()
+        }}
+      >
+        <p class="caption run-below">
+          Below <q>{oneLine(text, 72)}</q>
+        </p>
+        <div class="strategies" role="radiogroup" aria-label="Strategy">
+          {strategies.value.map((each) => (
+            <label key={each.name} class="strategy">
+              <input
+                type="radio"
+                name="strategy"
+                value={each.name}
+                checked={chosen?.name === each.name}
+                onChange={() => {
+                  setWrong(null)
+                  last.value = { strategy: each.name }
+                }}
+              />
+              <span>{strategyTitle(each.name)}</span>
+              <span class="caption">{each.says}</span>
+            </label>
+          ))}
+        </div>
+        {chosen && (
+          <div class="run-fields">
+            {chosen.breadth && field('breadth', capital(chosen.breadth), byDefault(chosen.breadth_default))}
+            {chosen.n && field('n', capital(chosen.n), byDefault(chosen.n_default))}
+            {field('budget_tokens', 'Tokens to spend', 'no limit', 'It ends once it has generated so many.')}
+            {field('budget_s', 'Seconds to spend', 'no limit', 'It ends after so long.')}
+            {!chosen.refused?.includes('temperature') && field('temperature', 'Temperature', 'its own')}
+            {field('max_tokens', 'Tokens a step at most', 'its own')}
+            {field('seed', 'Seed', 'a new one', 'The same seed gives the same search.')}
+          </div>
+        )}
+        <footer class="row">
+          <p class="grow error">
+            {isReadOnly.value
+              ? `Read-only: load ${loom.info.value.model} to search.`
+              : wrong?.field === ''
+                ? wrong.says
+                : ''}
+          </p>
+          <TextButton onClick={closeOverlay}>Cancel</TextButton>
+          <TextButton kind="main" type="submit" disabled={!chosen || isBusy || isReadOnly.value}>
+            Start
+          </TextButton>
+        </footer>
+      </form>
+    </Dialog>
+  )
+}
+
+const byDefault = (value: number | null | undefined) => (value == null ? 'by the prompt' : String(value))
+const capital = (text: string) => text.charAt(0).toUpperCase() + text.slice(1)
+/** The field that a message begins with, where the error does not name it otherwise. */
+const named = (message: string) => /^(\w+) /.exec(message)?.[1] ?? null
+
+/** The request, or what is wrong with a field. */
+function read(strategy: Strategy, node: number): RunAsked | { field: string; says: string } {
+  const asked: Record<string, unknown> = { strategy: strategy.name, node }
+  const skipped = new Set<string>(strategy.refused)
+  if (!strategy.breadth) skipped.add('breadth')
+  if (!strategy.n) skipped.add('n')
+  for (const field of FIELDS) {
+    const text = (typed.peek()[field] ?? '').trim().replace(',', '.')
+    if (text === '' || skipped.has(field)) continue
+    const value = Number(text)
+    if (!Number.isFinite(value)) return { field, says: 'A number, or nothing.' }
+    asked[field] = value
+  }
+  return asked as RunAsked
+}

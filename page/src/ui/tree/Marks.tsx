@@ -1,0 +1,36 @@
+/** Small signs beside a row's words, and how likely its tokens were. */
+import { Bookmark, Pause, PenLine, Sprout, TriangleAlert } from 'lucide-preact'
+import { MARK_WORDS, type Mark } from '../../model/label'
+import { scoreText } from '../../model/run'
+import { probability } from '../../model/words'
+
+const ICONS = { bookmark: Bookmark, growing: Sprout, failed: TriangleAlert, stopped: Pause, human: PenLine }
+
+export function MarkSign({ mark }: { mark: Mark }) {
+  const Icon = mark === 'ended' ? null : ICONS[mark]
+  return (
+    <span class={`row-mark is-${mark}`} title={MARK_WORDS[mark]} aria-hidden>
+      {Icon ? <Icon size={12} strokeWidth={2} /> : <i class="end-mark" />}
+    </span>
+  )
+}
+
+/** What a search thinks of a node, and whether it goes on with it. */
+export function Score({ score, isLeft }: { score: number; isLeft: boolean }) {
+  const title = `A search found it ${scoreText(score)} good${isLeft ? ', and left it' : ''}`
+  return (
+    <span class="number" title={title} aria-hidden>
+      {scoreText(score)}
+    </span>
+  )
+}
+
+/** A thin bar: full is certain. */
+export function ChanceBar({ p }: { p: number | null }) {
+  if (p === null) return <span class="row-chance none" aria-hidden />
+  return (
+    <span class="row-chance" title={`mean p ${probability(p)} (geometric)`} aria-hidden>
+      <i style={{ width: `${Math.max(4, Math.round(100 * p))}%` }} />
+    </span>
+  )
+}

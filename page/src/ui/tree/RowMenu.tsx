@@ -1,0 +1,107 @@
+/** What can be done with a node, each with its key. */
+import { ROOT } from '../../model/tree'
+import { plural } from '../../model/words'
+import * as act from '../../state/actions'
+import { keyFor, run } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { isReadOnly } from '../../state/session'
+import { settings } from '../../state/settings'
+import { labelling } from './Bookmarks'
+import { beginMove, fold, menu, select, showSame } from './deeds'
+import { Menu, type MenuItem } from './Menu'
+import { rowsOf } from './rows'
+
+export function RowMenu({ loom }: { loom: OpenLoom }) {
+  const asked = menu.value
+  if (!asked || !loom.tree.get(asked.node)) return null
+  return (
+    <Menu
+      key={`${asked.node}/${asked.x}/${asked.y}`}
+      label="Node"
+      items={itemsOf(loom, asked.node)}
+      x={asked.x}
+      y={asked.y}
+      onClose={() => (menu.value = null)}
+    />
+  )
+}
+
+function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
+  const { tree } = loom
+  const told = tree.get(node)!
+  const outline = rowsOf(loom).outline.peek()
+  const row = outline.rows[outline.rowOf(node)]
+  const nChildren = tree.children(node).length
+  const isRoot = node === ROOT
+  const isSame = tree.siblings(node).some((each) => each !== node && tree.get(each)?.text === told.text)
+  /** A command of the table of keys that is about the current node. */
+  const there = (command: string) => () => {
+    loom.go(node)
+    run(command)
+  }
+  const items: (MenuItem | false)[] = [
+    told.growing === true && { label: 'Stop', key: keyFor('stop'), run: () => void act.stopBranch(node) },
+    {
+      label: `Grow ${plural(settings.peek().n, 'branch', 'branches')}`,
+      key: keyFor('grow'),
+      disabled: isReadOnly.peek(),
+      run: () => void act.grow(node),
+    },
+    { label: 'Write a child', key: keyFor('write'), run: there('write') },
+    { label: 'Edit, as a sibling', key: keyFor('edit'), run: there('edit'), disabled: isRoot },
+    {
+      label: told.bookmark == null ? 'Bookmark' : 'Remove the bookmark',
+      key: keyFor('bookmark'),
+      run: () => void act.bookmark(node),
+      begins: true,
+    },
+    told.bookmark != null && { label: 'Label the bookmark', run: () => (labelling.value = node) },
+    {
+      label: loom.selected.peek().has(node) ? 'Take out of the selection' : 'Select',
+      key: keyFor('select'),
+      run: () => select(loom, node),
+    },
+    node !== loom.top && {
+      label: 'Show only this subtree',
+      key: keyFor('hoist'),
+      run: () => act.hoist(node),
+      begins: true,
+    },
+    loom.hoisted.peek().length > 0 && {
+      label: 'Show what is around it again',
+      key: keyFor('unhoist'),
+      run: act.unhoist,
+    },
+    row !== undefined &&
+      row.isFolded !== null && {
+        label: row.isFolded ? 'Unfold' : 'Fold',
+        key: keyFor('collapse'),
+        run: () => fold(loom, node),
+      },
+    isSame &&
+      nChildren === 0 && {
+        label: row?.same.length ? 'Show equal siblings one by one' : 'Equal siblings on one row',
+        run: () => showSame(loom, node),
+      },
+    !isRoot && {
+      label: 'Move below another node',
+      key: keyFor('move'),
+      run: () => beginMove(loom, node),
+      begins: true,
+    },
+    !isRoot && { label: 'Merge with the parent', key: keyFor('merge'), run: () => void act.merge(node) },
+    !isRoot && { label: 'Remove', key: keyFor('remove'), run: () => void act.remove(node), begins: true },
+    nChildren > 0 && {
+      label: 'Remove the children',
+      key: keyFor('remove-children'),
+      run: () => void act.remove(node, 'children'),
+    },
+    tree.siblings(node).length > 1 && {
+      label: 'Remove the siblings',
+      key: keyFor('remove-siblings'),
+      run: () => void act.remove(node, 'siblings'),
+    },
+    !isRoot && { label: 'Keep only this path', run: () => void act.remove(node, 'others') },
+  ]
+  return items.filter((each) => each !== false)
+}

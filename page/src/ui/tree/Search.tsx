@@ -1,0 +1,229 @@
+/** The search over the tree: words or a pattern, kinds of nodes, how likely they are; here or in all looms. */
+import { CaseSensitive, ListTree, Regex, Rows3, X } from 'lucide-preact'
+import { useLayoutEffect, useRef } from 'preact/hooks'
+import { KINDS, type Kind } from '../../model/finding'
+import { plural } from '../../model/words'
+import {
+  change,
+  closeSearch,
+  everywhere,
+  findEverywhere,
+  goToHit,
+  hits,
+  isSearching,
+  query,
+  scope,
+  shape,
+} from '../../state/finding'
+import type { OpenLoom } from '../../state/loom'
+import { IconButton } from '../Button'
+import { HitsEverywhere, HitsHere } from './Hits'
+
+const WORDS: Record<Kind, string> = {
+  bookmarked: 'Bookmarked',
+  human: 'Human',
+  model: 'Model',
+  ended: 'Ended',
+  unread: 'Unread',
+}
+
+const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focus()
+
+export function Search({ loom }: { loom: OpenLoom }) {
+  const field = useRef<HTMLInputElement>(null)
+  const isOpen = isSearching.value
+  // At once: the next key is already typed into it.
+  useLayoutEffect(() => {
+    if (!isOpen) return
+    field.current?.focus()
+    field.current?.select()
+  }, [isOpen])
+  if (!isOpen) return null
+  const { text, isRegex, isCase } = query.value
+  const isAll = scope.value === 'all'
+  const error = hits.value?.error
+  return (
+    <search class="panel search">
+      <div class="row search-row">
+        <input
+          ref={field}
+          class="field"
+          type="search"
+          aria-label="Search"
+          aria-describedby="search-said"
+          aria-invalid={Boolean(error)}
+          placeholder={isAll ? 'Search all looms' : 'Search this loom'}
+          value={text}
+          spellcheck={false}
+          autocomplete="off"
+          onInput={(event) => {
+            change({ text: event.currentTarget.value })
+            if (isAll) findEverywhere(event.currentTarget.value)
+          }}
+          onKeyDown={(event) => {
+            if (event.key === 'Enter') {
+              goToHit(event.shiftKey ? -1 : 1)
+              if (!isAll) focusTree()
+            } else if (event.key === 'Escape') {
+              closeSearch()
+              focusTree()
+            } else if (event.key === 'ArrowDown' && !isAll) goToHit(1)
+            else if (event.key === 'ArrowUp' && !isAll) goToHit(-1)
+            else return
+            event.preventDefault()
+            event.stopPropagation()
+          }}
+        />
+        <span class="in-field">
+          <IconButton
+            icon={CaseSensitive}
+            label="Large and small letters differ"
+            pressed={isCase}
+            disabled={isAll}
+            onClick={() => change({ isCase: !isCase })}
+          />
+          <IconButton
+            icon={Regex}
+            label="A regular expression"
+            pressed={isRegex}
+            disabled={isAll}
+            onClick={() => change({ isRegex: !isRegex })}
+          />
+        </span>
+        <IconButton
+          icon={X}
+          label="Close the search  Esc"
+          onClick={() => {
+            closeSearch()
+            focusTree()
+          }}
+        />
+      </div>
+      {!isAll && <Filters />}
+      <div class="row search-foot">
+        <span class="tabs" role="tablist" aria-label="Where to search">
+          <Scope to="loom">This loom</Scope>
+          <Scope to="all">All looms</Scope>
+        </span>
+        <span id="search-said" class="caption grow said" role="status">
+          {said(isAll, error)}
+        </span>
+        {!isAll && (
+          <IconButton
+            icon={shape.value === 'tree' ? Rows3 : ListTree}
+            label={shape.value === 'tree' ? 'Hits as a list' : 'Hits in the tree'}
+            onClick={() => (shape.value = shape.peek() === 'tree' ? 'list' : 'tree')}
+          />
+        )}
+      </div>
+      {isAll ? <HitsEverywhere /> : shape.value === 'list' && <HitsHere loom={loom} />}
+    </search>
+  )
+}
+
+function said(isAll: boolean, error: string | undefined): string {
+  if (isAll) {
+    const found = everywhere.value
+    if (!found) return 'Whole words, in all texts'
+    return found.data.length
+      ? `${plural(found.data.length, 'hit')}${found.more ? ', and more' : ''}`
+      : 'No results'
+  }
+  if (!hits.value) return ''
+  const n = hits.value.found.length
+  return error || (n ? plural(n, 'node') : 'No results')
+}
+
+function Scope({ to, children }: { to: 'loom' | 'all'; children: string }) {
+  return (
+    <button
+      type="button"
+      role="tab"
+      aria-selected={scope.value === to}
+      onClick={() => {
+        scope.value = to
+        if (to === 'all') findEverywhere(query.peek().text)
+      }}
+    >
+      {children}
+    </button>
+  )
+}
+
+function Filters() {
+  const { kinds, low, high } = query.value
+  const toggle = (kind: Kind) => {
+    const next = new Set(kinds)
+    if (!next.delete(kind)) next.add(kind)
+    if (kind === 'human') next.delete('model')
+    if (kind === 'model') next.delete('human')
+    change({ kinds: next })
+  }
+  return (
+    <fieldset class="filters row" aria-label="Only such nodes">
+      {KINDS.map((each) => (
+        <button
+          key={each}
+          type="button"
+          class="filter"
+          aria-pressed={kinds.has(each)}
+          onClick={() => toggle(each)}
+        >
+          {WORDS[each]}
+        </button>
+      ))}
+      <span class="row bounds">
+        <label class="caption" for="p-low">
+          p̄
+        </label>
+        <Bound
+          id="p-low"
+          name="Mean probability from"
+          value={low}
+          empty="0"
+          set={(value) => change({ low: value })}
+        />
+        <span class="caption" aria-hidden>
+          –
+        </span>
+        <Bound
+          id="p-high"
+          name="Mean probability to"
+          value={high}
+          empty="1"
+          set={(value) => change({ high: value })}
+        />
+      </span>
+    </fieldset>
+  )
+}
+
+function Bound(props: {
+  id: string
+  name: string
+  value: number | null
+  empty: string
+  set: (value: number | null) => void
+}) {
+  return (
+    <input
+      id={props.id}
+      class="field bound"
+      inputMode="decimal"
+      aria-label={props.name}
+      placeholder={props.empty}
+      defaultValue={props.value === null ? '' : String(props.value)}
+      onInput={(event) => {
+        const text = event.currentTarget.value.trim().replace(',', '.')
+        const value = Number(text)
+        props.set(text === '' || Number.isNaN(value) ? null : Math.max(0, Math.min(1, value)))
+      }}
+      onKeyDown={(event) => {
+        if (event.key !== 'Escape') return
+        event.preventDefault()
+        closeSearch()
+        focusTree()
+      }}
+    />
+  )
+}

@@ -1,0 +1,65 @@
+/** What can be done with several nodes at once: grow each, or remove them. */
+import { X } from 'lucide-preact'
+import { count, plural } from '../../model/words'
+import * as act from '../../state/actions'
+import type { OpenLoom } from '../../state/loom'
+import { isReadOnly, server } from '../../state/session'
+import { settings } from '../../state/settings'
+import { toast } from '../../state/toasts'
+import { IconButton, TextButton } from '../Button'
+
+/** What growing several nodes comes to, and what the server allows of it. */
+function plan(loom: OpenLoom) {
+  const nodes = [...loom.selected.value].filter((each) => !loom.tree.get(each)?.ended)
+  const { n: wanted, max_tokens } = settings.value
+  const most = server.value?.limits?.['branches'] ?? 1024
+  const n = Math.min(wanted, Math.floor(most / Math.max(1, nodes.length)))
+  return { nodes, n, wanted, most, branches: n * nodes.length, tokens: n * nodes.length * max_tokens }
+}
+
+export function growSelected(loom: OpenLoom): void {
+  const { nodes, n, most } = plan(loom)
+  if (!nodes.length) toast('All of them have ended.')
+  else if (n < 1) toast(`At most ${count(most)} branches grow at once; ${count(nodes.length)} are selected.`)
+  else {
+    loom.selected.value = new Set()
+    act.growMany(nodes, { n })
+  }
+}
+
+export function Selected({ loom }: { loom: OpenLoom }) {
+  const selected = loom.selected.value
+  if (!selected.size) return null
+  loom.tree.version.value
+  const { nodes, n, wanted, most, branches, tokens } = plan(loom)
+  const ended = selected.size - nodes.length
+  return (
+    <section class="panel selected" aria-label="Selected nodes">
+      <div class="row">
+        <span class="grow">{plural(selected.size, 'node')} selected</span>
+        <IconButton icon={X} label="Select none  Esc" onClick={() => (loom.selected.value = new Set())} />
+      </div>
+      <p class="caption" role="status">
+        {n >= 1 && nodes.length > 0 && (
+          <>
+            {count(nodes.length)} × {count(n)} = {plural(branches, 'branch', 'branches')}, at most{' '}
+            {plural(tokens, 'token')}.
+          </>
+        )}
+        {ended > 0 && ` ${plural(ended, 'node')} ended and will not grow.`}
+        {n >= 1 && n < wanted && ` The server takes ${count(most)} branches at once.`}
+        {n < 1 && `The server takes ${count(most)} branches at once: select fewer.`}
+      </p>
+      <div class="row">
+        <TextButton
+          kind="main"
+          disabled={isReadOnly.value || n < 1 || !nodes.length}
+          onClick={() => growSelected(loom)}
+        >
+          Grow {count(Math.max(1, n))} each
+        </TextButton>
+        <TextButton onClick={() => void act.removeMany([...selected])}>Remove</TextButton>
+      </div>
+    </section>
+  )
+}

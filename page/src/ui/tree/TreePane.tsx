@@ -1,0 +1,117 @@
+/** The tree of the loom: its outline or its map, with what searches, marks and selects in it. */
+import { Bookmark, ListChecks, Search as SearchIcon } from 'lucide-preact'
+import { useEffect } from 'preact/hooks'
+import * as act from '../../state/actions'
+import { closeSearch, goToHit, hits, isSearching } from '../../state/finding'
+import { closers, handlers, keyFor } from '../../state/keys'
+import type { OpenLoom } from '../../state/loom'
+import { narrowTab, panes, treeView } from '../../state/view'
+import { IconButton } from '../Button'
+import { Bookmarks, hasBookmarks, labelling } from './Bookmarks'
+import { Crumbs } from './Crumbs'
+import { beginMove, menu, menuHere, moving, select, selectAll } from './deeds'
+import { MapView } from './MapView'
+import { Moving } from './Moving'
+import { OutlineTree } from './OutlineTree'
+import { RowMenu } from './RowMenu'
+import { Search } from './Search'
+import { growSelected, Selected } from './Selected'
+import { openSelectMenu, SelectMenu } from './SelectMenu'
+import './tree.css'
+
+export function TreePane({ loom }: { loom: OpenLoom }) {
+  useEffect(() => takeKeys(loom), [loom])
+  const isMap = treeView.value === 'map'
+  const nothing = hits.value !== null && !hits.value.found.length
+  return (
+    <div class="tree-pane">
+      <div class="tree-head row">
+        <span class="tabs grow" role="tablist" aria-label="The tree as">
+          <ViewTab to="outline">Outline</ViewTab>
+          <ViewTab to="map">Map</ViewTab>
+        </span>
+        <IconButton icon={SearchIcon} label="Search" command="search" pressed={isSearching.value} />
+        <IconButton icon={Bookmark} label="Bookmarks" command="bookmarks" pressed={hasBookmarks.value} />
+        <IconButton icon={ListChecks} label="Select" onClick={openSelectMenu} />
+      </div>
+      <Search loom={loom} />
+      <Bookmarks loom={loom} />
+      <Crumbs loom={loom} />
+      <Moving loom={loom} />
+      <div class="tree-view" data-view={treeView.value}>
+        {nothing && <p class="tree-nothing">No results. Try fewer words, or another filter.</p>}
+        <OutlineTree loom={loom} />
+        {isMap && <MapView loom={loom} />}
+      </div>
+      <Selected loom={loom} />
+      <RowMenu loom={loom} />
+      <SelectMenu loom={loom} />
+    </div>
+  )
+}
+
+function ViewTab({ to, children }: { to: 'outline' | 'map'; children: string }) {
+  return (
+    <button
+      type="button"
+      role="tab"
+      aria-selected={treeView.value === to}
+      title={`${children}  ${keyFor('map')}`}
+      onClick={() => (treeView.value = to)}
+    >
+      {children}
+    </button>
+  )
+}
+
+/** What the table of keys leaves to the tree. Returns what gives it back. */
+function takeKeys(loom: OpenLoom): () => void {
+  const before = { ...handlers }
+  handlers.search = () => {
+    panes.value = { ...panes.peek(), hasLeft: true }
+    narrowTab.value = 'tree'
+    if (isSearching.peek()) document.querySelector<HTMLElement>('.search input')?.focus()
+    isSearching.value = true
+  }
+  handlers.hit = goToHit
+  handlers.select = (what) => {
+    if (what === 'here') select(loom, loom.current.peek())
+    else selectAll(loom, what)
+  }
+  handlers.withSelected = (verb) => {
+    const nodes = [...loom.selected.peek()]
+    if (!nodes.length) return false
+    if (verb === 'grow') growSelected(loom)
+    else act.removeMany(nodes)
+    return true
+  }
+  handlers.menu = () => menuHere(loom)
+  handlers.move = () => beginMove(loom, loom.current.peek())
+  handlers.showBookmarks = () => {
+    hasBookmarks.value = !hasBookmarks.peek()
+  }
+  const close = () => closeTop(loom)
+  closers.push(close)
+  return () => {
+    const { search, hit, select, withSelected, menu, move, showBookmarks } = before
+    Object.assign(handlers, { search, hit, select, withSelected, menu, move, showBookmarks })
+    closers.splice(closers.indexOf(close), 1)
+    closeTree()
+  }
+}
+
+/** Close what is open in the tree, one thing at a time. */
+function closeTop(loom: OpenLoom): boolean {
+  if (menu.peek()) menu.value = null
+  else if (moving.peek() !== null) moving.value = null
+  else if (loom.selected.peek().size) loom.selected.value = new Set()
+  else return closeSearch()
+  return true
+}
+
+function closeTree(): void {
+  menu.value = null
+  moving.value = null
+  labelling.value = null
+  isSearching.value = false
+}

@@ -1,0 +1,45 @@
+import { describe, expect, it } from 'vitest'
+import { readConstraint, readFigure, readStop, writeStop } from '../src/model/fields'
+
+const limits = { n: 128, tokens: 32768 }
+
+describe('a figure that somebody typed', () => {
+  it('is taken as the server takes it', () => {
+    expect(readFigure('temperature', '0,8', limits)).toEqual({ value: 0.8 })
+    expect(readFigure('temperature', '0', limits)).toEqual({ value: 0 })
+    expect(readFigure('top_p', '1', limits)).toEqual({ value: 1 })
+    expect(readFigure('n', '128', limits)).toEqual({ value: 128 })
+    expect(readFigure('seed', '9007199254740991', limits)).toEqual({ value: 9007199254740991 })
+  })
+  it('is refused with what is allowed', () => {
+    expect(readFigure('temperature', '-1', limits)).toBe('It must be 0 or more.')
+    expect(readFigure('top_p', '0', limits)).toBe('It must be above 0 and 1 at most.')
+    expect(readFigure('n', '500', limits)).toBe('It must be 1 to 128.')
+    expect(readFigure('n', '2.5', limits)).toBe('A whole number, 1 to 128.')
+    expect(readFigure('top_k', 'many', limits)).toBe('A number, 0 or more.')
+    expect(readFigure('max_tokens', '', null)).toBe('A number, 1 or more.')
+    expect(readFigure('seed', '9007199254740993', limits)).toMatch(/^It must be/)
+  })
+})
+
+describe('a constraint', () => {
+  it('is what a request says', () => {
+    expect(readConstraint({ kind: 'choices', text: 'yes\nno\n' })).toEqual({ choices: ['yes', 'no'] })
+    expect(readConstraint({ kind: 'regex', text: '[a-z]+' })).toEqual({ regex: '[a-z]+' })
+    expect(readConstraint({ kind: 'json_schema', text: '{"type":"object"}' })).toEqual({
+      json_schema: { type: 'object' },
+    })
+  })
+  it('says what is wrong with it', () => {
+    expect(readConstraint({ kind: 'choices', text: '\n' })).toBe('One choice a line.')
+    expect(readConstraint({ kind: 'json_schema', text: '[1]' })).toBe('A JSON schema is an object.')
+    expect(readConstraint({ kind: 'json_schema', text: '{' })).toMatch(/^No JSON: /)
+  })
+})
+
+describe('a stop text', () => {
+  it('is written as it is typed', () => {
+    for (const each of ['\n\n', 'a\tb', '\\n', 'plain', '\\']) expect(readStop(writeStop(each))).toBe(each)
+    expect(readStop('\\n\\n')).toBe('\n\n')
+  })
+})

@@ -1,0 +1,49 @@
+import { describe, expect, it } from 'vitest'
+import { label, marks, meanP, plain, spoken } from '../src/model/label'
+import { node } from './tree.test'
+
+const said = (text: string, more = {}) => label(node(1, 0, { text, ...more }), '', false)
+
+describe('what a node says of itself', () => {
+  it('is its first words on one line', () => {
+    expect(said('  One\n\ntwo\tthree ')).toEqual({ text: 'One two three', isNote: false })
+    expect(said('w'.repeat(400)).text).toHaveLength(80)
+    expect(Array.from(said('🦊'.repeat(100)).text)).toHaveLength(80)
+  })
+
+  it('is in words where there is no text', () => {
+    expect(said('', { ended: true })).toEqual({ text: '(ended at once)', isNote: true })
+    expect(said('').text).toBe('(empty)')
+    expect(said('', { growing: true }).text).toBe('growing')
+    expect(said(' \n')).toEqual({ text: '·⏎', isNote: true })
+  })
+
+  it('leaves out what a template of a chat puts around', () => {
+    const root = node(0, null, { text: '<|bos|><|user|>Hello<|end|><|assistant|>' })
+    expect(plain(root, 'Hello', true)).toBe('Hello')
+    expect(plain(root, 'Hello', false)).toBe('Hello<|end|><|assistant|>')
+    expect(plain(node(1, 0, { text: '<|bos|>' }), '', false)).toBe('<|bos|>')
+    expect(plain(node(2, 1, { text: '<|end|><|user|>And<|end|>', said: 'And' }), '', true)).toBe('And')
+    expect(plain(node(2, 1, { text: 'a < b | c > d<|end|>' }), '', true)).toBe('a < b | c > d')
+  })
+
+  it('has signs for how it came about and how it ended', () => {
+    expect(marks(node(1, 0, { finish_reason: 'cancelled', bookmark: '' }))).toEqual(['bookmark', 'stopped'])
+    expect(marks(node(1, 0, { ended: true, finish_reason: 'stop' }))).toEqual(['ended'])
+    expect(marks(node(1, 0, { mean_p: null, finish_reason: null }))).toEqual(['human'])
+    expect(marks(node(1, 0, { growing: true, finish_reason: null }))).toEqual(['growing'])
+    expect(marks(node(1, 0, { finish_reason: 'error' }))).toEqual(['failed'])
+  })
+
+  it('has the geometric mean of its tokens, also while it grows', () => {
+    expect(meanP(node(1, 0, { mean_p: 0.9, mean_logprob: Math.log(0.25) }))).toBeCloseTo(0.25)
+    expect(meanP(node(1, 0, { mean_p: 0.4, mean_logprob: null }))).toBe(0.4)
+  })
+
+  it('is heard with what its signs say', () => {
+    const one = node(1, 0, { text: 'Once', bookmark: 'good', ended: true, finish_reason: 'stop' })
+    expect(spoken(one, label(one, '', false), 3, true, 4)).toBe(
+      'Once, 4 times, 3 children, bookmarked, ended, label good, unread, mean probability .50',
+    )
+  })
+})

@@ -1,0 +1,102 @@
+import { describe, expect, it } from 'vitest'
+import {
+  across,
+  barLength,
+  COLUMN,
+  fitAll,
+  fitPlace,
+  TreeMap,
+  tints,
+  visible,
+  zoomed,
+} from '../src/model/map'
+import { LoomTree } from '../src/model/tree'
+import { wrap } from '../src/ui/tree/paint'
+import { node } from './tree.test'
+
+function tree(n = 40): LoomTree {
+  const made = new LoomTree()
+  made.put(Array.from({ length: n }, (_, i) => node(i, i ? Math.floor((i - 1) / 3) : null, { n_tokens: i })))
+  return made
+}
+
+describe('a map', () => {
+  it('has a column a level, and no two nodes at one place', () => {
+    const map = new TreeMap(tree(), 0)
+    expect(map.places.size).toBe(40)
+    for (const [depth, level] of map.levels.entries()) {
+      for (const [i, place] of level.entries()) {
+        expect(place.x).toBe(depth * COLUMN)
+        if (i) expect(place.y - level[i - 1]!.y).toBeGreaterThanOrEqual(20)
+      }
+    }
+    expect(new TreeMap(tree(), 99).places.size).toBe(0)
+  })
+
+  it('finds what is in a box, and what is at a point', () => {
+    const map = new TreeMap(tree(), 0)
+    expect([...map.within(map.box)]).toHaveLength(40)
+    const one = map.places.get(17)!
+    expect(map.at(one.x + 10, one.y + 3, 8)!.node).toBe(17)
+    expect(map.at(one.x + 10, one.y + 13.5, 2)).toBeNull()
+    const few = [...map.within({ x0: one.x, x1: one.x + 1, y0: one.y - 1, y1: one.y + 1 })]
+    expect(few.length).toBeLessThan(5)
+    expect(few).toContain(one)
+  })
+
+  it('is as long as its tokens, up to a bound', () => {
+    expect(barLength(0)).toBeGreaterThan(0)
+    expect(barLength(64)).toBeGreaterThan(barLength(16))
+    expect(barLength(1e6)).toBeLessThan(COLUMN)
+  })
+
+  it('fits into a view, which zooms around a point', () => {
+    const map = new TreeMap(tree(5000), 0)
+    const view = fitAll(map.box, 500, 800)
+    const seen = visible(view, 500, 800)
+    expect(seen.y0).toBeLessThanOrEqual(map.box.y0)
+    expect(seen.y1).toBeGreaterThanOrEqual(map.box.y1)
+    expect(across(view)).toBeGreaterThan(view.scale) // far higher than wide
+    const near = zoomed(view, 8, 100, 200)
+    const at = (one: typeof view) => [(100 - one.x) / across(one), (200 - one.y) / one.scale]
+    expect(at(near)[0]).toBeCloseTo(at(view)[0]!)
+    expect(at(near)[1]).toBeCloseTo(at(view)[1]!)
+    const place = map.places.get(17)!
+    const read = fitPlace(place, view, 500, 800)
+    expect(read.scale).toBe(1)
+    expect(read.y + read.scale * place.y).toBeCloseTo(400)
+  })
+
+  it('tints what it has figures of', () => {
+    const made = tree(4)
+    made.put([
+      node(1, 0, { score: 2 }),
+      node(2, 0, { score: 4 }),
+      node(3, 0, { mean_p: null, mean_logprob: null }),
+    ])
+    const score = tints(made, 'score')
+    expect([1, 2, 3].map(score)).toEqual([0, 1, null])
+    expect(tints(made, 'probability')(3)).toBeNull()
+    expect([0, 3].map(tints(made, 'age'))).toEqual([0, 1])
+  })
+
+  it('is laid out for ten thousand nodes in a chain as well as in a tree', () => {
+    const deep = new LoomTree()
+    deep.put(Array.from({ length: 10_000 }, (_, i) => node(i, i ? i - 1 : null)))
+    expect(new TreeMap(deep, 0).levels).toHaveLength(10_000)
+    const began = performance.now()
+    expect(new TreeMap(tree(10_000), 0).places.size).toBe(10_000)
+    expect(performance.now() - began).toBeLessThan(1000)
+  })
+})
+
+describe('words on the map', () => {
+  const measure = (part: string) => part.length
+  it('break at blanks, or where there are none', () => {
+    expect(wrap('one two three', 8, 3, measure)).toEqual(['one two', 'three'])
+    expect(wrap('one two three four', 8, 1, measure)).toEqual(['one two…'])
+    expect(wrap('aaaaaaaaaaaa', 5, 2, measure)).toEqual(['aaaaa', 'aaaa…'])
+    expect(wrap('🦊🦊🦊', 3, 3, measure)).toEqual(['🦊', '🦊', '🦊'])
+    expect(wrap('', 5, 2, measure)).toEqual([])
+  })
+})

@@ -1,0 +1,71 @@
+import { describe, expect, it } from 'vitest'
+import { againAsked, comparison, curl, drawnWith, literal, python, recipe } from '../src/model/provenance'
+import { node } from './tree.test'
+
+const params = {
+  n: 3, max_tokens: 20, temperature: 0.8, top_p: 1, top_k: 0, min_p: 0.05, typical_p: 1,
+  repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0, penalty_last_n: null,
+  logit_bias: {}, stop: ["don't"], seed: 317, constraint: { choice: ['yes', 'no'] },
+  temperature_first: false, draw_rule: 2,
+} // biome-ignore format: short
+
+const grown = node(7, 0, { params, branch: 2 })
+
+describe('a node', () => {
+  it('tells what it was drawn with that is not neutral', () => {
+    expect(drawnWith(params)).toEqual([
+      ['Temperature', '0.8'],
+      ['Min-p', '0.05'],
+      ['Stop at', '"don\'t"'],
+      ['Form', 'choice'],
+    ])
+  })
+
+  it('is asked for again with what differs from the model’s own defaults', () => {
+    expect(againAsked(grown, { temperature: 0.8 })).toEqual({
+      n: 1,
+      seed: 317,
+      first_branch: 2,
+      max_tokens: 20,
+      min_p: 0.05,
+      stop: ["don't"],
+      choices: ['yes', 'no'],
+    })
+    expect(againAsked(grown, { temperature: 0.6 })).toMatchObject({ temperature: 0.8 })
+  })
+
+  it('that was stopped is grown as far as it came', () => {
+    const stopped = node(7, 0, { params, branch: 2, finish_reason: 'cancelled', n_tokens: 5 })
+    expect(againAsked(stopped, {})).toMatchObject({ max_tokens: 5 })
+  })
+
+  it('says why it cannot be grown again', () => {
+    expect(againAsked(node(7, 0), {})).toBe('It was written, not grown.')
+    const odd = { ...params, constraint: { lazy: {} } }
+    expect(againAsked(node(7, 0, { params: odd, branch: 0 }), {})).toMatch('lazy')
+    const huge = { ...params, seed: 2 ** 60 }
+    expect(againAsked(node(7, 0, { params: huge, branch: 0 }), {})).toMatch('seed')
+  })
+
+  it('is written for a shell and for Python', () => {
+    const root = { prompt: 'Hi', template: true }
+    const made = recipe(grown, 'a loom', againAsked(grown, {}), root)
+    expect(curl(made, 'http://x', false)).toContain("don'\\''t")
+    expect(curl(made, 'http://x', true)).toContain('$WEFT_API_KEY')
+    expect(python(made, 'http://x', false)).toContain('wait=True')
+    expect(python(made, 'http://x', false)).toContain('with weft.Client("http://x") as client:')
+    const written = recipe(node(7, 3), 'l', againAsked(node(7, 3), {}), root)
+    expect(python(written, 'http://x', false)).toContain('client.add("l", parent=3, text="text 7")')
+  })
+})
+
+it('Python has its own words for what JSON has', () => {
+  expect(literal({ a: [true, null, 'é\n', 1.5] })).toBe('{"a": [True, None, "é\\n", 1.5]}')
+})
+
+it('tokens are compared', () => {
+  expect(comparison([1, 2], [1, 2])).toBe('same')
+  expect(comparison([1, 2], [1, 2, 3])).toBe('longer')
+  expect(comparison([1, 2], [1, 3])).toBe('other')
+  expect(comparison([1, 2], [1])).toBe('other')
+})

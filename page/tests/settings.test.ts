@@ -1,0 +1,88 @@
+import { beforeEach, describe, expect, it } from 'vitest'
+import type { OpenLoom } from '../src/state/loom'
+import { standIn } from './stand_ins'
+
+let settings: typeof import('../src/state/settings')
+let session: typeof import('../src/state/session')
+let kept: Map<string, string>
+
+const loom = (id: string) => ({ id }) as OpenLoom
+
+beforeEach(async () => {
+  kept = standIn().kept
+  settings = await import('../src/state/settings')
+  session = await import('../src/state/session')
+})
+
+describe('settings', () => {
+  it('are the defaults, and what the open loom says otherwise', () => {
+    session.open.value = loom('a')
+    settings.set({ n: 8 })
+    expect(settings.settings.value.n).toBe(8)
+    expect(settings.hasOwn.value).toBe(true)
+    session.open.value = loom('b')
+    expect(settings.settings.value.n).toBe(4)
+    settings.set({ temperature: 0.1 }, 'default')
+    session.open.value = loom('a')
+    expect(settings.settings.value).toMatchObject({ n: 8, temperature: 0.1 })
+  })
+
+  it('are those of all looms where none is open', () => {
+    settings.set({ n: 2 })
+    session.open.value = loom('a')
+    expect(settings.settings.value.n).toBe(2)
+    expect(settings.hasOwn.value).toBe(false)
+  })
+
+  it('go back to the defaults, of one loom alone', () => {
+    session.open.value = loom('a')
+    settings.set({ n: 8 })
+    session.open.value = loom('b')
+    settings.set({ n: 7 })
+    settings.forgetOwn()
+    expect(settings.settings.value.n).toBe(4)
+    session.open.value = loom('a')
+    expect(settings.settings.value.n).toBe(8)
+  })
+
+  it('are remembered by the browser', async () => {
+    session.open.value = loom('a')
+    settings.set({ n: 8 })
+    settings.set({ top_k: 5 }, 'default')
+    expect(JSON.parse(kept.get('weft.settings.looms')!)).toEqual({ a: { n: 8 } })
+    expect(JSON.parse(kept.get('weft.settings')!)).toMatchObject({ top_k: 5, n: 4 })
+  })
+
+  it('leave to the server what nobody set', () => {
+    const asked = settings.asked(settings.NEUTRAL)
+    expect(asked).not.toHaveProperty('seed')
+    expect(asked).not.toHaveProperty('stop')
+    expect(settings.asked({ ...settings.NEUTRAL, seed: 0, stop: ['\n'] })).toMatchObject({
+      seed: 0,
+      stop: ['\n'],
+    })
+  })
+})
+
+describe('what the browser remembers', () => {
+  it('is read again, with what is new filled in', async () => {
+    const { read, write, remembered } = await import('../src/state/kept')
+    write('old', { a: 1 })
+    expect(read('old', { a: 0, b: 2 })).toEqual({ a: 1, b: 2 })
+    const list = remembered<string[]>('list', ['x'])
+    list.value = ['y']
+    expect(remembered<string[]>('list', ['x']).value).toEqual(['y'])
+  })
+
+  it('is let go where it is broken or nothing can be kept', async () => {
+    const { read, write } = await import('../src/state/kept')
+    kept.set('weft.broken', '{')
+    expect(read('broken', 5)).toBe(5)
+    kept.set('weft.null', 'null')
+    expect(read('null', { a: 1 })).toEqual({ a: 1 })
+    globalThis.localStorage.setItem = () => {
+      throw new DOMException('full', 'QuotaExceededError')
+    }
+    expect(() => write('x', 1)).not.toThrow()
+  })
+})

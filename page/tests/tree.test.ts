@@ -1,0 +1,63 @@
+import { describe, expect, it } from 'vitest'
+import type { Node } from '../src/api/client'
+import { LoomTree } from '../src/model/tree'
+
+export function node(number: number, parent: number | null, more: Partial<Node> = {}): Node {
+  return {
+    node: number,
+    id: `n${number}`,
+    parent,
+    children: [],
+    n_below: 0,
+    text: `text ${number}`,
+    n_tokens: 2,
+    mean_p: 0.5,
+    mean_logprob: -0.7,
+    finish_reason: 'length',
+    ended: false,
+    ...more,
+  }
+}
+
+function tree(): LoomTree {
+  const made = new LoomTree()
+  made.put([node(0, null), node(1, 0), node(2, 1), node(3, 1), node(4, 0)])
+  return made
+}
+
+describe('a tree', () => {
+  it('walks parents first, children in order', () => {
+    expect([...tree().preorder()]).toEqual([0, 1, 2, 3, 4])
+    expect(tree().path(3)).toEqual([0, 1, 3])
+    expect(tree().siblings(3)).toEqual([2, 3])
+    expect(tree().leaves()).toEqual([2, 3, 4])
+    expect(tree().below(0)).toBe(4)
+  })
+
+  it('forgets what stands below a removed node', () => {
+    const made = tree()
+    made.remove([1])
+    expect([...made.preorder()]).toEqual([0, 4])
+    expect(made.get(3)).toBeUndefined()
+    expect(made.below(0)).toBe(1)
+  })
+
+  it('takes a node that moved from its old parent', () => {
+    const made = tree()
+    made.put([node(3, 4)])
+    expect([...made.preorder()]).toEqual([0, 1, 2, 4, 3])
+  })
+
+  it('has children in the order that the server says', () => {
+    const made = tree()
+    made.order({ 1: [3, 2], 0: [4, 1, 9] })
+    expect([...made.preorder()]).toEqual([0, 4, 1, 3, 2])
+  })
+
+  it('finds branch points both ways', () => {
+    const made = tree()
+    expect(made.branchPoint(2, -1, (children) => children[0]!)).toBe(1)
+    expect(made.branchPoint(0, 1, (children) => children[0]!)).toBe(1)
+    expect(made.branchPoint(2, 1, (children) => children[0]!)).toBeNull()
+  })
+})

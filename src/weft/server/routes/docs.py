@@ -1,0 +1,45 @@
+"""The description of every route and field, to read and to try: Swagger UI, from this machine."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from fastapi import APIRouter, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+
+router = APIRouter(prefix="/docs", include_in_schema=False)
+# NOTE: of the package only the files are used: what it does with them reads each anew for everyone.
+_FILES = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon-32x32.png": "image/png",
+}
+
+
+@router.get("")
+async def read_docs() -> Response:
+    """Return the page; FastAPI's own would load its program from another server."""
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Weft",
+        swagger_js_url="/docs/swagger-ui-bundle.js",
+        swagger_css_url="/docs/swagger-ui.css",
+        swagger_favicon_url="/docs/favicon-32x32.png",
+    )
+
+
+def _serve(name: str, kind: str) -> None:
+    async def read_file() -> Response:
+        return Response(_read(name), media_type=kind, headers={"Cache-Control": "max-age=3600"})
+
+    router.add_api_route(f"/{name}", read_file, methods=["GET"])
+
+
+@cache
+def _read(name: str) -> bytes:
+    return files("fastapi_swagger.resources").joinpath(name).read_bytes()
+
+
+for _name, _kind in _FILES.items():
+    _serve(_name, _kind)

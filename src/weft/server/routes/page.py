@@ -1,0 +1,96 @@
+"""The page, as it was built from `page/`: files of the package, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+
+from ..errors import Refused
+
+router = APIRouter(include_in_schema=False)
+BUILT = Path(__file__).parents[1] / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
+}
+# Texts of models and people are never markup here; if ever one were, nothing in it would run.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "font-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+
+
+@router.get("/", name="page")
+async def read_page(
+    if_none_match: Annotated[str | None, Header()] = None,
+    accept_encoding: Annotated[str, Header()] = "",
+) -> Response:
+    """Return the page; which loom it shows stands behind the #."""
+    return _file("index.html", if_none_match, accept_encoding)
+
+
+@router.get("/assets/{name}")
+async def read_asset(
+    name: str,
+    if_none_match: Annotated[str | None, Header()] = None,
+    accept_encoding: Annotated[str, Header()] = "",
+) -> Response:
+    """Return a script, a style sheet, a font or their licences."""
+    return _file(f"assets/{name}", if_none_match, accept_encoding)
+
+
+def _file(name: str, known: str | None, encodings: str) -> Response:
+    found = _read().get(name)
+    if found is None:
+        raise Refused(404, "no_such_route", "there is no such file of the page")
+    plain, packed, tag, kind = found
+    headers = {
+        "ETag": tag,
+        "Vary": "Accept-Encoding",
+        "Content-Security-Policy": POLICY,
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        # The names of assets have a digest in them; the page itself is asked for each time.
+        "Cache-Control": "no-cache"
+        if name == "index.html"
+        else "private, max-age=31536000, immutable",
+    }
+    if known is not None and tag in known:
+        return Response(status_code=304, headers=headers)
+    if packed is not None and "gzip" in encodings:
+        headers["Content-Encoding"] = "gzip"
+        plain = packed
+    return Response(plain, media_type=kind, headers=headers)
+
+
+@cache
+def _read() -> dict[str, tuple[bytes, bytes | None, str, str]]:
+    """Return the files by name: as they are, packed, their tags and kinds."""
+    files = {}
+    for path in sorted(BUILT.rglob("*")):
+        if path.suffix in _TYPES:
+            data = path.read_bytes()
+            packed = None if path.suffix == ".woff2" else gzip.compress(data, mtime=0)
+            tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+            name = path.relative_to(BUILT).as_posix()
+            files[name] = data, packed, tag, _TYPES[path.suffix]
+    return files

@@ -1,0 +1,358 @@
+"""The page of a server in a real browser: what is watched there, and what people do in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+import pytest
+
+from serving import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import (
+        Browser,
+        BrowserContext,
+        ConsoleMessage,
+        Locator,
+        Page,
+        Request,
+    )
+
+Json = dict[str, Any]
+WIDE = {"width": 1440, "height": 900}
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+# Names of other machines lead nowhere, so that a page which asked one would notice.
+FLAGS = (
+    "--no-sandbox",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--font-render-hinting=none",
+    "--disable-lcd-text",
+    "--force-color-profile=srgb",
+)
+
+
+def why_no_browser() -> str:
+    """Return why the page cannot be opened here; "" where it can."""
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed (make test-page installs it)"
+    return "" if CHROMIUM else "no Chromium is installed (on Debian: apt install chromium)"
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """Have a Chromium until the end of the block."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def expect(what: Any) -> Any:
+    """Playwright's own, which waits for what is expected; imported where it is used."""
+    from playwright.sync_api import expect
+
+    return expect(what)
+
+
+class Watch:
+    """Notes what must not happen in a page: errors, forbidden requests, broken policies.
+
+    `allow` what a test brings about itself.
+    """
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.url = url
+        self.faults: list[str] = []
+        self.asked: list[str] = []
+        self._allowed: list[re.Pattern[str]] = []
+        context.on("console", self._on_console)
+        context.on("weberror", lambda error: self.faults.append(f"error: {error.error}"))
+        context.on("request", self._on_request)
+
+    def allow(self, pattern: str) -> None:
+        self._allowed.append(re.compile(pattern))
+
+    def check(self) -> None:
+        left = [
+            fault for fault in self.faults if not any(each.search(fault) for each in self._allowed)
+        ]
+        assert not left, "the page had faults:\n" + "\n".join(left)
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        # A policy that is broken says so here, too.
+        if message.type in ("error", "warning"):
+            where = message.location.get("url", "")
+            self.faults.append(f"console {message.type}: {message.text} ({where})")
+
+    def _on_request(self, request: Request) -> None:
+        self.asked.append(request.url)
+        if not request.url.startswith((f"{self.url}/", "data:", f"blob:{self.url}/")):
+            self.faults.append(f"request beyond the server: {request.url}")
+
+
+@contextmanager
+def watched(browser: Browser, url: str, **context: Any) -> Iterator[tuple[Page, Watch]]:
+    """Open a page of its own, whose faults are an error at the end of the block."""
+    options = {"viewport": WIDE, "base_url": url, "reduced_motion": "reduce", **context}
+    opened = browser.new_context(**options)
+    opened.set_default_timeout(10_000)
+    watch = Watch(opened, url)
+    try:
+        yield opened.new_page(), watch
+    finally:
+        opened.close()
+    watch.check()
+
+
+class Desk:
+    """A server and a page of it: looms are made over the API, and opened as people open them."""
+
+    def __init__(self, served: Served, page: Page, watch: Watch) -> None:
+        self.served = served
+        self.page = page
+        self.watch = watch
+        self.loom: Json = {}
+
+    # Over the API
+
+    def ask(self, method: str, path: str, **more: Any) -> Any:
+        answer = self.served.client.request(method, f"/api/v1{path}", **more)
+        assert answer.status_code < 300, answer.text
+        return answer.json()
+
+    def of(self, path: str = "") -> str:
+        return f"/looms/{self.loom['id']}{path}"
+
+    def make(self, prompt: str = "Tell me a story about a fox.", **more: Any) -> Json:
+        """Make a loom; what is asked and grown from now on is of it."""
+        self.loom = self.ask("POST", "/looms", json={"prompt": prompt, **more})
+        return self.loom
+
+    def grow(self, node: int = 0, **body: Any) -> list[int]:
+        """Grow children to their end, and return them. n 3, 12 tokens, seed 1 unless said."""
+        asked = {"n": 3, "max_tokens": 12, "seed": 1, "force": True, "wait": True, **body}
+        told = self.ask("POST", self.of(f"/nodes/{node}/generate"), json=asked)
+        return [each["node"] for each in told.get("nodes") or told["branches"]]
+
+    def nodes(self) -> dict[int, Json]:
+        """All nodes as the server has them."""
+        found: dict[int, Json] = {}
+        after = None
+        while True:
+            query = {"limit": 1000, **({} if after is None else {"after": after})}
+            told = self.ask("GET", self.of("/nodes"), params=query)
+            found |= {each["node"]: each for each in told["data"]}
+            after = told.get("next")
+            if after is None:
+                return found
+
+    def endless(self) -> Json:
+        """Sampling that no end token ends."""
+        ends = self.served.service.models.lm().text.stop_ids
+        return {"max_tokens": 1500, "logit_bias": {str(token): -1e6 for token in ends}}
+
+    def wait_grown(self, timeout_s: float = 60) -> None:
+        """Wait until nothing grows in the loom."""
+        until = time.monotonic() + timeout_s
+        while self.ask("GET", self.of())["growing"]:
+            assert time.monotonic() < until, "it still grows"
+            time.sleep(0.02)
+
+    def open_named(self) -> Json:
+        """Take the loom that the page shows, as its address names it, for this desk's."""
+        self.until(lambda: "#" in self.page.url, "a loom is open")
+        name = unquote(self.page.url.partition("#")[2].partition("/")[0])
+        self.loom = self.ask("GET", f"/looms/{quote(name, safe='')}")
+        return self.loom
+
+    # In the page
+
+    def sets(self, **values: Any) -> None:
+        """Have the browser remember what to grow with, before the page is opened."""
+        self.remembers("settings", {"temperature": 0.8, **values})
+
+    def remembers(self, name: str, value: Any) -> None:
+        """Have the browser remember something, unless it does already."""
+        name = json.dumps(f"weft.{name}")
+        self.page.add_init_script(
+            f"localStorage.getItem({name}) ?? "
+            f"localStorage.setItem({name}, {json.dumps(json.dumps(value))})"
+        )
+
+    def visit(self, node: int | None = None) -> Page:
+        """Open the page at the loom, and at a node of it."""
+        at = "" if node is None else f"/{node}"
+        self.page.goto(f"{self.served.url}/#{quote(self.loom['name'], safe='')}{at}")
+        self.page.get_by_role("contentinfo").wait_for()
+        self.tree.get_by_role("treeitem").first.wait_for()
+        return self.page
+
+    def open_loom(self, prompt: str = "Tell me a story about a fox.", **grow: Any) -> list[int]:
+        """Make a loom, grow its first children as `grow` says, and open it in the page."""
+        chat = grow.pop("template", True)
+        self.make(prompt, template=chat)
+        grown = self.grow(**grow) if grow else []
+        self.visit()
+        return grown
+
+    @property
+    def tree(self) -> Locator:
+        return self.page.get_by_role("tree", name="Tree", exact=True)
+
+    @property
+    def text(self) -> Locator:
+        """The text of the path."""
+        return self.page.locator("article[aria-label='Text of the path']")
+
+    def row(self, node: int) -> Locator:
+        """The row of a node in the tree."""
+        return self.tree.locator(f"[role=treeitem][data-node='{node}']")
+
+    def part(self, node: int) -> Locator:
+        """The part of the path's text that is a node's."""
+        return self.text.locator(f"[data-node='{node}']")
+
+    def lane(self, node: int) -> Locator:
+        return self.page.locator(f"section[aria-label=Growing] article[data-lane='{node}']")
+
+    @property
+    def lanes(self) -> list[int]:
+        """The nodes that have a lane."""
+        found = self.page.locator("section[aria-label=Growing] article[data-lane]")
+        return [int(each) for each in found.evaluate_all("all => all.map((e) => e.dataset.lane)")]
+
+    @property
+    def current(self) -> int:
+        """The node that the tree shows as the current one."""
+        row = self.tree.locator("[role=treeitem][aria-current=true]")
+        return int(row.get_attribute("data-node") or -1)
+
+    def press(self, *keys: str) -> None:
+        """Press keys as the page gets them while nobody types."""
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def until(self, is_so: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+        """Wait for something that the page or the server comes to."""
+        end = time.monotonic() + timeout_s
+        while not is_so():
+            assert time.monotonic() < end, f"in {timeout_s} s: {what}"
+            self.page.wait_for_timeout(20)
+
+    def shot(self, path: Path | None = None) -> bytes:
+        """Take a picture in which nothing moves, and what changes by itself is left out."""
+        self.page.evaluate(_STAND_STILL)
+        try:
+            return self.page.screenshot(path=path, animations="disabled", caret="hide")
+        finally:
+            self.page.evaluate(_GO_ON)
+
+
+# Texts of what varies give way to a dash until the picture is taken: a mask would be as wide as
+# they are. After two frames the page has painted what it knows, and its fonts are there.
+_STAND_STILL = """async () => {
+  await document.fonts.ready
+  window.weftVaried = []
+  for (const each of document.querySelectorAll("[data-varies]")) {
+    const walker = document.createTreeWalker(each, NodeFilter.SHOW_TEXT)
+    for (let text = walker.nextNode(), i = 0; text; text = walker.nextNode(), i++) {
+      window.weftVaried.push([text, text.data])
+      text.data = i ? "" : "\u2013"
+    }
+  }
+  for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame)
+}"""
+_GO_ON = """() => {
+  for (const [text, data] of window.weftVaried) text.data = data
+  delete window.weftVaried
+}"""
+
+
+class Gate:
+    """Holds a served model between two of its steps, so that what grows stands still.
+
+    A stand-in for a slow model: tokens, events and the page are the real ones.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._engine = served.service.models.lm().engine
+        self._forward = self._engine.forward
+        self._turn = threading.Condition()
+        self._left: int | None = None
+        self._broken = ""
+        self._engine.forward = self._step  # type: ignore[method-assign]
+
+    def fail(self, message: str) -> None:
+        """Let the next step fail, as a broken device makes it."""
+        with self._turn:
+            self._broken = message
+            self._turn.notify_all()
+
+    def hold(self, after: int = 0) -> None:
+        """Let so many steps pass from now on, then none."""
+        with self._turn:
+            self._left = after
+            self._turn.notify_all()
+
+    def open(self) -> None:
+        with self._turn:
+            self._left = None
+            self._turn.notify_all()
+
+    def close(self) -> None:
+        """Let the model be as it was."""
+        self.open()
+        del self._engine.forward
+
+    def _step(self, rows: Any) -> Any:
+        with self._turn:
+            # Nobody waits for ever, should a test have failed meanwhile.
+            self._turn.wait_for(
+                lambda: self._left is None or self._left > 0 or self._broken, timeout=60
+            )
+            if self._broken:
+                message, self._broken = self._broken, ""
+                raise RuntimeError(message)
+            if self._left is not None:
+                self._left -= 1
+        return self._forward(rows)
+
+
+@cache
+def _axe() -> str:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe is not installed (pip install --no-deps axe-playwright-python)")
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+def assert_accessible(page: Page) -> None:
+    """Check that axe finds nothing: of the rules of WCAG and of best practice."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_axe())
+    found = page.evaluate("axe.run(document).then(({ violations }) => violations)")
+    said = [
+        f"{each['id']}: {each['help']}\n    {node['html']:.200}\n    {node['failureSummary']}"
+        for each in found
+        for node in each["nodes"][:4]
+    ]
+    assert not said, "axe:\n" + "\n".join(said)

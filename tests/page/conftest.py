@@ -1,0 +1,67 @@
+"""A browser for all tests of the page, a server for those of one file, and a page for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+    from browsing import Desk, Gate
+    from serving import Served
+
+# Without the extra there is no server to open.
+collect_ignore_glob = [] if find_spec("fastapi") and find_spec("uvicorn") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from browsing import browsing, why_no_browser
+
+    if why := why_no_browser():
+        pytest.skip(why)
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A server with the embedded model."""
+    from serving import serving
+
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def look() -> dict[str, object]:
+    """What a test wants its page to be: options of a browser's context."""
+    return {}
+
+
+@pytest.fixture
+def desk(browser: Browser, served: Served, look: dict[str, object]) -> Iterator[Desk]:
+    """A page that nothing may go wrong in, and its server."""
+    from browsing import Desk, watched
+
+    with watched(browser, served.url, **look) as (page, watch):
+        yield Desk(served, page, watch)
+
+
+@pytest.fixture
+def page(desk: Desk) -> Page:
+    return desk.page
+
+
+@pytest.fixture
+def gate(served: Served) -> Iterator[Gate]:
+    """Holds the served model still; open at first."""
+    from browsing import Gate
+
+    gate = Gate(served)
+    yield gate
+    gate.close()

@@ -1,0 +1,92 @@
+"""The server goes and comes back, and nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, Gate, expect, watched
+from serving import Served, serving
+from weft.server import ServerConfig
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.page
+
+
+class Place:
+    """A port where a server with one database is started again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.db = f"sqlite:///{folder}/looms.db"
+        self._running = ExitStack()
+
+    def start(self) -> Served:
+        config = ServerConfig(port=0, db=self.db)
+        return self._running.enter_context(serving(config, port=self.port))
+
+    def stop(self) -> None:
+        self._running.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.stop()
+
+
+def test_a_server_that_comes_back_is_followed_on(browser: Browser, place: Place) -> None:
+    served = place.start()
+    with watched(browser, served.url) as (page, watch):
+        watch.allow("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE|net::ERR|status of 5")
+        desk = Desk(served, page, watch)
+        desk.sets(n=2, max_tokens=12)
+        desk.open_loom(n=2, max_tokens=12)
+        desk.press("ArrowRight")
+        place.stop()
+        away = page.get_by_text("Reconnecting. Nothing is lost.")
+        expect(away).to_be_visible(timeout=15_000)
+        expect(desk.text).to_contain_text("fox")  # what was there can be read
+        desk.press("ArrowDown")
+        desk.until(lambda: desk.current == 2, "and gone through")
+        desk.served = place.start()
+        expect(away).to_be_hidden(timeout=15_000)
+        desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " meanwhile"})
+        expect(desk.row(3)).to_be_visible()
+        desk.press("g")
+        desk.until(lambda: len(desk.nodes()) == 6, "it grows again")
+        desk.wait_grown()
+
+
+def test_what_grew_when_the_server_ended_is_kept_and_shown(browser: Browser, place: Place) -> None:
+    served = place.start()
+    with watched(browser, served.url) as (page, watch):
+        watch.allow("net::ERR|status of 5")
+        desk = Desk(served, page, watch)
+        desk.open_loom()
+        gate = Gate(served)
+        gate.hold(30)
+        (node,) = desk.grow(n=1, wait=False, **desk.endless())
+        desk.until(lambda: desk.lane(node).inner_text().strip() != "", "text")
+        gate.open()
+        place.stop()
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=15_000)
+        desk.served = place.start()
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden(timeout=15_000)
+        told = desk.nodes()[node]
+        assert told["finish_reason"] == "interrupted"
+        assert told["text"]
+        desk.row(node).click()
+        desk.until(
+            lambda: desk.part(node).text_content() == told["text"], "all that the server has"
+        )

@@ -1,0 +1,179 @@
+"""Branches grow in the page as people watch them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, Gate, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.page
+
+
+def test_the_first_run_leads_to_four_branches(desk: Desk, page: Page) -> None:
+    page.goto("/")
+    page.get_by_role("heading", name="What should it begin with?").wait_for()
+    field = page.get_by_role("textbox").first
+    assert field.input_value()
+    assert page.evaluate("getSelection().toString() || document.activeElement.value")
+    page.get_by_role("button", name="Grow 4 branches").click()
+    desk.open_named()
+    desk.until(lambda: len(desk.lanes) == 4, "four lanes")
+    desk.wait_grown()
+    nodes = desk.nodes()
+    assert nodes[0]["children"] == [1, 2, 3, 4]
+    for node in nodes[0]["children"]:
+        expect(desk.row(node)).to_be_visible()
+
+
+def test_a_grown_branch_is_entered_and_grown_in_turn(desk: Desk, page: Page) -> None:
+    desk.sets(n=3, max_tokens=8)
+    desk.open_loom(n=2, max_tokens=8)
+    desk.press("ArrowRight")
+    desk.until(lambda: desk.current == 1, "the first child is the current one")
+    desk.press("g")
+    desk.until(lambda: len(desk.nodes()) == 6, "three more nodes")
+    desk.wait_grown()
+    nodes = desk.nodes()
+    assert len(nodes[1]["children"]) == 3
+    desk.press("ArrowRight", "ArrowDown")
+    second = nodes[1]["children"][1]
+    desk.until(lambda: desk.current == second, "its second child is the current one")
+    expect(desk.text).to_contain_text(nodes[1]["text"].strip()[:40])
+    expect(desk.part(second)).to_contain_text(nodes[second]["text"].strip()[:20])
+
+
+def test_as_many_lanes_as_branches_stand_there_at_once(desk: Desk, page: Page, gate: Gate) -> None:
+    """At fixed height, and nothing above them moves while they fill."""
+    desk.sets(n=6, max_tokens=60)
+    page.add_init_script(
+        """addEventListener('keydown', () => performance.mark('key'), true)
+        new MutationObserver(() => {
+          if (document.querySelectorAll('article[data-lane]').length < 6) return
+          if (!performance.getEntriesByName('lanes').length) performance.mark('lanes')
+        }).observe(document, { childList: true, subtree: true })"""
+    )
+    desk.open_loom()
+    gate.hold(6)
+    desk.press("g")
+    desk.until(lambda: len(desk.lanes) == 6, "six lanes")
+    marks = page.evaluate(
+        "['key', 'lanes'].map((name) => performance.getEntriesByName(name)[0].startTime)"
+    )
+    assert marks[1] - marks[0] < 1000  # how fast it is: benchmarks/page.py; here, that it is soon
+    lanes = page.locator("article[data-lane]")
+    before = lanes.evaluate_all("all => all.map((each) => each.getBoundingClientRect().height)")
+    top = desk.text.evaluate("(each) => each.getBoundingClientRect().top")
+    desk.until(
+        lambda: all(lanes.nth(at).inner_text().strip() for at in range(6)), "text in every lane"
+    )
+    gate.open()
+    desk.wait_grown()
+    page.wait_for_timeout(100)
+    after = lanes.evaluate_all("all => all.map((each) => each.getBoundingClientRect().height)")
+    assert before == after
+    assert desk.text.evaluate("(each) => each.getBoundingClientRect().top") == top
+
+
+def test_what_grows_is_on_the_page_to_the_last_token(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    desk.grow(n=4, max_tokens=60, wait=False)
+    desk.until(lambda: len(desk.lanes) == 4, "four lanes")
+    desk.wait_grown()
+    for node, told in list(desk.nodes().items())[1:]:
+        shown_to_the_end(desk, node, told["text"])
+
+
+def shown_to_the_end(desk: Desk, node: int, text: str) -> None:
+    desk.page.evaluate(
+        "(node) => { location.hash = location.hash.split('/')[0] + '/' + node }", node
+    )
+    desk.until(lambda: desk.current == node, f"node {node} is the current one")
+    desk.until(
+        lambda: " ".join((desk.part(node).text_content() or "").split()) == " ".join(text.split()),
+        f"the whole text of node {node}: {text!r}",
+    )
+
+
+def test_one_branch_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.open_loom()
+    gate.hold(12)
+    first, second = desk.grow(n=2, wait=False, **desk.endless())
+    desk.until(lambda: (desk.lane(first).inner_text()).strip() != "", "text")
+    page.wait_for_timeout(200)
+    desk.press("ArrowRight")
+    desk.until(lambda: desk.current == first, "the first branch is the current one")
+    desk.press("Escape")
+    gate.open()
+    desk.until(lambda: desk.nodes()[first]["finish_reason"] == "cancelled", "it is stopped")
+    nodes = desk.nodes()
+    assert nodes[first]["text"]
+    assert nodes[second]["growing"]
+    desk.press("ArrowLeft")  # lanes stand below the node that they grow from
+    desk.lane(second).get_by_role("button", name="Stop").click()
+    desk.wait_grown()
+    assert desk.nodes()[second]["finish_reason"] == "cancelled"
+    shown_to_the_end(desk, first, desk.nodes()[first]["text"])
+
+
+def test_escape_twice_stops_everything(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.open_loom()
+    gate.hold(10)
+    desk.grow(n=4, wait=False, **desk.endless())
+    desk.until(lambda: len(desk.lanes) == 4, "four lanes")
+    desk.press("Escape", "Escape")
+    gate.open()
+    desk.wait_grown(20)
+    assert {node["finish_reason"] for node in list(desk.nodes().values())[1:]} == {"cancelled"}
+
+
+def test_a_page_that_is_opened_anew_goes_on_in_the_middle(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    desk.open_loom()
+    gate.hold(20)
+    grown = desk.grow(n=3, wait=False, max_tokens=60, logit_bias=desk.endless()["logit_bias"])
+    desk.until(lambda: all(desk.lane(each).inner_text().strip() for each in grown), "texts")
+    page.reload()
+    desk.until(lambda: len(desk.lanes) == 3, "the lanes are there again")
+    desk.until(lambda: all(desk.lane(each).inner_text().strip() for each in grown), "their texts")
+    gate.open()
+    desk.wait_grown()
+    for node in grown:
+        told = desk.nodes()[node]
+        assert told["n_tokens"] == 60
+        shown_to_the_end(desk, node, told["text"])
+
+
+def test_several_nodes_are_grown_in_one_go(desk: Desk, page: Page) -> None:
+    desk.sets(n=2, max_tokens=6)
+    first, second, third = desk.open_loom(n=3, max_tokens=6)
+    desk.row(first).click(modifiers=["Control"])
+    desk.row(third).click(modifiers=["Control"])
+    page.get_by_role("button", name="Grow 2 each").first.click()
+    desk.until(lambda: len(desk.nodes()) == 8, "two more each")
+    desk.wait_grown()
+    nodes = desk.nodes()
+    assert [len(nodes[each]["children"]) for each in (first, second, third)] == [2, 0, 2]
+
+
+def test_two_tabs_show_one_loom(desk: Desk, page: Page) -> None:
+    desk.sets(n=2, max_tokens=8)
+    desk.open_loom(n=2, max_tokens=8)
+    other = page.context.new_page()
+    other.goto(page.url)
+    rows = other.get_by_role("tree", name="Tree").get_by_role("treeitem")
+    expect(rows).to_have_count(3)
+    desk.press("ArrowRight", "g")
+    expect(rows).to_have_count(5)
+    desk.wait_grown()
+    desk.press("Delete")
+    expect(rows).to_have_count(2)
+    other.bring_to_front()
+    other.keyboard.press("u")
+    expect(rows).to_have_count(5)
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(5)

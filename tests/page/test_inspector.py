@@ -1,0 +1,385 @@
+"""The inspector: how branches grow, what comes next, where a node comes from, what a loom is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browsing import Desk, assert_accessible, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.page
+
+
+def tab(page: Page, name: str) -> Locator:
+    """Show a tab of the inspector."""
+    page.get_by_role("tablist", name="Inspector").get_by_role("tab", name=name).click()
+    page.evaluate("document.activeElement.blur()")
+    return page.get_by_role("tabpanel")
+
+
+def params(desk: Desk, node: int) -> dict[str, Any]:
+    told = desk.ask("GET", desk.of(f"/nodes/{node}"), params={"fields": "params"})
+    found: dict[str, Any] = told["params"]
+    return found
+
+
+def fact(page: Page, name: str) -> Locator:
+    """The value beside a name."""
+    return page.locator(".fact", has=page.locator("dt", has_text=name)).locator("dd").first
+
+
+def test_tabs_are_walked_with_the_arrow_keys(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    tabs = page.get_by_role("tablist", name="Inspector")
+    tabs.get_by_role("tab", name="Generate").focus()
+    for name in ("Tokens", "Node", "Loom", "Generate"):
+        page.keyboard.press("ArrowRight")
+        expect(tabs.get_by_role("tab", name=name)).to_be_focused()
+        expect(tabs.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("End")
+    expect(tabs.get_by_role("tab", name="Loom")).to_be_focused()
+
+
+def test_branches_grow_as_the_settings_say(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    tab(page, "Generate")
+    page.get_by_role("button", name="Sentence").click()
+    for label, value in (
+        ("Branches", "2"),
+        ("Temperature", "1,2"),
+        ("Top-p", "0.9"),
+        ("Top-k", "40"),
+        ("Min-p", "0.02"),
+        ("Repetition penalty", "1.1"),
+        ("Seed", "7"),
+    ):
+        page.get_by_label(label, exact=True).fill(value)
+    page.get_by_label("Stop at").fill("\\n\\n")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Grow 2 branches").click()
+    desk.until(lambda: len(desk.nodes()) == 3, "two nodes")
+    desk.wait_grown()
+    for node in (1, 2):
+        told = params(desk, node)
+        assert told["stop"] == ["\n\n"]
+        figures = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        assert [told[name] for name in figures] == [24, 1.2, 0.9, 40, 0.02, 1.1]
+        assert told["seed"] == 7
+    # What is not neutral is marked, and a click takes it back.
+    page.get_by_role("button", name="Temperature: back to 1").click()
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("1")
+
+
+def test_only_texts_of_a_form_come(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    tab(page, "Generate")
+    page.get_by_label("Form").select_option(label="Choices")
+    page.get_by_label("Choices").fill("yes\nno")
+    page.get_by_role("button", name="Grow 4 branches").click()
+    desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
+    desk.wait_grown()
+    assert {each["text"] for number, each in desk.nodes().items() if number} <= {"yes", "no"}
+    page.get_by_label("Form").select_option(label="JSON schema")
+    page.get_by_label("JSON schema").fill("{")
+    expect(page.get_by_role("tabpanel")).to_contain_text("No JSON")
+    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+
+
+def test_what_is_wrong_stands_beside_its_field(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    tab(page, "Generate")
+    field = page.get_by_label("Branches", exact=True)
+    field.fill("500")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#wrong-n")).to_have_text("It must be 1 to 128.")
+    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+    page.evaluate("document.activeElement.blur()")
+    desk.press("g")
+    expect(page.get_by_role("status")).to_contain_text("Branches: It must be 1 to 128.")
+    field.fill("3")
+    expect(page.get_by_role("button", name="Grow 3 branches")).to_be_enabled()
+    assert len(desk.nodes()) == 1
+
+
+def test_what_the_server_refuses_stands_beside_its_field(desk: Desk, page: Page) -> None:
+    desk.watch.allow("400|422")
+    desk.open_loom()
+    tab(page, "Generate")
+    page.get_by_label("Form").select_option(label="Regular expression")
+    page.get_by_label("Regular expression").fill("(")
+    page.get_by_role("button", name="Grow 4 branches").click()
+    expect(page.locator(".figure-wrong")).to_contain_text("regex parse error")
+    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+    page.get_by_label("Form").select_option(label="Any text")
+    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_enabled()
+
+
+def test_settings_hold_for_a_call_a_loom_or_all(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    tab(page, "Generate")
+    panel, tokens = page.get_by_role("tabpanel"), page.get_by_label("Tokens at most")
+    tokens.fill("9")
+    panel.get_by_role("radio", name="Next call").click()
+    tokens.fill("5")
+    page.get_by_role("button", name="Grow 4 branches").click()
+    desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
+    desk.wait_grown()
+    assert params(desk, 1)["max_tokens"] == 5
+    expect(tokens).to_have_value("9")
+    panel.get_by_role("radio", name="Default").click()
+    expect(tokens).to_have_value("48")
+    expect(panel).to_contain_text("This loom has settings of its own")
+    tokens.fill("33")
+    desk.make("Another one.")
+    desk.visit()
+    expect(page.get_by_label("Tokens at most")).to_have_value("33")
+
+
+def test_presets_are_kept_renamed_and_taken_by_a_key(desk: Desk, page: Page) -> None:
+    desk.open_loom()
+    tab(page, "Generate")
+    presets = page.get_by_role("group", name="Presets")
+    desk.press("Alt+1")
+    expect(presets.get_by_role("button", name="Neutral")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("1")
+    page.get_by_label("Temperature", exact=True).fill("1.5")
+    page.get_by_label("Branches", exact=True).fill("7")
+    page.get_by_role("button", name="Save these settings").click()
+    page.get_by_label("Name of the preset").fill("Hot")
+    page.keyboard.press("Enter")
+    desk.press("Alt+3")
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("1.3")
+    desk.press("Alt+4")
+    expect(page.get_by_label("Branches", exact=True)).to_have_value("7")
+    page.get_by_role("button", name="Rename Hot").click()
+    page.get_by_label("Name of the preset").fill("Seven")
+    page.keyboard.press("Enter")
+    page.reload()
+    page.get_by_role("button", name="Remove Seven").click()
+    expect(presets.get_by_role("button", name="Seven")).to_have_count(0)
+    page.get_by_role("status").get_by_role("button", name="Undo").click()
+    expect(presets.get_by_role("button", name="Seven")).to_have_count(1)
+
+
+# One token at a time
+
+
+def test_a_key_takes_the_token_beside_it(desk: Desk, page: Page) -> None:
+    desk.open_loom("Use 4 9 10 13 to make 24.")
+    desk.press("t")
+    rows = page.locator("tr[data-token-id]")
+    expect(rows).to_have_count(20)
+    told = desk.ask("POST", desk.of("/nodes/0/next"), json={"top": 20})["next"]
+    assert [int(each.get_attribute("data-token-id") or 0) for each in rows.all()] == [
+        each["id"] for each in told
+    ]
+    before = desk.ask("GET", "/kv")["data"][0]
+    desk.press("2")
+    desk.until(lambda: len(desk.nodes()) == 2, "a child")
+    child = desk.nodes()[1]
+    taken = desk.ask("GET", desk.of("/nodes/1"), params={"fields": "tokens"})["token_ids"]
+    assert taken == [told[1]["id"]]
+    assert child["parent"] == 0
+    expect(page.locator(".next-after")).to_contain_text(f"24.{child['text']}")
+    expect(page.locator("tr[data-token-id] kbd").first).to_have_text("1")
+    page.wait_for_timeout(300)
+    after = desk.ask("GET", "/kv")["data"][0]
+    assert after["prefilled"] - before["prefilled"] <= 2  # the token itself, not what leads to it
+    desk.press("t")  # and back to where one was
+    expect(page.get_by_role("tab", name="Generate")).to_have_attribute("aria-selected", "true")
+
+
+def test_any_token_is_found_with_what_drawing_makes_of_it(desk: Desk, page: Page) -> None:
+    desk.open_loom("Use 4 9 10 13 to make 24.")
+    tab(page, "Generate")
+    page.get_by_label("Top-k", exact=True).fill("3")
+    panel = tab(page, "Tokens")
+    expect(panel).to_contain_text("drawn is what is left of it after temperature 0.8, top-k 3")
+    expect(page.locator("tr.is-out")).to_have_count(17)
+    page.get_by_placeholder("Find a token").fill("owl")
+    row = page.locator("tr[data-token-id]").first
+    expect(row).to_contain_text("likeliest")
+    found = int(row.get_attribute("data-token-id") or 0)
+    told = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [found]})["candidates"]
+    assert told[0]["rank"] > 20
+    page.keyboard.press("Enter")
+    desk.until(lambda: len(desk.nodes()) == 2, "it was taken")
+    taken = desk.ask("GET", desk.of("/nodes/1"), params={"fields": "tokens"})["token_ids"]
+    assert taken == [found]
+
+
+def test_candidates_are_looked_ahead_of(desk: Desk, page: Page) -> None:
+    desk.open_loom("Use 4 9 10 13 to make 24.")
+    tab(page, "Tokens")
+    page.get_by_label("Look 8 tokens ahead").check()
+    first = page.locator("tr[data-token-id]").first
+    expect(first.locator(".chance-ahead")).to_be_visible()
+    token = int(first.get_attribute("data-token-id") or 0)
+    told = desk.ask("POST", desk.of("/nodes/0/next"), json={"candidates": [token], "ahead": 8})
+    words = " ".join(told["candidates"][0]["ahead"].split())
+    expect(first.locator(".chance-ahead")).to_contain_text(words)
+    assert len(desk.nodes()) == 1
+
+
+def test_the_table_is_of_the_node_where_one_stands(desk: Desk, page: Page) -> None:
+    """However fast one moves, and whatever answers come late."""
+    desk.open_loom(n=6, max_tokens=8)
+    tab(page, "Tokens")
+    desk.press("ArrowRight", *["ArrowDown"] * 5)
+    expect(page.locator("tr[data-token-id] kbd").first).to_be_visible()
+    page.wait_for_timeout(400)
+    told = desk.ask("POST", desk.of("/nodes/6/next"), json={"top": 20})["next"]
+    rows = page.locator("tr[data-token-id]")
+    expect(rows.first).to_have_attribute("data-token-id", str(told[0]["id"]))
+
+
+# A node
+
+
+def test_a_node_says_what_it_is_and_where_it_comes_from(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=2, max_tokens=6, temperature=0.7, seed=5)
+    desk.press("ArrowRight", "ArrowDown")
+    tab(page, "Node")
+    node = desk.nodes()[2]
+    expect(fact(page, "Tokens").first).to_have_text("6")
+    expect(fact(page, "Characters")).to_have_text(str(len(node["text"])))
+    shown = f"{node['mean_p']:.2f}".removeprefix("0")
+    expect(fact(page, "Mean p")).to_have_text(shown if node["mean_p"] < 0.995 else "1.0")
+    expect(fact(page, "Ended")).to_have_text("length")
+    expect(fact(page, "Temperature")).to_have_text("0.7")
+    expect(fact(page, "Seed")).to_have_text("5")
+    expect(fact(page, "Branch")).to_have_text("2 of 2")
+    expect(fact(page, "It was")).to_have_text("grown by a program")
+    expect(fact(page, "Turn")).to_have_text("assistant")
+
+
+def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=3, max_tokens=20, temperature=1.2, seed=11)
+    desk.press("ArrowRight", "ArrowDown", "ArrowDown")
+    tab(page, "Node")
+    page.get_by_role("button", name="Regenerate exactly").click()
+    expect(page.get_by_role("status")).to_contain_text("The same 20 tokens came again.")
+    nodes = desk.nodes()
+    assert nodes[4]["text"] == nodes[3]["text"]
+    page.get_by_role("button", name="Remove the copy").click()
+    desk.until(lambda: len(desk.nodes()) == 4, "the copy is gone")
+
+
+def test_what_is_copied_runs_as_it_is_pasted(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=2, max_tokens=10, seed=3, stop=["don't stop"])
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }")
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": 'It\'s "here":\n$HOME `x`'})
+    texts = {number: each["text"] for number, each in desk.nodes().items()}
+    tab(page, "Node")
+    for node in (1, 2, 3):
+        desk.press("ArrowRight" if node == 1 else "ArrowDown")
+        expect(desk.page.locator("[role=treeitem][aria-current=true]")).to_have_attribute(
+            "data-node", str(node)
+        )
+        for what, program in (("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"])):
+            page.get_by_role("button", name=f"Copy as {what}").click()
+            page.evaluate("document.activeElement.blur()")
+            text = page.evaluate("window.copied")
+            before = set(desk.nodes())
+            source = os.pathsep.join(sys.path)
+            done = subprocess.run(
+                [*program, text], capture_output=True, text=True, timeout=60, check=False,
+                env={**os.environ, "PYTHONPATH": source},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            (made,) = set(desk.nodes()) - before
+            assert desk.nodes()[made]["text"] == texts[node]
+
+
+def test_a_node_has_a_label_and_a_note(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=2)
+    desk.press("ArrowRight", "b")
+    tab(page, "Node")
+    page.get_by_label("Label of the bookmark").fill("the best")
+    page.keyboard.press("Enter")
+    page.get_by_label("Note", exact=True).fill("Look at this.")
+    page.keyboard.press("Control+Enter")
+    query = {"fields": "meta"}
+    desk.until(
+        lambda: (
+            desk.ask("GET", desk.of("/nodes/1"), params=query)["meta"].get("note")
+            == "Look at this."
+        ),
+        "the note",
+    )
+    assert desk.nodes()[1]["bookmark"] == "the best"
+    page.reload()
+    expect(page.get_by_label("Note", exact=True)).to_have_value("Look at this.")
+
+
+def test_the_kv_of_a_node_is_warmed_and_forgotten(desk: Desk, page: Page) -> None:
+    desk.open_loom("Only this test asks so.", n=1)
+    desk.press("ArrowRight")
+    tab(page, "Node")
+    page.get_by_role("button", name="Forget").click()
+    expect(fact(page, "KV")).to_contain_text("partly")
+    page.get_by_role("button", name="Warm").click()
+    expect(fact(page, "KV")).to_contain_text("hot")
+    expect(page.get_by_role("button", name="Warm")).to_be_disabled()
+
+
+def test_a_node_is_moved_copied_out_and_its_path_kept(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=3)
+    desk.press("ArrowRight", "ArrowDown")
+    tab(page, "Node")
+    page.get_by_role("button", name="Move", exact=True).click()
+    desk.press("ArrowUp")
+    page.get_by_role("button", name="Put it below this node").click()
+    desk.until(lambda: desk.nodes()[2]["parent"] == 1, "it moved")
+    page.get_by_role("button", name="Copy to a new loom").click()
+    page.get_by_label("Name of the new loom").fill("elsewhere")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("to elsewhere")
+    assert desk.ask("GET", "/looms/elsewhere")["n_nodes"] == 1
+    page.get_by_role("button", name="Keep only this path").click()
+    desk.until(lambda: set(desk.nodes()) == {0, 1, 2}, "the rest is gone")
+
+
+# A loom
+
+
+def test_a_loom_says_what_it_holds_and_goes_back(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=3, max_tokens=5)
+    panel = tab(page, "Loom")
+    expect(fact(page, "Nodes")).to_have_text("4")
+    expect(fact(page, "Leaves")).to_have_text("3")
+    n_tokens = sum(each["n_tokens"] for each in desk.nodes().values())
+    expect(fact(page, "Tokens")).to_have_text(str(n_tokens))
+    desk.ask("POST", desk.of("/nodes"), json={"text": "one"})
+    desk.ask("POST", desk.of("/nodes"), json={"text": "two"})
+    rows = panel.get_by_role("list").get_by_role("listitem")
+    expect(rows).to_have_count(4)
+    rows.nth(2).get_by_role("button").click()  # as it was when branches had grown
+    desk.until(lambda: len(desk.nodes()) == 4, "two operations are undone")
+    rows.nth(0).get_by_role("button").click()
+    desk.until(lambda: len(desk.nodes()) == 6, "both are done again")
+    page.get_by_label("Notes on the loom").fill("Mine.")
+    page.keyboard.press("Tab")
+    told = lambda: desk.ask("GET", desk.of())  # noqa: E731
+    desk.until(lambda: told()["meta"].get("note") == "Mine.", "the note")
+    page.get_by_label("Name", exact=True).fill("another name")
+    page.keyboard.press("Enter")
+    desk.until(lambda: told()["name"] == "another name", "the name")
+
+
+@pytest.mark.parametrize("name", ["Generate", "Tokens", "Node", "Loom"])
+@pytest.mark.parametrize("look", [{"color_scheme": "light"}, {"color_scheme": "dark"}])
+def test_every_tab_is_accessible(desk: Desk, page: Page, name: str) -> None:
+    desk.open_loom(n=2)
+    desk.press("ArrowRight")
+    tab(page, name)
+    page.wait_for_timeout(500)
+    page.evaluate("document.querySelectorAll('.resizer').forEach((each) => each.remove())")
+    assert_accessible(page)

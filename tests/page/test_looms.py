@@ -1,0 +1,133 @@
+"""Looms in the page: brought, taken along, named, removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.page
+
+
+def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: Path) -> None:
+    desk.open_loom(n=3, max_tokens=10)
+    desk.grow(1, n=2, max_tokens=6)
+    desk.ask("PATCH", desk.of("/nodes/2"), json={"bookmark": "here"})
+    desk.press("Control+s")
+    asked = page.get_by_role("dialog", name="Export")
+    asked.get_by_label("Format").select_option("json")
+    with page.expect_download() as coming:
+        asked.get_by_role("button", name="Save").click()
+    file = tmp_path / coming.value.suggested_filename
+    coming.value.save_as(file)
+    assert json.loads(file.read_text("utf-8"))["format"] == "weft.loom"
+    before = {node["id"]: node for node in desk.nodes().values()}
+    page.goto("/")
+    page.get_by_role("heading", name="What should it begin with?").wait_for()
+    desk.press("i")
+    page.locator("input[type=file]").set_input_files(file)
+    report = page.get_by_role("dialog", name="Import")
+    expect(report).to_contain_text("6 nodes in 1 loom")
+    report.get_by_role("link").click()
+    desk.open_named()
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(6)
+    after = list(desk.nodes().values())
+    texts = sorted(node["text"] for node in after)
+    assert texts == sorted(node["text"] for node in before.values())
+    assert [node["bookmark"] for node in after if node["bookmark"] is not None] == ["here"]
+
+
+def test_a_path_is_saved_as_plain_text(desk: Desk, page: Page, tmp_path: Path) -> None:
+    (node,) = desk.open_loom("Once upon a", template=False, n=1, max_tokens=10)
+    desk.press("ArrowRight", "Control+s")
+    asked = page.get_by_role("dialog", name="Export")
+    asked.get_by_label("Format").select_option("text")
+    with page.expect_download() as coming:
+        asked.get_by_role("button", name="Save").click()
+    coming.value.save_as(tmp_path / "path.txt")
+    said = (tmp_path / "path.txt").read_text("utf-8")
+    assert said.strip() == ("Once upon a" + desk.nodes()[node]["text"]).strip()
+
+
+def test_a_file_of_another_program_is_dropped_on_the_page(desk: Desk, page: Page) -> None:
+    """As loomsidian writes it; and one that nobody knows is refused in words."""
+    page.goto("/")
+    page.get_by_role("heading", name="What should it begin with?").wait_for()
+    nodes = {
+        "a": {"text": "The keeper", "parentId": None},
+        "b": {"text": " slept", "parentId": "a", "unread": True},
+        "c": {"text": " woke", "parentId": "a", "bookmarked": True},
+    }
+    file = {"state": {"note.md": {"current": "b", "hoisted": [], "nodes": nodes}}, "settings": {}}
+    drop(page, "data.json", json.dumps(file))
+    report = page.get_by_role("dialog", name="Import")
+    expect(report).to_contain_text("loomsidian")
+    expect(report).to_contain_text("3 nodes in 1 loom")
+    desk.press("Escape")
+    expect(report).to_be_hidden()
+    desk.watch.allow("status of 4")
+    drop(page, "no.json", '{"who": "knows"}')
+    expect(report).to_contain_text("no.json")
+    expect(report.locator(".error")).to_be_visible()
+
+
+def drop(page: Page, name: str, text: str) -> None:
+    page.evaluate(
+        """([name, text]) => {
+          const dataTransfer = new DataTransfer()
+          dataTransfer.items.add(new File([text], name, { type: "application/json" }))
+          const on = document.querySelector("main") ?? document.body
+          for (const kind of ["dragenter", "dragover", "drop"])
+            on.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }))
+        }""",
+        [name, text],
+    )
+
+
+def test_a_loom_is_renamed_found_and_removed(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=1, max_tokens=4)
+    page.get_by_role("heading", level=1).get_by_role("button").dblclick()
+    field = page.get_by_role("textbox", name="Name of the loom")
+    field.fill("foxes & owls/1")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("foxes & owls/1")
+    page.reload()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("foxes & owls/1")
+    desk.press("o")
+    looms = page.get_by_role("dialog", name="Looms")
+    expect(looms).to_contain_text("foxes & owls/1")
+    looms.get_by_role("button", name="Remove").first.click()
+    page.get_by_role("status").get_by_role("button", name="Undo").click()
+    desk.until(
+        lambda: any(each["name"] == "foxes & owls/1" for each in desk.ask("GET", "/looms")["data"]),
+        "it is back",
+    )
+
+
+def test_a_loom_that_is_not_there_is_told(desk: Desk, page: Page) -> None:
+    desk.watch.allow("status of 404")
+    page.goto("/#nobody-wrote-this")
+    expect(page.get_by_text("nobody-wrote-this").first).to_be_visible()
+    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_visible()
+
+
+def test_the_page_asks_nobody_but_its_server(desk: Desk, page: Page) -> None:
+    """Names of other machines lead nowhere in this browser: nothing is missing without them."""
+    desk.open_loom(n=2, max_tokens=8)
+    for key in ("ArrowRight", "p", "v", "v", "?", "Escape", "Control+k", "Escape", "o", "Escape"):
+        desk.press(key)
+        page.wait_for_timeout(30)
+    assert len(desk.watch.asked) > 10
+    assert all(url.startswith(f"{desk.served.url}/") for url in desk.watch.asked)
+    fonts = page.evaluate(
+        "document.fonts.ready.then(() => [...document.fonts].filter((f) => f.status === 'loaded')"
+        ".map((f) => f.family.replaceAll('\"', '')))"
+    )
+    assert {"Inter", "Source Serif 4"} <= set(fonts)

@@ -1,0 +1,144 @@
+"""The map in the page: where it looks, what a click does, how fast it is drawn."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, assert_accessible, expect
+from written_looms import file_of, node_record
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.page
+
+
+def canvas(page: Page) -> Locator:
+    return page.get_by_role("img", name="Map of")
+
+
+def knot(page: Page) -> tuple[float, float] | None:
+    """Where on the map the current node's knot is; None where it is not seen."""
+    found = page.evaluate(
+        """() => {
+      const canvas = document.querySelector('.map-canvas')
+      const probe = document.createElement('i')
+      probe.style.color = 'var(--accent)'
+      document.body.append(probe)
+      const wanted = getComputedStyle(probe).color.match(/\\d+/g).map(Number)
+      probe.remove()
+      const { width, height } = canvas
+      const { data } = canvas.getContext('2d').getImageData(0, 0, width, height)
+      const is = (x, y) => wanted.every((each, i) => Math.abs(data[4 * (y * width + x) + i] - each) < 8)
+      for (let x = 4; x < width - 4; x++)
+        for (let y = 4; y < height - 4; y++)
+          if ([-3, 0, 3].every((d) => is(x + d, y) && is(x, y + d))) return [x / devicePixelRatio, y / devicePixelRatio]
+      return null
+    }"""  # noqa: E501
+    )
+    return None if found is None else (found[0], found[1])
+
+
+@pytest.fixture
+def mapped(desk: Desk) -> Desk:
+    desk.remembers("treeView", "map")
+    desk.watch.allow("Multiple readback operations")  # the test's own
+    desk.open_loom(n=3)
+    desk.page.wait_for_timeout(200)
+    return desk
+
+
+def test_a_click_goes_there_and_a_hover_says_the_words(mapped: Desk, page: Page) -> None:
+    mapped.press("1")
+    mapped.until(lambda: mapped.current == 1, "the first child")
+    page.wait_for_timeout(100)
+    first = knot(page)
+    assert first
+    mapped.press("ArrowDown")
+    page.wait_for_timeout(100)
+    second = knot(page)
+    assert second
+    assert second[1] > first[1]
+    canvas(page).hover(position={"x": first[0] + 4, "y": first[1]})
+    expect(page.get_by_role("tooltip")).to_contain_text(mapped.nodes()[1]["text"][:20])
+    canvas(page).click(position={"x": first[0] + 4, "y": first[1]})
+    mapped.until(lambda: mapped.current == 1, "a click goes there")
+    canvas(page).click(position={"x": second[0] + 4, "y": second[1]}, button="right")
+    page.get_by_role("menuitem", name="Bookmark").click()
+    mapped.until(lambda: mapped.nodes()[2]["bookmark"] is not None, "the menu is of what is there")
+
+
+def test_it_zooms_pans_and_fits(mapped: Desk, page: Page) -> None:
+    mapped.press("1")
+    page.wait_for_timeout(100)
+    start = knot(page)
+    assert start
+    box = canvas(page).bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 230, box["y"] + 260, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(100)
+    dragged = knot(page)
+    assert dragged == pytest.approx((start[0] + 30, start[1] + 60), abs=3)
+    assert mapped.current == 1  # a drag is no click
+    page.mouse.move(box["x"] + dragged[0], box["y"] + dragged[1])
+    page.mouse.wheel(0, -200)
+    page.wait_for_timeout(100)
+    assert knot(page) == pytest.approx(dragged, abs=4)  # around the pointer
+    mapped.press("0")
+    page.wait_for_timeout(100)
+    middle = knot(page)
+    assert middle
+    assert abs(middle[1] - box["height"] / 2) < 4
+    mapped.press("9")
+    page.wait_for_timeout(100)
+    assert knot(page) == pytest.approx(start, abs=3)
+    canvas(page).focus()
+    mapped.press("Shift+ArrowDown", "+", "-", "-")
+    page.wait_for_timeout(100)
+    assert knot(page) != pytest.approx(start, abs=3)
+
+
+def test_the_outline_stays_for_those_who_do_not_see_the_map(mapped: Desk, page: Page) -> None:
+    assert mapped.tree.get_by_role("treeitem").count() == 4
+    for tint in ("score", "age", "probability"):
+        page.get_by_label("Colour of the map").select_option(tint)
+    assert_accessible(page)
+    mapped.press("v")
+    expect(canvas(page)).to_have_count(0)
+    expect(page.get_by_role("tab", name="Outline")).to_have_attribute("aria-selected", "true")
+
+
+def test_ten_thousand_nodes_are_drawn_in_a_frame(desk: Desk, page: Page) -> None:
+    nodes = [
+        node_record(at, None if at == 0 else (at - 1) // 3, text=f"node {at} of many ")
+        for at in range(10_000)
+    ]
+    (desk.loom,) = desk.ask("POST", "/import", content=json.dumps(file_of(nodes)).encode())["looms"]
+    desk.remembers("treeView", "map")
+    desk.visit()
+    expect(page.get_by_role("img", name="Map of 10\u202f000 nodes")).to_be_visible()
+    desk.press("9")
+    page.wait_for_timeout(300)
+    frames = page.evaluate(
+        """async () => {
+      const canvas = document.querySelector('.map-canvas')
+      const { left, top } = canvas.getBoundingClientRect()
+      const took = []
+      for (let i = 0; i < 30; i++) {
+        const deltaY = i % 2 ? 60 : -60
+        canvas.dispatchEvent(new WheelEvent('wheel',
+          { deltaY, clientX: left + 200, clientY: top + 300, bubbles: true, cancelable: true }))
+        const began = performance.now()
+        await new Promise(requestAnimationFrame)
+        took.push(performance.now() - began)
+      }
+      return took.sort((a, b) => a - b)
+    }"""
+    )
+    assert frames[15] < 34  # a frame of 60 a second, and half of one for the machine

@@ -1,0 +1,219 @@
+"""The text of the path: heat, the token card, and changes of what is written there."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.page
+
+
+@pytest.fixture
+def story(desk: Desk) -> Desk:
+    """A chat with one answer of 24 tokens, which has a child; the answer is current."""
+    desk.make()
+    (answer,) = desk.grow(n=1, max_tokens=24)
+    desk.grow(answer, n=1, max_tokens=8)
+    desk.visit(answer)
+    desk.until(lambda: desk.current == answer, "the answer is current")
+    return desk
+
+
+def card(page: Page) -> Locator:
+    return page.get_by_role("region", name="Token", exact=True)
+
+
+def tokens(desk: Desk, node: int, **query: int) -> list[dict]:
+    return desk.ask("GET", desk.of(f"/nodes/{node}/tokens"), params=query)["data"]
+
+
+def test_the_path_is_one_text_without_the_templates_tokens(story: Desk) -> None:
+    said = story.text.text_content() or ""
+    assert "Tell me a story about a fox." in said
+    assert "<|" not in said
+    assert story.nodes()[1]["text"].strip() in said
+
+
+def test_heat_goes_through_its_measures_and_tints_what_is_unlikely(story: Desk, page: Page) -> None:
+    page.mouse.move(0, 0)
+    tinted = story.part(1).locator("[data-heat]")
+    assert tinted.count() == 0
+    story.press("p")
+    bounds = (0.6, 0.35, 0.15, 0.05, 0.01)
+    wanted = {
+        at: sum(math.exp(token["logprob"]) < bound for bound in bounds)
+        for at, token in enumerate(tokens(story, 1))
+    }
+    wanted = {at: level for at, level in wanted.items() if level}
+    expect(tinted).to_have_count(len(wanted))
+    told = tinted.evaluate_all(
+        "all => all.map((e) => [Number(e.dataset.token), Number(e.dataset.heat)])"
+    )
+    assert dict(map(tuple, told)) == wanted
+    assert story.part(1).text_content() == story.nodes()[1]["text"]  # and its letters stay
+    first = page.locator("[data-heat]").first
+    colours = first.evaluate("(e) => getComputedStyle(e).backgroundColor")
+    assert colours not in ("rgba(0, 0, 0, 0)", "transparent")
+    legend = page.get_by_role("contentinfo").get_by_role("group", name="Heat by probability")
+    expect(legend).to_be_visible()
+    for mode in ("entropy", "rank"):
+        story.press("p")
+        expect(page.get_by_role("group", name=f"Heat by {mode}")).to_be_visible()
+    story.press("p")
+    expect(tinted).to_have_count(0)
+
+
+def test_the_card_tells_what_the_model_saw_at_a_token(story: Desk, page: Page) -> None:
+    story.press("p")
+    page.locator("[data-heat]").first.wait_for()
+    spot = story.part(1).locator("[data-token]").nth(3)
+    index = int(spot.get_attribute("data-token") or -1)
+    spot.hover()
+    expect(card(page)).to_be_visible()
+    told = tokens(story, 1, top=5)[index]
+    expect(card(page)).to_contain_text(str(told["id"]))
+    expect(card(page)).to_contain_text("rank")
+    likeliest = told["top"][0]["text"].strip()
+    expect(card(page).get_by_role("list")).to_contain_text(likeliest or "·")
+    story.press("Escape")
+    expect(card(page)).to_be_hidden()
+
+
+def test_taking_another_token_forks_there_and_goes_on(story: Desk, page: Page) -> None:
+    before = story.nodes()
+    story.press(".", ".", ".")
+    expect(card(page)).to_be_visible()
+    at = int(story.text.locator("[data-cursor]").get_attribute("data-token") or -1)
+    row = card(page).get_by_role("list").get_by_role("button").locator(":scope:enabled").first
+    row.click()
+    story.until(lambda: len(story.nodes()) >= len(before) + 1, "a sibling")
+    story.wait_grown()
+    nodes = story.nodes()
+    assert nodes[1]["text"] == before[1]["text"]  # the first one stays as it was
+    path = page.locator("article[aria-label='Text of the path'] [data-node]")
+    shown = [int(each) for each in path.evaluate_all("all => all.map((e) => e.dataset.node)")]
+    old = [token["id"] for token in tokens(story, 1)]
+    new = [token["id"] for node in shown[1:] for token in tokens(story, node)]
+    assert new[:at] == old[:at]
+    assert new[at] != old[at]
+    (on,) = nodes[shown[-1]]["children"]  # and one branch goes on from there
+    assert nodes[on]["n_tokens"] > 0
+
+
+def test_an_edit_is_a_sibling_unless_it_is_saved_in_place(story: Desk, page: Page) -> None:
+    before = story.nodes()
+    story.press("e")
+    area = page.get_by_role("textbox", name="Text of the node")
+    expect(area).to_be_focused()
+    expect(area).to_have_value(before[1]["text"])
+    area.fill("The fox slept.")
+    page.keyboard.press("Control+s")
+    story.until(lambda: len(story.nodes()) == len(before) + 1, "a sibling")
+    nodes = story.nodes()
+    (made,) = set(nodes) - set(before)
+    assert (nodes[made]["text"], nodes[made]["parent"]) == ("The fox slept.", 0)
+    assert nodes[1]["text"] == before[1]["text"]
+    story.until(lambda: story.current == made, "one stands at the sibling")
+    story.row(1).click()
+    story.press("E")
+    expect(area).to_be_visible()
+    expect(page.get_by_text("8 tokens below are recomputed")).to_be_visible()
+    area.fill("The fox ate.")
+    page.keyboard.press("Control+Shift+s")
+    story.until(lambda: story.nodes()[1]["text"] == "The fox ate.", "changed in its place")
+    assert len(story.nodes()) == len(nodes)
+    expect(story.part(1)).to_have_text("The fox ate.")
+
+
+def test_an_edit_that_is_left_is_not_lost(story: Desk, page: Page) -> None:
+    story.press("e")
+    page.get_by_role("textbox", name="Text of the node").fill("half an idea")
+    page.keyboard.press("Escape")
+    assert story.nodes()[1]["text"] != "half an idea"
+    page.reload()
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("textbox", name="Text of the node")).to_have_value("half an idea")
+
+
+def test_a_split_makes_two_of_one_node(story: Desk, page: Page) -> None:
+    before = story.nodes()
+    story.press(".", ".", ".", ".")
+    story.text.locator("[data-cursor]").wait_for()
+    story.press("s")
+    story.until(lambda: len(story.nodes()) == len(before) + 1, "one node more")
+    nodes = story.nodes()
+    (lower,) = (node for node in nodes[1]["children"])
+    assert nodes[1]["text"] + nodes[lower]["text"] == before[1]["text"]
+    assert nodes[1]["n_tokens"] + nodes[lower]["n_tokens"] == before[1]["n_tokens"]
+    story.press("u")
+    story.until(lambda: story.nodes()[1]["text"] == before[1]["text"], "undone")
+
+
+def test_a_child_is_written_by_hand(story: Desk, page: Page) -> None:
+    before = story.nodes()
+    story.press("Enter")
+    page.keyboard.type("And what did she find?")
+    page.keyboard.press("Shift+Enter")
+    story.until(lambda: len(story.nodes()) == len(before) + 1, "a child")
+    (made,) = set(story.nodes()) - set(before)
+    assert "And what did she find?" in story.nodes()[made]["text"]
+    expect(story.text).to_contain_text("And what did she find?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>document.title = 'hacked'</script>",
+        "<img src=x onerror=\"document.title='hacked'\">",
+        "</span></article><h1>hacked</h1>",
+        "&lt;b&gt; &amp; {{x}} ${x}",
+        "javascript:alert(1) [a](javascript:alert(1))",
+    ],
+)
+def test_markup_in_a_node_is_text(desk: Desk, page: Page, text: str) -> None:
+    desk.make(template=False, prompt=f"Say: {text}")
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": text})
+    desk.ask("PATCH", desk.of(), json={"name": f"a {text}".replace("/", "")})
+    desk.loom = desk.ask("GET", desk.of())
+    desk.ask("PATCH", desk.of("/nodes/1"), json={"bookmark": text})
+    desk.visit(1)
+    expect(desk.part(1)).to_have_text(text)
+    desk.press("p")
+    page.wait_for_timeout(150)
+    assert page.title() != "hacked"
+    assert page.locator("h1", has_text="hacked").locator(":scope:not(.loom-title)").count() == 0
+    assert page.locator("img").count() == 0
+    desk.press("/")
+    page.keyboard.type(text[:12])
+    page.wait_for_timeout(150)
+    assert page.title() != "hacked"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "山の上に古い寺があった。",
+        "كان هناك ثعلب صغير",
+        "\U0001f98a \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7",
+        "e\u0301 \u200b\u2028 tab\tand\nnewline",
+        "x" * 400,
+    ],
+)
+def test_any_text_is_shown_as_it_is(desk: Desk, page: Page, text: str) -> None:
+    desk.make(template=False, prompt="Once")
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": text})
+    desk.remembers("heat", "probability")
+    desk.visit(1)
+    assert desk.part(1).text_content() == text
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 1440
+    box = desk.part(1).bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 1440 - 260

@@ -1,0 +1,189 @@
+"""Searches: begun, watched, stepped through, and still there after a reload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browsing import Desk, Gate, assert_accessible, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.page
+GAME = "Use 4 9 10 13 to make 24."
+
+
+def begin(desk: Desk, page: Page, strategy: str, **figures: str) -> None:
+    """Start a search from where one stands."""
+    desk.press("R")
+    dialog = page.get_by_role("dialog", name="Search for an answer")
+    dialog.get_by_role("radio", name=strategy, exact=False).first.check()
+    for name, value in figures.items():
+        dialog.locator(f"#run-{name}").fill(value)
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog).to_have_count(0)
+
+
+def rows(page: Page) -> Locator:
+    return page.locator("[data-candidate]")
+
+
+def run_of(desk: Desk) -> dict[str, Any]:
+    found: dict[str, Any] = desk.ask("GET", desk.of("/runs"))["data"][0]
+    return found
+
+
+def test_a_search_is_watched_while_it_runs(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.open_loom(GAME)
+    begin(desk, page, "Tree of thoughts", seed="1")
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel).to_contain_text("searching")
+    rows(page).first.wait_for()
+    gate.hold(0)
+    (run,) = desk.ask("GET", desk.of("/runs"))["data"]
+    first = run["rounds"][0]
+    if len(run["rounds"]) > 1:  # the slider goes back to the first round
+        page.get_by_label("Round", exact=True).fill("1")
+    expect(rows(page)).to_have_count(len(first["candidates"]))
+    told = [int(each.get_attribute("data-candidate") or 0) for each in rows(page).all()]
+    assert told[: len(first["kept"])] == first["kept"]
+    pruned = page.locator(".candidate.is-pruned")
+    expect(pruned).to_have_count(len(first["candidates"]) - len(first["kept"]))
+    expect(panel).to_contain_text(f"{len(first['kept'])} of {len(first['candidates'])} go on")
+    panel.get_by_role("button", name="Stop").click()
+    gate.open()
+    expect(panel).to_contain_text("stopped")
+    desk.wait_grown()
+    assert run_of(desk)["status"] == "cancelled"
+
+
+def test_a_search_that_ended_is_stepped_through(desk: Desk, page: Page) -> None:
+    desk.open_loom(GAME)
+    begin(desk, page, "Tree of thoughts", seed="1", budget_tokens="4000")
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
+    run = run_of(desk)
+    expect(panel).to_contain_text(run["result"]["answer"])
+    expect(panel).to_contain_text("Checked: it is right.")
+    last = len(run["rounds"])
+    assert last > 1
+    expect(panel).to_contain_text(f"Round {last} of {last}")
+    page.get_by_label("Round before").click()
+    expect(panel).to_contain_text(f"Round {last - 1} of {last}")
+    shown = run["rounds"][last - 2]
+    expect(rows(page)).to_have_count(len(shown["candidates"]))
+    rows(page).nth(1).get_by_role("button").click()
+    assert desk.current == int(rows(page).nth(1).get_attribute("data-candidate") or 0)
+    panel.get_by_role("button", name="Go to the best").click()
+    assert desk.current == run["result"]["best"]
+    # The server remembers it, so does the page.
+    page.reload()
+    expect(panel).to_contain_text(f"Round {last} of {last}")
+    expect(panel).to_contain_text(run["result"]["answer"])
+
+
+def test_a_search_goes_on_through_a_reload(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.open_loom(GAME)
+    begin(desk, page, "Beam", seed="2")
+    rows(page).first.wait_for()
+    gate.hold(0)
+    page.reload()
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel).to_contain_text("searching")
+    before = len(run_of(desk)["rounds"])
+    assert before
+    expect(panel).to_contain_text(f"of {before}")
+    gate.open()
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
+    after = len(run_of(desk)["rounds"])
+    assert after >= before
+    expect(panel).to_contain_text(f"Round {after} of {after}")
+
+
+def test_votes_are_counted(desk: Desk, page: Page) -> None:
+    desk.open_loom("What is 37 + 58?")
+    begin(desk, page, "Best of n", n="5", seed="4")
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
+    votes = run_of(desk)["result"]["votes"]
+    listed = page.get_by_role("list", name="Votes").get_by_role("listitem")
+    expect(listed).to_have_count(len(votes))
+    for at, each in enumerate(votes):
+        expect(listed.nth(at)).to_contain_text(f"{each['answer']}{each['count']} vote")
+    # A second search: both can be looked at.
+    desk.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    begin(desk, page, "Greedy", seed="1")
+    expect(panel).to_contain_text("Greedy")
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
+    page.get_by_label("Which search").select_option(index=0)
+    expect(listed).to_have_count(len(votes))
+
+
+@pytest.mark.parametrize("strategy", ["Adaptive branching", "Monte Carlo", "Sequential"])
+def test_other_strategies_are_told_alike(desk: Desk, page: Page, strategy: str) -> None:
+    desk.open_loom(GAME)
+    begin(desk, page, strategy, seed="1", budget_tokens="700")
+    panel = page.get_by_role("tabpanel", name="Run")
+    expect(panel.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
+    expect(panel).to_contain_text("of 700")
+    last = run_of(desk)["rounds"][-1]
+    expect(rows(page)).to_have_count(
+        len({each["node"] for each in last["candidates"]} | set(last["kept"]))
+    )
+
+
+def test_what_is_wrong_with_a_search_stands_beside_its_field(desk: Desk, page: Page) -> None:
+    desk.watch.allow("400|422")
+    desk.open_loom(GAME)
+    desk.press("R")
+    dialog = page.get_by_role("dialog", name="Search for an answer")
+    dialog.locator("#run-budget_tokens").fill("lots")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog).to_contain_text("A number, or nothing.")
+    dialog.locator("#run-budget_tokens").fill("0")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog.locator("#run-budget_tokens-wrong")).to_contain_text("budget_tokens")
+    dialog.locator("#run-budget_tokens").fill("100")
+    dialog.locator("#run-breadth").fill("999")
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog.locator("#run-breadth-wrong")).to_contain_text("at most 128")
+    # What a strategy has no use for is not asked for, and not sent.
+    dialog.locator("#run-breadth").fill("3")
+    dialog.locator("#run-temperature").fill("0.5")
+    dialog.get_by_role("radio", name="Greedy").check()
+    expect(dialog.locator("#run-temperature")).to_have_count(0)
+    dialog.get_by_role("button", name="Start").click()
+    expect(dialog).to_have_count(0)
+    assert run_of(desk)["asked"] == {"strategy": "greedy", "node": 0, "budget_tokens": 100,
+                                     "budget_s": 60.0}  # fmt: skip
+    desk.wait_grown()
+
+
+@pytest.mark.parametrize("look", [{"color_scheme": "light"}, {"color_scheme": "dark"}])
+def test_a_search_is_accessible(desk: Desk, page: Page) -> None:
+    desk.open_loom(GAME)
+    desk.press("R")
+    page.locator(".strategy").first.wait_for()
+    page.evaluate("document.querySelectorAll('.resizer').forEach((each) => each.remove())")
+    assert_accessible(page)
+    page.get_by_role("dialog").get_by_role("button", name="Start").click()
+    rows(page).first.wait_for()
+    expect(page.get_by_role("button", name="Go to the best")).to_be_visible(timeout=60_000)
+    assert_accessible(page)
+
+
+def test_a_search_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.make("Use 4 9 10 13 to make 24.")
+    desk.visit()
+    gate.hold(60)
+    desk.ask("POST", desk.of("/runs"), json={"strategy": "tot", "seed": 1})
+    desk.until(lambda: len(desk.nodes()) > 2, "nodes of the search")
+    desk.press("Escape", "Escape")
+    gate.open()
+    desk.wait_grown(20)
+    (run,) = [job for job in desk.ask("GET", "/jobs")["data"] if job["kind"] == "run"][:1]
+    assert run["status"] == "cancelled"
+    assert len(desk.nodes()) > 2

@@ -1,0 +1,316 @@
+"""What stands around the panes: dialogs, the gauge, states that keep one from growing, tabs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browsing import Desk, assert_accessible, expect, watched
+from serving import KEY, serving
+from weft.server import ServerConfig
+from weft.server.config import ServerLimits
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.page
+DIALOGS = {
+    "Looms": "Looms",
+    "Models": "Models",
+    "Memory": "Memory",
+    "Export": "Export",
+    "Import": "Import",
+    "Theme": "How it looks",
+    "Keys": "Keys",
+}
+
+
+@contextmanager
+def at(browser: Browser, look: dict[str, Any] | None = None, **config: Any) -> Iterator[Desk]:
+    """A desk of a server of its own, with such settings."""
+    with serving(ServerConfig(port=0, **config)) as served:
+        with watched(browser, served.url, **(look or {})) as (page, watch):
+            yield Desk(served, page, watch)
+
+
+def command(page: Page, words: str) -> None:
+    """Do something by its name."""
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="What to do").fill(words)
+    page.keyboard.press("Enter")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_dialog_is_reached_by_name_and_axe_finds_nothing(
+    browser: Browser, served: Any, scheme: Any, width: int
+) -> None:
+    size = {"width": width, "height": 800}
+    with watched(browser, served.url, color_scheme=scheme, viewport=size) as (page, watch):
+        desk = Desk(served, page, watch)
+        desk.make()
+        desk.grow(n=2)
+        page.goto(f"/#{desk.loom['name']}")
+        page.get_by_role("contentinfo").wait_for()
+        for words, title in DIALOGS.items():
+            command(page, words)
+            dialog = page.get_by_role("dialog", name=title, exact=True)
+            dialog.wait_for()
+            assert_accessible(page)
+            box = dialog.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            assert page.evaluate("document.activeElement.closest('[role=dialog]') !== null")
+            page.keyboard.press("Escape")
+            expect(dialog).to_have_count(0)
+
+
+def test_a_narrow_screen_reaches_what_it_has_no_room_for(browser: Browser, served: Any) -> None:
+    with watched(browser, served.url, viewport={"width": 390, "height": 800}) as (page, watch):
+        desk = Desk(served, page, watch)
+        desk.make()
+        page.goto(f"/#{desk.loom['name']}")
+        page.get_by_role("button", name="More").click()
+        page.get_by_role("menuitem", name="Export").click()
+        page.get_by_role("dialog", name="Export").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_prompt_is_selected_and_a_sample_takes_its_place(desk: Desk, page: Page) -> None:
+    page.goto("/")
+    field = page.get_by_role("textbox", name="What should it begin with?")
+    expect(field).to_be_focused()
+    field.evaluate(
+        "(it) => it.dataset.selected = it.value.slice(it.selectionStart, it.selectionEnd)"
+    )
+    expect(field).to_have_attribute("data-selected", "Tell me a story about a fox.")
+    page.get_by_role("button", name="Use 4 9 10 13 to make 24.").click()
+    expect(field).to_have_value("Use 4 9 10 13 to make 24.")
+    page.get_by_role("radio", name="Raw text").check(force=True)
+    field.press("Control+Enter")
+    desk.open_named()
+    assert desk.ask("GET", desk.of())["chat_template_used"] is False
+
+
+def test_what_is_new_to_one_is_told_once(desk: Desk, page: Page) -> None:
+    desk.sets(n=2, max_tokens=6)
+    desk.open_loom(n=1, max_tokens=4)
+    desk.press("g")
+    note = page.get_by_role("note")
+    expect(note).to_contain_text("→ to enter a branch, g to grow, p for probabilities, ? for keys")
+    desk.wait_grown()
+    desk.press("ArrowRight", "g")
+    expect(note).to_contain_text("Reused are tokens of a branch’s path that were there already")
+    note.get_by_role("button").click()
+    expect(note).to_have_count(0)
+    page.reload()
+    desk.press("g")
+    desk.wait_grown()
+    expect(note).to_have_count(0)
+
+
+def test_the_gauge_tells_what_sharing_saves_and_forgets_cold_branches(
+    desk: Desk, page: Page
+) -> None:
+    first, second = desk.open_loom("A gauge of its own.", n=2, max_tokens=12)
+    page.goto(f"/#{desk.loom['name']}/{first}")
+    gauge = page.get_by_role("contentinfo").get_by_role("button", name="Memory")
+    expect(gauge).to_contain_text("KV ")
+    expect(gauge).to_contain_text("reused ")
+    gauge.click()
+    dialog = page.get_by_role("dialog", name="Memory")
+    expect(dialog).to_contain_text(desk.loom["name"])
+    before = desk.ask("GET", desk.of("/kv"))
+    dialog.get_by_role("button", name="Forget cold").click()
+    desk.until(lambda: desk.ask("GET", desk.of("/kv"))["bytes"] < before["bytes"], "it is less")
+    assert desk.ask("GET", desk.of("/kv"))["hot"] == 2  # the prompt, and the branch one stands in
+    assert desk.nodes()[second]["text"]
+
+
+def test_a_loom_without_its_model_is_read_only_until_it_is_loaded(browser: Browser) -> None:
+    with at(browser) as desk:
+        desk.make()
+        desk.grow(n=2)
+        desk.ask("DELETE", "/models/tiny")
+        page = desk.visit()
+        notice = page.get_by_text("Read-only: load tiny to grow", exact=True)
+        expect(notice).to_be_visible()
+        assert_accessible(page)
+        desk.press("g")
+        expect(page.get_by_text("Read-only: load tiny to grow.", exact=True)).to_be_visible()
+        assert len(desk.nodes()) == 3
+        page.get_by_role("button", name="Load tiny").click()
+        expect(notice).to_have_count(0, timeout=30_000)
+        desk.sets(n=1, max_tokens=4)
+        desk.press("g")
+        desk.until(lambda: len(desk.nodes()) > 3, "it grows")
+
+
+def test_a_model_that_cannot_be_loaded_says_why_and_what_to_do(browser: Browser) -> None:
+    with serving(ServerConfig(port=0, models=("/nowhere/at/all.gguf",)), wait=False) as served:
+        with watched(browser, served.url) as (page, _):
+            page.goto("/")
+            told = page.get_by_role("alert")
+            expect(told).to_contain_text("could not be loaded")
+            expect(told).to_contain_text("There is no file")
+            expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+            assert_accessible(page)
+            page.get_by_role("button", name="Models", exact=True).click()
+            dialog = page.get_by_role("dialog", name="Models")
+            dialog.get_by_role("button", name="Forget").click()
+            dialog.get_by_label("Load another").fill("tiny")
+            dialog.get_by_role("button", name="Load", exact=True).click()
+            expect(dialog.get_by_text("forks at any token")).to_be_visible(timeout=30_000)
+            page.keyboard.press("Escape")
+            expect(page.get_by_role("button", name="Grow 4 branches")).to_be_enabled()
+
+
+def test_a_model_that_is_not_allowed_is_refused_in_words(desk: Desk, page: Page) -> None:
+    page.goto("/")
+    page.get_by_role("button", name="Models: tiny").click()
+    page.get_by_label("Load another").fill("/etc")
+    desk.watch.allow("403")
+    page.get_by_role("button", name="Load", exact=True).click()
+    note = page.get_by_role("status").filter(has_text="may not be loaded here")
+    note.get_by_text("Details").click()
+    expect(note).to_contain_text("403 model_not_allowed")
+    expect(note).to_contain_text("request rq_")
+
+
+def test_a_full_context_is_told_with_both_numbers_and_ways_out(browser: Browser) -> None:
+    with at(browser, n_ctx=48) as desk:
+        desk.sets(n=1, max_tokens=100)
+        page = desk.page
+        desk.open_loom()
+        desk.press("g")
+        note = page.get_by_role("status").filter(has_text="The context is full.")
+        expect(note).to_contain_text("The path has 48 tokens, and the model holds 48.")
+        note.get_by_role("button", name="Cut off after the cursor").wait_for()
+        desk.press("ArrowRight")
+        name = desk.loom["name"]
+        note.get_by_role("button", name="Hoist into a new loom").click()
+        desk.until(lambda: name not in page.url, "another loom is open")
+
+
+def test_full_memory_is_told_with_three_offers(browser: Browser) -> None:
+    with at(browser, kv_budget="300KB") as desk:
+        desk.sets(n=4, max_tokens=40)
+        page = desk.page
+        desk.open_loom()
+        desk.press("g")
+        note = page.get_by_role("status").filter(has_text="Memory is full.")
+        offers = note.locator(".offers").get_by_role("button")
+        expect(offers).to_have_count(3)
+        assert_accessible(page)
+        desk.wait_grown()
+        before = len(desk.nodes())
+        note.get_by_role("button", name="20 tokens").click()
+        desk.until(lambda: len(desk.nodes()) >= before + 4, "it has grown with less")
+
+
+def test_a_queue_that_is_full_is_waited_for(browser: Browser) -> None:
+    with at(browser, limits=ServerLimits(jobs=1)) as desk:
+        desk.sets(n=1, max_tokens=4)
+        desk.make("Somebody else's.")
+        asked = {"n": 1, **desk.endless()}
+        job = desk.ask("POST", desk.of("/nodes/0/generate"), json=asked)
+        page = desk.page
+        desk.open_loom("What comes second.")
+        desk.watch.allow("429")
+        desk.press("g")
+        expect(page.get_by_text("The server is busy.")).to_be_visible()
+        desk.ask("POST", f"/jobs/{job['job']}/cancel", json={})
+        desk.until(lambda: len(desk.nodes()) == 2, "it was tried again")
+        expect(page.get_by_text("The server is busy.")).to_have_count(0)
+
+
+def test_a_loom_that_is_removed_elsewhere_is_brought_back(desk: Desk, page: Page) -> None:
+    desk.open_loom("Removed elsewhere.", n=1)
+    desk.ask("DELETE", desk.of())
+    expect(page.get_by_text("This loom was removed.")).to_be_visible()
+    desk.watch.allow("404")
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("was removed")
+    page.get_by_role("button", name="Bring it back").click()
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
+
+
+def test_a_page_that_breaks_says_that_nothing_is_lost(desk: Desk, page: Page) -> None:
+    """A stand-in for a fault of ours: what the browser remembers is of a kind that cannot be."""
+    desk.open_loom(n=1)
+    desk.watch.allow(".")
+    page.evaluate("localStorage.setItem('weft.notes', 'null')")
+    page.reload()
+    expect(page.get_by_text("The page stumbled. Nothing is lost.")).to_be_visible()
+    page.evaluate("localStorage.removeItem('weft.notes')")
+    page.get_by_role("button", name="Reload").click()
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
+
+
+def test_undo_says_what_it_would_take_back(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=3)
+    undo = page.get_by_role("button", name="Undo")
+    undo.hover()
+    expect(page.get_by_role("button", name="Undo growing 3 nodes")).to_be_visible()
+    desk.press("u")
+    desk.until(lambda: len(desk.nodes()) == 1, "it is undone")
+
+
+def test_how_it_looks_is_remembered(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=1)
+    desk.press("Shift+T")
+    page.get_by_role("radio", name="Dark").check(force=True)
+    page.get_by_role("radio", name="Larger").check(force=True)
+    page.reload()
+    expect(page.locator("html[data-theme=dark][data-size=larger]")).to_have_count(1)
+
+
+def test_a_server_with_a_key_is_entered_with_a_password(browser: Browser) -> None:
+    """As browsers ask for it by themselves; what grows comes over the same."""
+    with serving(ServerConfig(port=0, api_key=KEY)) as served:
+        who = {"username": "anybody", "password": KEY}
+        with watched(browser, served.url, http_credentials=who) as (page, watch):
+            desk = Desk(served, page, watch)
+            watch.allow("401")
+            desk.sets(n=2, max_tokens=6)
+            page.goto("/")
+            page.get_by_role("button", name="Grow 2 branches").click()
+            desk.open_named()
+            expect(desk.tree.get_by_role("treeitem")).to_have_count(3)
+
+
+def test_two_tabs_see_what_the_other_does(browser: Browser, desk: Desk, page: Page) -> None:
+    desk.open_loom(n=2)
+    other = page.context.new_page()
+    other.goto(page.url)
+    rows = other.get_by_role("tree", name="Tree", exact=True).get_by_role("treeitem")
+    expect(rows).to_have_count(3)
+    desk.press("ArrowRight", "Delete")
+    expect(rows).to_have_count(2)
+    desk.press("u")
+    expect(rows).to_have_count(3)
+
+
+def test_seven_tabs_of_one_loom_all_work(desk: Desk, page: Page) -> None:
+    """A browser has six connections to a server: a hidden tab must not keep its own."""
+    hide = """Object.defineProperty(document, 'hidden', { value: true, configurable: true });
+        document.dispatchEvent(new Event('visibilitychange'))"""
+    show = """Object.defineProperty(document, 'hidden', { value: false, configurable: true });
+        document.dispatchEvent(new Event('visibilitychange'))"""
+    desk.open_loom(n=1)
+    tabs = [page]
+    for _ in range(6):
+        tabs[-1].evaluate(hide)  # what a browser does to the tab that is left
+        tabs.append(page.context.new_page())
+        tabs[-1].goto(page.url)
+    last = tabs[-1].get_by_role("tree", name="Tree", exact=True).get_by_role("treeitem")
+    expect(last).to_have_count(2)
+    tabs[-1].wait_for_timeout(6000)
+    desk.grow(n=2, seed=7)
+    expect(last).to_have_count(4)
+    tabs[0].evaluate(show)
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(4)

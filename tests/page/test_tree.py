@@ -1,0 +1,225 @@
+"""The tree in the page: moving, removing, hoisting, searching, and looms of thousands of nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, expect
+from written_looms import file_of, node_record
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.page
+
+
+@pytest.fixture
+def bush(desk: Desk) -> Desk:
+    """A loom that people wrote: 0 with 1 2 3; 1 with 4 5; 4 with 6 7."""
+    desk.make(template=False, prompt="The keeper")
+    for parent, texts in (
+        (0, [" was old", " was young", " slept"]),
+        (1, [" and tall", " and poor"]),
+        (4, [", they said", ", I heard"]),
+    ):
+        body = {"parent": parent, "texts": texts}
+        desk.ask("POST", desk.of("/nodes"), json=body)
+    desk.visit()
+    return desk
+
+
+def test_arrow_keys_and_clicks_go_through_the_tree(bush: Desk) -> None:
+    for key, node in (
+        ("ArrowRight", 1),
+        ("ArrowDown", 2),
+        ("ArrowDown", 3),
+        ("ArrowDown", 3),
+        ("ArrowUp", 2),
+        ("ArrowLeft", 0),
+        ("ArrowRight", 2),  # the child visited last
+        ("k", 1),
+        ("2", 5),
+        ("h", 1),
+        ("1", 4),
+        ("l", 6),
+        ("[", 4),
+        ("[", 1),
+        ("]", 4),
+        ("r", 0),
+        ("`", 4),
+    ):
+        bush.press(key)
+        bush.until(lambda node=node: bush.current == node, f"{key} goes to {node}", 3)
+    bush.row(3).click()
+    bush.until(lambda: bush.current == 3, "a click goes there")
+    expect(bush.row(1)).to_have_attribute("aria-level", "2")
+    expect(bush.row(1)).to_have_attribute("aria-expanded", "true")
+
+
+def test_what_was_removed_comes_back_from_the_toast(bush: Desk) -> None:
+    bush.row(1).click()
+    bush.press("Delete")
+    expect(bush.row(1)).to_have_count(0)
+    expect(bush.row(6)).to_have_count(0)
+    assert bush.current == 2  # its next sibling
+    assert set(bush.nodes()) == {0, 2, 3}
+    bush.page.get_by_role("status").get_by_role("button", name="Undo").click()
+    expect(bush.row(6)).to_be_visible()
+    assert set(bush.nodes()) == set(range(8))
+    bush.press("Control+Shift+z")
+    expect(bush.row(6)).to_have_count(0)
+    bush.press("u")
+    expect(bush.row(6)).to_be_visible()
+
+
+def test_children_siblings_and_all_else_can_be_removed(bush: Desk) -> None:
+    bush.row(4).click()
+    bush.press("x")
+    bush.until(lambda: set(bush.nodes()) == {0, 1, 2, 3, 4, 5}, "its children went")
+    bush.press("X")
+    bush.until(lambda: set(bush.nodes()) == {0, 1, 2, 3, 4}, "its siblings went")
+    bush.press("Control+k")
+    bush.page.keyboard.type("only this path")
+    bush.press("Enter")
+    bush.until(lambda: set(bush.nodes()) == {0, 1, 4}, "all else went")
+    for _ in range(3):
+        bush.press("u")
+    bush.until(lambda: set(bush.nodes()) == set(range(8)), "all is back")
+
+
+def test_a_large_removal_asks_before(desk: Desk, page: Page) -> None:
+    desk.make(template=False, prompt="Many")
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "texts": [f" n{i}" for i in range(30)]})
+    desk.visit()
+    desk.press("x")
+    asked = page.get_by_role("dialog", name="Remove 30 nodes?")
+    asked.get_by_role("button", name="Cancel").click()
+    assert len(desk.nodes()) == 31
+    desk.press("x")
+    asked.get_by_role("button", name="Remove", exact=True).click()
+    desk.until(lambda: len(desk.nodes()) == 1, "they went")
+    desk.press("u")
+    desk.until(lambda: len(desk.nodes()) == 31, "they are back")
+
+
+def test_a_hoisted_node_is_the_top_until_it_is_let_down(bush: Desk) -> None:
+    bush.row(1).click()
+    bush.press("z")
+    expect(bush.row(0)).to_have_count(0)
+    expect(bush.row(2)).to_have_count(0)
+    expect(bush.row(1)).to_have_attribute("aria-level", "1")
+    bush.press("ArrowRight", "z")
+    expect(bush.row(4)).to_have_attribute("aria-level", "1")
+    bush.page.reload()
+    expect(bush.row(4)).to_have_attribute("aria-level", "1")
+    bush.press("Z")
+    expect(bush.row(1)).to_have_attribute("aria-level", "1")
+    bush.press("Z")
+    expect(bush.row(0)).to_be_visible()
+    expect(bush.row(2)).to_be_visible()
+
+
+def test_a_search_shows_and_goes_to_its_hits(bush: Desk, page: Page) -> None:
+    bush.press("/")
+    field = page.get_by_role("searchbox", name="Search")
+    expect(field).to_be_focused()
+    page.keyboard.type("WAS")
+    expect(bush.row(3)).to_have_count(0)  # the tree shows what was found, and what leads there
+    expect(bush.row(2)).to_be_visible()
+    bush.press("Enter")
+    bush.until(lambda: bush.current == 1, "the first hit")
+    bush.press("n")
+    bush.until(lambda: bush.current == 2, "the next one")
+    bush.press("N")
+    bush.until(lambda: bush.current == 1, "the one before")
+    bush.press("/")
+    field.fill("zebra")
+    expect(page.get_by_text("No results").first).to_be_visible()
+    bush.press("Escape")
+    expect(bush.row(3)).to_be_visible()
+
+
+def test_bookmarks_are_gone_through(bush: Desk) -> None:
+    for node in (2, 6):
+        bush.row(node).click()
+        bush.press("b")
+    bush.until(lambda: len(bush.ask("GET", bush.of())["bookmarks"]) == 2, "two bookmarks")
+    bush.press("r")
+    for key, node in ((";", 6), (";", 2), (";", 6), (":", 2)):
+        bush.press(key)
+        bush.until(lambda node=node: bush.current == node, f"{key} goes to {node}", 3)
+
+
+def test_folding_hides_and_shows(bush: Desk) -> None:
+    bush.row(1).click()
+    bush.press("-")
+    expect(bush.row(4)).to_have_count(0)
+    expect(bush.row(1)).to_have_attribute("aria-expanded", "false")
+    bush.press("+")
+    expect(bush.row(6)).to_be_visible()
+
+
+def large(desk: Desk, n_nodes: int) -> None:
+    """Bring a loom of so many nodes, three children at each."""
+    nodes = [
+        node_record(at, None if at == 0 else (at - 1) // 3, text=f"node {at} of many ")
+        for at in range(n_nodes)
+    ]
+    told = desk.ask("POST", "/import", content=json.dumps(file_of(nodes)).encode())
+    (desk.loom,) = told["looms"]
+
+
+def test_ten_thousand_nodes_are_a_few_rows_of_the_page(desk: Desk, page: Page) -> None:
+    large(desk, 10_000)
+    desk.visit()
+    page.wait_for_timeout(300)
+    count = "document.querySelectorAll('[role=treeitem]').length"
+    assert 10 < page.evaluate(count) <= 200
+    desk.press("ArrowRight", "ArrowRight", "ArrowDown")
+    row = desk.tree.locator("[aria-current=true]")
+    expect(row).to_have_attribute("aria-level", "3")
+    expect(row).to_have_attribute("aria-posinset", "2")
+    desk.tree.evaluate("(tree) => { tree.scrollTop = tree.scrollHeight / 2 }")
+    page.wait_for_timeout(300)
+    assert 10 < page.evaluate(count) <= 200
+    assert page.evaluate("document.querySelectorAll('*').length") < 5000
+
+
+@pytest.mark.parametrize("view", ["outline", "map"])
+def test_a_whole_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> None:
+    desk.sets(n=2, max_tokens=8, seed=1)
+    desk.remembers("treeView", view)
+    page.goto("/")
+    page.get_by_role("button", name="Grow 2 branches").wait_for()
+    desk.press("Control+Enter")
+    desk.open_named()
+    desk.until(lambda: len(desk.nodes()) == 3, "two branches")
+    desk.wait_grown()
+    desk.press("ArrowRight", "g")
+    desk.until(lambda: len(desk.nodes()) == 5, "two more")
+    desk.wait_grown()
+    desk.press("e")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("A fox lived here.")
+    desk.press("Control+s")
+    desk.until(lambda: len(desk.nodes()) == 6, "an edited sibling")
+    desk.press("b", "Enter")
+    page.keyboard.type(" It was old.")
+    desk.press("Control+Enter" if desk.page.get_by_role("textbox").count() else "Enter")
+    desk.until(lambda: len(desk.nodes()) >= 7, "a written child")
+    desk.press("Escape")
+    desk.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
+    desk.press("Escape")
+    page.get_by_role("dialog", name="Keys").wait_for(state="hidden")
+    desk.press("Backspace", "u")
+    desk.until(lambda: len(desk.nodes()) >= 7, "removed and brought back")
+    # And all that has no key of its own is reached by tabs, one after the other, round and round.
+    seen = set()
+    for _ in range(80):
+        desk.press("Tab")
+        seen.add(page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
+    assert {"Tree", "Looms", "Export"} <= {each.split("  ")[0] for each in seen}

@@ -1,0 +1,119 @@
+"""What a page tells of a node and of a search: where a node comes from, and every round."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serving import Served
+
+Json = dict[str, Any]
+GAME = "Use 4 9 10 13 to make 24."
+
+
+@pytest.fixture
+def loom(served: Served) -> str:
+    made = served.client.post("/api/v1/looms", json={"prompt": GAME}).json()
+    return f"/api/v1/looms/{made['id']}"
+
+
+def test_a_seed_and_the_first_branch_grow_a_branch_again(served: Served, loom: str) -> None:
+    client = served.client
+    asked = {"n": 3, "max_tokens": 12, "temperature": 1.3, "wait": True}
+    made = client.post(f"{loom}/nodes/0/generate", json=asked).json()["nodes"]
+    for node in made:
+        query = {"fields": ["params", "tokens"]}
+        told = client.get(f"{loom}/nodes/{node['node']}", params=query).json()
+        again = {
+            "seed": told["params"]["seed"],
+            "first_branch": told["branch"],
+            "max_tokens": 12,
+            "temperature": 1.3,
+            "wait": True,
+        }
+        (twin,) = client.post(f"{loom}/nodes/0/generate", json=again).json()["nodes"]
+        assert twin["token_ids"] == told["token_ids"]
+    assert [client.get(f"{loom}/nodes/{each['node']}", params={"fields": "params"}).json()["branch"]
+            for each in made] == [0, 1, 2]  # fmt: skip
+
+
+def test_a_node_tells_which_operation_brought_it(served: Served, loom: str) -> None:
+    client = served.client
+    added = client.post(
+        f"{loom}/nodes", json={"text": " Well"}, headers={"X-Weft-Actor": "page"}
+    ).json()["added"][0]
+    client.post(f"{loom}/nodes", json={"text": " Later"})
+    told = client.get(f"{loom}/nodes/{added['node']}", params={"fields": "made"}).json()["made"]
+    assert (told["kind"], told["actor"]) == ("add", "page")
+    assert told["at"].endswith("+00:00")
+    root = client.get(f"{loom}/nodes/0", params={"fields": "made"}).json()
+    assert root["made"]["at"]
+    assert client.get(f"{loom}/nodes/0").json().get("made") is None
+    assert client.get(f"{loom}/nodes", params={"fields": "made"}).status_code == 400
+
+
+@pytest.mark.parametrize("strategy", ["tot", "smc"])
+def test_a_search_tells_its_rounds_by_numbers(served: Served, loom: str, strategy: str) -> None:
+    """Also nodes that a round adds by itself, before anything below them grows."""
+    client = served.client
+    asked = {"strategy": strategy, "n": 3, "seed": 1, "budget_tokens": 500, "wait": True}
+    job = client.post(f"{loom}/runs", json=asked).json()["job"]
+    (run,) = client.get(f"{loom}/runs").json()["data"]
+    assert (run["id"], run["kind"], run["status"]) == (job, "run", "ok")
+    assert run["asked"] == {
+        "strategy": strategy, "node": 0, "n": 3, "seed": 1, "budget_tokens": 500
+    }  # fmt: skip
+    assert run["rounds"]
+    there = {each["node"] for each in client.get(f"{loom}/nodes").json()["data"]}
+    for at, each in enumerate(run["rounds"], 1):
+        assert each["round"] == at
+        assert {one["node"] for one in each["candidates"]} | set(each["kept"]) <= there
+    assert run["rounds"][-1]["cost"]["tokens"] <= run["result"]["cost"]["tokens"]
+    assert client.get(f"/api/v1/jobs/{job}").json()["rounds"] == run["rounds"]
+    every = client.get("/api/v1/jobs").json()["data"]
+    assert next(each for each in every if each["id"] == job)["rounds"] is None
+
+
+def test_who_comes_in_the_middle_of_a_search_is_told_its_rounds(served: Served, loom: str) -> None:
+    client = served.client
+    asked = {"strategy": "beam", "seed": 3, "budget_tokens": 2000}
+    job = client.post(f"{loom}/runs", json=asked).json()["job"]
+    name = ""
+    with client.stream("GET", f"{loom}/events", params={"tokens": True}) as stream:
+        for line in stream.iter_lines():
+            name = line.removeprefix("event: ") if line.startswith("event:") else name
+            if line.startswith("data:") and name == "score":
+                break
+    with client.stream("GET", f"{loom}/events", params={"tokens": True}) as stream:
+        lines = iter(stream.iter_lines())
+        data = next(line for line in lines if line.startswith("data:"))
+        (told,) = json.loads(data.removeprefix("data:"))["jobs"]
+        assert told["id"] == job
+        assert told["asked"]["strategy"] == "beam"
+        assert told["rounds"][0]["candidates"]
+    client.post(f"/api/v1/jobs/{job}/cancel")
+
+
+def test_strategies_tell_their_numbers_and_what_they_refuse(served: Served) -> None:
+    rows = {each["name"]: each for each in served.client.get("/api/v1/strategies").json()["data"]}
+    assert rows["tot"]["breadth_default"] == 5
+    assert rows["best-of-n"]["breadth"] is None
+    assert "temperature" in rows["greedy"]["refused"]
+
+
+def test_a_candidate_is_told_with_how_greedy_decoding_goes_on(served: Served, loom: str) -> None:
+    client = served.client
+    found = client.post(f"{loom}/nodes/0/next", json={"top": 3}).json()["next"]
+    ids = [each["id"] for each in found]
+    told = client.post(f"{loom}/nodes/0/next", json={"candidates": ids, "ahead": 5}).json()
+    for token, each in zip(ids, told["candidates"], strict=True):
+        added = client.post(f"{loom}/nodes", json={"token_ids": [token]}).json()["added"][0]
+        asked = {"max_tokens": 5, "temperature": 0, "wait": True}
+        path = f"{loom}/nodes/{added['node']}/generate"
+        (node,) = client.post(path, json=asked).json()["nodes"]
+        assert each["ahead"] == node["text"]
+    assert client.post(f"{loom}/nodes/0/next", json={"ahead": 65}).status_code == 400
+    with_none = client.post(f"{loom}/nodes/0/next", json={"candidates": ids}).json()
+    assert "ahead" not in with_none["candidates"][0]
