@@ -326,6 +326,16 @@ def test_a_nodes_own_text_is_measured_as_it_was_drawn(desk: Desk) -> None:
     assert all(len(row["top"]) == 3 for row in rows["data"])
 
 
+def test_a_pattern_that_takes_for_ever_is_refused(desk: Desk) -> None:
+    desk.post("/nodes", status=201, text="a" * 60 + "!")
+    told = desk.get("/search", status=400, q="(a|aa)+$", regex=True)
+    assert told["error"]["code"] == "pattern_too_slow"
+    assert [hit["spans"] for hit in desk.get("/search", q="A{3}!", regex=True)["data"]] == [
+        [[57, 61]]
+    ]
+    assert desk.get("/search", q="(a+)+$")["data"] == []  # as words
+
+
 def test_a_path_is_read_as_text_tokens_and_messages(desk: Desk) -> None:
     (node,) = desk.grow(n=1)
     below = desk.get(f"/nodes/{node['node']}/path", below_root=True)

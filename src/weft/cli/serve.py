@@ -134,9 +134,9 @@ def serve(
     ] = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Serve models and looms over HTTP, and a page to work in, until Ctrl-C.
+    """Serve models, looms and a page over HTTP.
 
-    Options that are not listed here are the engine's, as in
+    It runs until Ctrl-C. Options that are not listed here are the engine's, as in
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import regex
 from fastapi import APIRouter, Query, Response
 
 from ...api.looms import (
@@ -34,6 +35,7 @@ from ..objects import answer, loom_of_row, loom_reply, moment, nodes_told
 from ..service import Here, Service
 
 router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS)
+_PATTERN_S = 2.0  # that a search by pattern may take
 Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
 
 
@@ -273,7 +275,9 @@ async def search_loom(
     loom: LoomName,
     service: Here,
     q: Annotated[str, Query(max_length=500, description="A text, or with regex a pattern.")] = "",
-    regex: Annotated[bool, Query(description="q is a regular expression.")] = False,
+    is_pattern: Annotated[
+        bool, Query(alias="regex", description="q is a regular expression.")
+    ] = False,
     case: Annotated[bool, Query(description="Large and small letters differ.")] = False,
     filter: Annotated[
         list[Literal["bookmarked", "human", "model", "ended", "leaf"]] | None,
@@ -282,32 +286,46 @@ async def search_loom(
     limit: Limit = 200,
 ) -> Response:
     """Search in the texts of one loom's nodes, each by itself; also by pattern and by kind."""
-    pattern = pattern_of(q, regex=regex, case=case)
+    pattern = pattern_of(q, is_pattern=is_pattern, case=case)
     async with service.looms.held(loom) as live:
         hits = await live.call(lambda: found_in(live, pattern, filter or [], limit + 1))
     return answer(HitList(data=hits[:limit], more=len(hits) > limit))
 
 
-def pattern_of(text: str, *, regex: bool, case: bool) -> re.Pattern[str]:
+def pattern_of(text: str, *, is_pattern: bool, case: bool) -> regex.Pattern[str]:
     """Return what a search looks for. Raises: Refused for a pattern that is none."""
     try:
-        return re.compile(text if regex else re.escape(text), 0 if case else re.IGNORECASE)
-    except (re.error, RecursionError, OverflowError) as error:
+        return regex.compile(text if is_pattern else regex.escape(text), 0 if case else regex.I)
+    except (regex.error, RecursionError, OverflowError) as error:
         raise Refused(
             400, "invalid_parameter", f"q is no regular expression: {error}", param="q"
         ) from error
 
 
 def found_in(
-    live: LiveLoom, pattern: re.Pattern[str], kinds: Sequence[str], most: int
+    live: LiveLoom, pattern: regex.Pattern[str], kinds: Sequence[str], most: int
 ) -> list[HitObject]:
-    """Return the nodes whose text matches, in the order of the tree. Cost: O(text)."""
+    """Return the nodes whose text matches, in the order of the tree. Cost: O(text).
+
+    Raises: Refused for a pattern that takes for ever: some go back and forth without end.
+    """
     marks = live.kept.bookmarks()
     hits: list[HitObject] = []
+    until = time.monotonic() + _PATTERN_S
     for node in preorder(live.kept.loom):
         if not all(_is(live, node, kind, marks) for kind in kinds):
             continue
-        spans = [match.span() for match in pattern.finditer(node.text)]
+        try:
+            left = max(until - time.monotonic(), 0.001)
+            # NOTE: concurrent: others' tokens come on meanwhile.
+            found = pattern.finditer(node.text, timeout=left, concurrent=True)
+            spans = [match.span() for match in found]
+        except TimeoutError as error:
+            raise Refused(
+                400, "pattern_too_slow", f"this pattern takes longer than {_PATTERN_S:.0f} s",
+                hint="repetitions within repetitions, as (a+)+, take for ever; write it simpler",
+                param="q",
+            ) from error  # fmt: skip
         if spans or not pattern.pattern:
             kept = live.kept
             hits.append(
