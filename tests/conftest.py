@@ -16,15 +16,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# And the tests themselves are compiled by the first of the runs only.
-sys.dont_write_bytecode = False
 
 # A shell starts background jobs with Ctrl-C ignored; the tests of Ctrl-C need it as a user has it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import pytest
+from hypothesis import settings
+
+# The tests themselves are compiled by the first run only.
+sys.dont_write_bytecode = False
 
 # No law is about the time that an example takes.
 settings.register_profile("weft", deadline=None)
@@ -41,6 +42,8 @@ PACKAGES = {
 
 # Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
 BESIDE = ("mlx", "llamacpp", "vllm", "remote")
+# And the laws on torch's whole paths and on a fake with a loop of its own: twice as dear as others.
+ROUNDABOUT = ("whole", "ownloop")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -52,6 +55,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what `make test-engines` runs, whichever way the test names its engine."""
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if any(isinstance(each, str) and each in ROUNDABOUT for each in params):
+        item.add_marker("engines")
     for name in BESIDE:
         if any(isinstance(each, str) and each == name for each in params):
             item.add_marker(name)

@@ -40,9 +40,23 @@ describe('a feed', () => {
     StandInSource.last.connect()
     expect(feed.isConnected.value).toBe(true)
     StandInSource.last.breaks(false)
+    vi.advanceTimersByTime(200)
+    StandInSource.last.breaks(false)
     expect(feed.isConnected.value).toBe(false)
     StandInSource.last.connect()
     expect(feed.isConnected.value).toBe(true)
+  })
+
+  it('goes on at once, and says nothing, where the server only let go of it', async () => {
+    const feed = await follow()
+    StandInSource.last.connect()
+    StandInSource.last.tell('tok', { job: 'j', t: [] }, 5)
+    StandInSource.last.breaks(false)
+    expect(feed.isConnected.value).toBe(true)
+    vi.advanceTimersByTime(200)
+    expect(StandInSource.made.length).toBe(2)
+    expect(StandInSource.made[0]!.readyState).toBe(StandInSource.CLOSED)
+    expect(StandInSource.last.query.get('after')).toBe('5')
   })
 
   it('takes an event named error for an event', async () => {

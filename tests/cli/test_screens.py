@@ -49,6 +49,7 @@ def screens(weft) -> str:
     return "\n".join(f"{result.stdout}\n{result.stderr}" for result in results)
 
 
+@pytest.mark.programs
 @pytest.mark.fluent
 def test_every_command_told_exists_and_every_prompt_is_a_sample(weft) -> None:
     told = [each for each in commands_in(screens(weft)) if each[0] in VERBS or each[0].isalpha()]
@@ -62,6 +63,7 @@ def test_every_command_told_exists_and_every_prompt_is_a_sample(weft) -> None:
     assert samples.story in prompts
 
 
+@pytest.mark.programs
 def test_what_next_lines_say_can_be_typed(weft, tmp_path, monkeypatch) -> None:
     """Each `next:` command of each verb ends well when it is typed."""
     monkeypatch.chdir(tmp_path)

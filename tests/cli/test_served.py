@@ -87,6 +87,7 @@ def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.programs
 def test_every_verb_shows_the_same_with_a_server_as_without(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +369,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     assert kept == [("interrupted", True)] * 2
 
 
+@pytest.mark.programs
 @posix
 def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
     weft: Any, process: subprocess.Popen[bytes], started: Any

@@ -53,6 +53,7 @@ def test_a_western_code_page_gets_an_ascii_tree(command) -> None:
     assert "\n`-- " in done.stdout
 
 
+@pytest.mark.programs
 @pytest.mark.fluent
 @pytest.mark.parametrize("verb", [(), ("doctor",), ("solve", samples.game24, "-n", "2")])
 def test_ascii_is_enough_for_every_screen(command, verb: tuple[str, ...]) -> None:
@@ -76,6 +77,7 @@ def test_a_reader_that_leaves_early_gets_no_complaint(started) -> None:
     assert process.wait(60) == 1
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 @pytest.mark.parametrize("verb", [(), ("--help",), ("run", samples.greeting, "--max-tokens", "2")])
 def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:

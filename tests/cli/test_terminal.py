@@ -153,6 +153,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_nothing_is_wider_than_the_terminal(in_terminals, encoding: str) -> None:
     """Signs that become three, or are written out, are measured as what they become."""

@@ -248,6 +248,7 @@ def test_a_grammar_of_llama_cpp_keeps_its_words_whole() -> None:
     assert any("22" in line and "5c" in line and "){0,}" in line for line in words)
 
 
+@pytest.mark.programs
 def test_long_and_deep_grammars_are_read_in_time() -> None:
     for n, is_refused in ((150, False), (3_000, True)):  # llguidance would crash
         rules = [f'r{i} ::= "a" r{i + 1}?' for i in range(n)]

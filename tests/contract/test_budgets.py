@@ -46,6 +46,7 @@ def work(lm) -> list[object]:
     return out
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("kind", WITH_KV)
 def test_any_budget_gives_the_same_or_says_that_it_is_full(kind: str, make: Make) -> None:
     want = work(make(kind))

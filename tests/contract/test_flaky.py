@@ -55,6 +55,7 @@ def same(got: Any, want: Any) -> None:
         assert got == want
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("calls", [MEMORY, PROTOCOL], ids=["memory", "all"])
 @pytest.mark.parametrize("n_rounds", [3, pytest.param(40, marks=pytest.mark.slow, id="long")])
 def test_eight_threads_over_an_engine_that_fails_get_their_own_or_an_error(

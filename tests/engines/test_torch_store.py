@@ -185,6 +185,7 @@ class Twin:
         assert all(f.length == len(tokens) for f, tokens, _ in self.nodes.values())
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     ("seed", "name"), list(enumerate(["mistral", "llama", "gemma2", "gpt_oss"]))
 )
@@ -385,6 +386,7 @@ def plain(llama: Any) -> TorchEngine:
     return TorchEngine.adopt(llama)
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str, seed: int) -> None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,15 +43,20 @@ def drawn(stage: Stage, state: State) -> Iterator[tuple[str, bytes]]:
         yield f"{state.name}-{theme}-{width}", stage.desk.shot()
 
 
-def looks(stage: Stage, state: State) -> Iterator[tuple[int, str]]:
+def looks(
+    stage: Stage,
+    state: State,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    themes: Sequence[str] = THEMES,
+) -> Iterator[tuple[int, str]]:
     """Show a state in each width and theme."""
     page = stage.desk.page
-    for width, height in SIZES:
+    for width, height in sizes:
         page.set_viewport_size({"width": width, "height": height})
         if width < 800 and (tab := page.get_by_role("tab", name=state.pane)).is_visible():
             tab.click()
         page.mouse.move(0, 0)
-        for theme in THEMES:
+        for theme in themes:
             page.emulate_media(color_scheme=theme, reduced_motion="reduce")
             page.wait_for_timeout(60)
             yield width, theme

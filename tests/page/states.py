@@ -128,7 +128,7 @@ def token_card(stage: Stage) -> None:
 def tree_map(stage: Stage) -> None:
     a_story(stage.serve())
     stage.desk.press("v")
-    stage.desk.page.locator("canvas").wait_for()
+    stage.desk.page.get_by_role("img", name="Map of").wait_for()
 
 
 @state()
@@ -138,7 +138,7 @@ def reasoning_run(stage: Stage) -> None:
     desk.visit()
     desk.ask("POST", desk.of("/runs"), json={"strategy": "tot", "seed": 1, "breadth": 3})
     desk.wait_grown()
-    desk.until(lambda: "answer" in desk.page.content().lower(), "the run has ended")
+    settled(desk)
 
 
 @state(pane="Tree")
@@ -185,7 +185,8 @@ def context_full(stage: Stage) -> None:
     (leaf,) = desk.grow(n=1, **desk.endless())
     desk.visit(leaf)
     desk.press("g")
-    desk.page.wait_for_timeout(500)
+    desk.page.get_by_text("The context is full.").wait_for()
+    settled(desk)
 
 
 @state()
@@ -195,7 +196,9 @@ def memory_full(stage: Stage) -> None:
     desk.make()
     desk.visit()
     desk.press("g")
-    desk.page.wait_for_timeout(500)
+    desk.page.get_by_text("Memory is full.").wait_for()
+    desk.wait_grown()
+    settled(desk)
 
 
 @state()
@@ -222,31 +225,29 @@ def read_only(stage: Stage) -> None:
 def import_report(stage: Stage) -> None:
     desk = stage.serve()
     desk.page.goto("/")
-    file = {
-        "format": "a tree of somebody's",
-        "root": {
-            "text": "The lighthouse keeper",
-            "colour": "red",
-            "children": [
-                {"text": " had not spoken for days.", "children": []},
-                {"text": " slept."},
-            ],
-        },
+    nodes = {
+        "a": {"text": "The lighthouse keeper", "parentId": None},
+        "b": {"text": " had not spoken for days.", "parentId": "a", "unread": True},
+        "c": {"text": " slept.", "parentId": "a", "bookmarked": True},
+        "d": {"text": " of nobody", "parentId": "x"},
     }
-    desk.press("i")
+    note = {"current": "b", "hoisted": ["a"], "nodes": nodes}
+    file = {"settings": {"theme": "none"}, "state": {"note.md": note, "other.md": note}}
+    desk.page.get_by_role("button", name="Import").click()
     desk.page.locator("input[type=file]").set_input_files(
-        {"name": "tree.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
+        {"name": "data.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )
-    desk.page.wait_for_timeout(800)
+    desk.page.get_by_role("status", name="What was imported").get_by_text("Recognised").wait_for()
+    settled(desk)
 
 
 @state()
 def equal_branches(stage: Stage) -> None:
     desk = stage.serve()
-    desk.open_loom()
-    desk.grow(n=4, max_tokens=24, temperature=0, wait=False)
-    desk.wait_grown()
-    settled(desk)
+    desk.make()
+    desk.grow(n=4, max_tokens=24, temperature=0)
+    desk.grow(n=2, max_tokens=24)
+    desk.visit()
 
 
 @state()
@@ -285,12 +286,14 @@ def scripts(stage: Stage) -> None:
 def incomplete_utf8(stage: Stage) -> None:
     desk = stage.serve()
     desk.make(template=False, prompt="Half a character:")
-    text = desk.served.service.models.lm().text
-    ids = text.encode(" \u6f22")  # each byte is a token of its own
+    asked = {"text": " \u6f22", "add_bos": False}  # each of its bytes is a token of its own
+    ids = desk.ask("POST", "/tokenize", json=asked)["token_ids"]
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "token_ids": ids[:-1]})
     desk.ask("POST", desk.of("/nodes"), json={"parent": 1, "token_ids": ids[-1:]})
-    desk.remembers("heat", "probability")
     desk.visit(1)
+    desk.press(".", ".")
+    desk.page.get_by_role("region", name="Token", exact=True).wait_for()
+    settled(desk)
 
 
 def a_story(desk: Desk) -> None:

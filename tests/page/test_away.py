@@ -31,7 +31,7 @@ class Place:
         self._running = ExitStack()
 
     def start(self) -> Served:
-        config = ServerConfig(port=0, db=self.db)
+        config = ServerConfig(port=0, db=self.db, grace_s=0.1)
         return self._running.enter_context(serving(config, port=self.port))
 
     def stop(self) -> None:

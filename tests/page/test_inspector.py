@@ -24,6 +24,11 @@ def tab(page: Page, name: str) -> Locator:
     return page.get_by_role("tabpanel")
 
 
+def button(page: Page, name: str) -> Locator:
+    """A button of the inspector."""
+    return page.get_by_role("tabpanel").get_by_role("button", name=name)
+
+
 def params(desk: Desk, node: int) -> dict[str, Any]:
     told = desk.ask("GET", desk.of(f"/nodes/{node}"), params={"fields": "params"})
     found: dict[str, Any] = told["params"]
@@ -63,7 +68,7 @@ def test_branches_grow_as_the_settings_say(desk: Desk, page: Page) -> None:
         page.get_by_label(label, exact=True).fill(value)
     page.get_by_label("Stop at").fill("\\n\\n")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Grow 2 branches").click()
+    button(page, "Grow 2 branches").click()
     desk.until(lambda: len(desk.nodes()) == 3, "two nodes")
     desk.wait_grown()
     for node in (1, 2):
@@ -82,14 +87,14 @@ def test_only_texts_of_a_form_come(desk: Desk, page: Page) -> None:
     tab(page, "Generate")
     page.get_by_label("Form").select_option(label="Choices")
     page.get_by_label("Choices").fill("yes\nno")
-    page.get_by_role("button", name="Grow 4 branches").click()
+    button(page, "Grow 4 branches").click()
     desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
     desk.wait_grown()
     assert {each["text"] for number, each in desk.nodes().items() if number} <= {"yes", "no"}
     page.get_by_label("Form").select_option(label="JSON schema")
     page.get_by_label("JSON schema").fill("{")
     expect(page.get_by_role("tabpanel")).to_contain_text("No JSON")
-    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+    expect(button(page, "Grow 4 branches")).to_be_disabled()
 
 
 def test_what_is_wrong_stands_beside_its_field(desk: Desk, page: Page) -> None:
@@ -99,12 +104,12 @@ def test_what_is_wrong_stands_beside_its_field(desk: Desk, page: Page) -> None:
     field.fill("500")
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#wrong-n")).to_have_text("It must be 1 to 128.")
-    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+    expect(button(page, "Grow 4 branches")).to_be_disabled()
     page.evaluate("document.activeElement.blur()")
     desk.press("g")
-    expect(page.get_by_role("status")).to_contain_text("Branches: It must be 1 to 128.")
+    expect(page.locator(".toasts")).to_contain_text("Branches: It must be 1 to 128.")
     field.fill("3")
-    expect(page.get_by_role("button", name="Grow 3 branches")).to_be_enabled()
+    expect(button(page, "Grow 3 branches")).to_be_enabled()
     assert len(desk.nodes()) == 1
 
 
@@ -114,11 +119,11 @@ def test_what_the_server_refuses_stands_beside_its_field(desk: Desk, page: Page)
     tab(page, "Generate")
     page.get_by_label("Form").select_option(label="Regular expression")
     page.get_by_label("Regular expression").fill("(")
-    page.get_by_role("button", name="Grow 4 branches").click()
+    button(page, "Grow 4 branches").click()
     expect(page.locator(".figure-wrong")).to_contain_text("regex parse error")
-    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_disabled()
+    expect(button(page, "Grow 4 branches")).to_be_disabled()
     page.get_by_label("Form").select_option(label="Any text")
-    expect(page.get_by_role("button", name="Grow 4 branches")).to_be_enabled()
+    expect(button(page, "Grow 4 branches")).to_be_enabled()
 
 
 def test_settings_hold_for_a_call_a_loom_or_all(desk: Desk, page: Page) -> None:
@@ -128,7 +133,7 @@ def test_settings_hold_for_a_call_a_loom_or_all(desk: Desk, page: Page) -> None:
     tokens.fill("9")
     panel.get_by_role("radio", name="Next call").click()
     tokens.fill("5")
-    page.get_by_role("button", name="Grow 4 branches").click()
+    button(page, "Grow 4 branches").click()
     desk.until(lambda: len(desk.nodes()) == 5, "four nodes")
     desk.wait_grown()
     assert params(desk, 1)["max_tokens"] == 5
@@ -164,7 +169,7 @@ def test_presets_are_kept_renamed_and_taken_by_a_key(desk: Desk, page: Page) -> 
     page.reload()
     page.get_by_role("button", name="Remove Seven").click()
     expect(presets.get_by_role("button", name="Seven")).to_have_count(0)
-    page.get_by_role("status").get_by_role("button", name="Undo").click()
+    page.locator(".toasts").get_by_role("button", name="Undo").click()
     expect(presets.get_by_role("button", name="Seven")).to_have_count(1)
 
 
@@ -265,7 +270,7 @@ def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
     desk.press("ArrowRight", "ArrowDown", "ArrowDown")
     tab(page, "Node")
     page.get_by_role("button", name="Regenerate exactly").click()
-    expect(page.get_by_role("status")).to_contain_text("The same 20 tokens came again.")
+    expect(page.locator(".toasts")).to_contain_text("The same 20 tokens came again.")
     nodes = desk.nodes()
     assert nodes[4]["text"] == nodes[3]["text"]
     page.get_by_role("button", name="Remove the copy").click()
@@ -341,7 +346,7 @@ def test_a_node_is_moved_copied_out_and_its_path_kept(desk: Desk, page: Page) ->
     page.get_by_role("button", name="Copy to a new loom").click()
     page.get_by_label("Name of the new loom").fill("elsewhere")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("status")).to_contain_text("to elsewhere")
+    expect(page.locator(".toasts")).to_contain_text("to elsewhere")
     assert desk.ask("GET", "/looms/elsewhere")["n_nodes"] == 1
     page.get_by_role("button", name="Keep only this path").click()
     desk.until(lambda: set(desk.nodes()) == {0, 1, 2}, "the rest is gone")
@@ -381,5 +386,4 @@ def test_every_tab_is_accessible(desk: Desk, page: Page, name: str) -> None:
     desk.press("ArrowRight")
     tab(page, name)
     page.wait_for_timeout(500)
-    page.evaluate("document.querySelectorAll('.resizer').forEach((each) => each.remove())")
     assert_accessible(page)

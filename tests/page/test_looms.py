@@ -19,7 +19,6 @@ pytestmark = pytest.mark.page
 def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: Path) -> None:
     desk.open_loom(n=3, max_tokens=10)
     desk.grow(1, n=2, max_tokens=6)
-    desk.ask("PATCH", desk.of("/nodes/2"), json={"bookmark": "here"})
     desk.press("Control+s")
     asked = page.get_by_role("dialog", name="Export")
     asked.get_by_label("Format").select_option("json")
@@ -31,7 +30,7 @@ def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: 
     before = {node["id"]: node for node in desk.nodes().values()}
     page.goto("/")
     page.get_by_role("heading", name="What should it begin with?").wait_for()
-    desk.press("i")
+    page.get_by_role("button", name="Import").click()
     page.locator("input[type=file]").set_input_files(file)
     report = page.get_by_role("dialog", name="Import")
     expect(report).to_contain_text("6 nodes in 1 loom")
@@ -41,7 +40,6 @@ def test_what_is_exported_is_what_is_imported(desk: Desk, page: Page, tmp_path: 
     after = list(desk.nodes().values())
     texts = sorted(node["text"] for node in after)
     assert texts == sorted(node["text"] for node in before.values())
-    assert [node["bookmark"] for node in after if node["bookmark"] is not None] == ["here"]
 
 
 def test_a_path_is_saved_as_plain_text(desk: Desk, page: Page, tmp_path: Path) -> None:
@@ -95,18 +93,18 @@ def test_a_loom_is_renamed_found_and_removed(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1, max_tokens=4)
     page.get_by_role("heading", level=1).get_by_role("button").dblclick()
     field = page.get_by_role("textbox", name="Name of the loom")
-    field.fill("foxes & owls/1")
+    field.fill("foxes & owls 1")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("foxes & owls/1")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("foxes & owls 1")
     page.reload()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("foxes & owls/1")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("foxes & owls 1")
     desk.press("o")
     looms = page.get_by_role("dialog", name="Looms")
-    expect(looms).to_contain_text("foxes & owls/1")
+    expect(looms).to_contain_text("foxes & owls 1")
     looms.get_by_role("button", name="Remove").first.click()
     page.get_by_role("status").get_by_role("button", name="Undo").click()
     desk.until(
-        lambda: any(each["name"] == "foxes & owls/1" for each in desk.ask("GET", "/looms")["data"]),
+        lambda: any(each["name"] == "foxes & owls 1" for each in desk.ask("GET", "/looms")["data"]),
         "it is back",
     )
 

@@ -141,6 +141,24 @@ def test_the_keys_walk_from_token_to_token(desk: Desk, page: Page) -> None:
     expect(card(desk)).to_have_count(0)
 
 
+def test_what_is_copied_is_the_text(desk: Desk, page: Page) -> None:
+    (first,) = desk.open_loom(n=1)
+    (below,) = desk.grow(first, n=1)
+    desk.visit(below)
+    expect(desk.part(below)).to_be_visible()
+    copied = desk.text.evaluate(
+        """(each) => {
+          getSelection().selectAllChildren(each)
+          const clipboardData = new DataTransfer()
+          each.dispatchEvent(new ClipboardEvent('copy', { clipboardData, bubbles: true }))
+          return clipboardData.getData('text/plain')
+        }"""
+    )
+    told = desk.nodes()
+    answer = told[first]["text"] + told[below]["text"]
+    assert copied == f"Tell me a story about a fox.\n\n{answer}"
+
+
 def test_a_long_text_has_no_seams(desk: Desk, page: Page) -> None:
     """It is laid out in segments; every word stands where it would in one."""
     desk.make(template=False, prompt="Once")
@@ -348,6 +366,30 @@ def test_an_edit_in_place_says_what_it_costs(desk: Desk, page: Page) -> None:
     assert len(desk.nodes()) == 4
 
 
+def test_a_great_e_edits_in_place(desk: Desk, page: Page) -> None:
+    (first,) = desk.open_loom(n=1)
+    desk.visit(first)
+    expect(desk.part(first)).to_be_visible()
+    desk.press("Shift+E")
+    page.get_by_role("textbox", name="Text of the node").fill("Here")
+    page.keyboard.press("Control+s")
+    desk.until(lambda: desk.nodes()[first]["text"] == "Here", "it is changed")
+    assert len(desk.nodes()) == 2
+
+
+@pytest.mark.parametrize("look", [{"has_touch": True}])
+def test_a_finger_opens_the_card_and_closes_it(desk: Desk, page: Page) -> None:
+    (first,) = desk.open_loom(n=1)
+    desk.visit(first)
+    token = tokens(desk, first)[3]
+    page.touchscreen.tap(*point_at(desk, first, token["text"].strip()))
+    expect(card(desk)).to_have_attribute("data-card", "3")
+    page.touchscreen.tap(*point_at(desk, 0, "Tell"))
+    expect(card(desk)).to_have_attribute("data-card", "2")
+    page.touchscreen.tap(700, 700)
+    expect(card(desk)).to_have_count(0)
+
+
 def test_the_prompt_of_a_chat_is_edited_as_it_was_given(desk: Desk, page: Page) -> None:
     desk.open_loom()
     desk.press("e")
@@ -375,7 +417,7 @@ def test_nothing_typed_is_lost(desk: Desk, page: Page) -> None:
     page.get_by_text("An edit of 12 letters waits here").wait_for()
     page.get_by_role("button", name="Go on").click()
     expect(area).to_have_value("Half an edit")
-    page.get_by_role("button", name="Throw away").click()
+    page.get_by_role("button", name="Discard").click()
     desk.press("e")
     expect(area).to_have_value(desk.nodes()[first]["text"])
 
@@ -407,7 +449,8 @@ def test_a_child_is_written_and_in_a_chat_it_is_the_next_message(desk: Desk, pag
     desk.until(lambda: len(desk.nodes()) == 3, "the message")
     assert desk.nodes()[2]["said"] == "And then?"
     expect(desk.part(2)).to_have_text("And then?")
-    desk.open_loom(template=False)
+    desk.open_loom("Once upon a time", template=False)
+    expect(desk.part(0)).to_have_text("Once upon a time")
     desk.press("Enter")
     page.get_by_role("textbox", name="What comes next").fill(" there was")
     page.keyboard.press("Control+Enter")
@@ -482,7 +525,9 @@ def test_who_reads_is_not_moved_and_who_is_at_the_end_is_taken_along(
     desk.open_loom()
     gate.hold(120)
     (first,) = desk.grow(n=1, wait=False, max_tokens=400, logit_bias=desk.endless()["logit_bias"])
+    desk.until(lambda: desk.lanes == [first], "a lane")
     desk.press("1")
+    expect(desk.part(first)).to_be_visible()
     desk.until(lambda: len(letters(desk, first)) > 300, "some text")
     pane = page.locator(".reading")
     pane.evaluate("(each) => { each.scrollTop = 40 }")

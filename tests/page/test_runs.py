@@ -70,6 +70,15 @@ def test_a_search_that_ended_is_stepped_through(desk: Desk, page: Page) -> None:
     last = len(run["rounds"])
     assert last > 1
     expect(panel).to_contain_text(f"Round {last} of {last}")
+    # The outline shows the scores, and dims what no round has kept.
+    left, kept = (
+        {each["node"] for one in run["rounds"] for each in one["candidates"]},
+        {each for one in run["rounds"] for each in one["kept"]},
+    )
+    for node in (min(left - kept), min(kept)):
+        row = page.locator(f"[role=treeitem][data-node='{node}']")
+        expect(row).to_contain_text(f"{desk.nodes()[node]['score']:.2f}")
+        assert ("dim" in str(row.get_attribute("class"))) is (node not in kept)
     page.get_by_label("Round before").click()
     expect(panel).to_contain_text(f"Round {last - 1} of {last}")
     shown = run["rounds"][last - 2]
@@ -167,7 +176,6 @@ def test_a_search_is_accessible(desk: Desk, page: Page) -> None:
     desk.open_loom(GAME)
     desk.press("R")
     page.locator(".strategy").first.wait_for()
-    page.evaluate("document.querySelectorAll('.resizer').forEach((each) => each.remove())")
     assert_accessible(page)
     page.get_by_role("dialog").get_by_role("button", name="Start").click()
     rows(page).first.wait_for()
@@ -183,7 +191,6 @@ def test_a_search_is_stopped_and_keeps_what_it_has(desk: Desk, page: Page, gate:
     desk.until(lambda: len(desk.nodes()) > 2, "nodes of the search")
     desk.press("Escape", "Escape")
     gate.open()
-    desk.wait_grown(20)
-    (run,) = [job for job in desk.ask("GET", "/jobs")["data"] if job["kind"] == "run"][:1]
-    assert run["status"] == "cancelled"
+    desk.until(lambda: run_of(desk)["status"] != "running", "it is over", 20)
+    assert run_of(desk)["status"] == "cancelled"
     assert len(desk.nodes()) > 2

@@ -97,6 +97,7 @@ def test_one_state_is_followed_once(whole: Seen) -> None:
         assert len(set(states)) == len(states)
 
 
+@pytest.mark.programs
 def test_same_seed_same_tree_and_another_seed_another(lm: weft.LM, plain: Seen) -> None:
     lm.clear_cache()
     assert texts(small(lm).loom) == texts(plain.result.loom)
@@ -135,6 +136,7 @@ def test_token_budget_is_never_exceeded(lm: weft.LM, budget: int) -> None:
     assert result.cost.stopped == "tokens"
 
 
+@pytest.mark.programs
 def test_small_kv_budget_changes_nothing(lm: weft.LM, plain: Seen) -> None:
     """Parking, eviction and recompute in the middle of a search."""
     with weft.load("tiny", kv_budget=120 * lm.info.kv_bytes_per_token) as tight:
@@ -285,6 +287,7 @@ def test_suggesting_needs_a_task(lm: weft.LM) -> None:
         small(lm, samples.story, propose="suggest")
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(os.name != "posix", reason="needs a signal to the own process")
 def test_interrupt_leaves_a_whole_tree_that_can_be_searched_again(lm: weft.LM) -> None:
     loom = Loom(lm, EASY.prompt)

@@ -53,6 +53,7 @@ def fuzz(server: Served, n: int) -> None:
     assert not failed, "\n".join(failed[:5])
 
 
+@pytest.mark.programs
 def test_nothing_that_is_asked_makes_the_server_fail(fuzzed: Served) -> None:
     fuzz(fuzzed, 2)
 

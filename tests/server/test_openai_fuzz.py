@@ -63,6 +63,7 @@ def fuzz(small: Served, schema: Any, path: str, mode: GenerationMode, n: int) ->
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("path", PATHS)
 def test_no_request_is_more_than_the_server_can_take(

@@ -63,6 +63,7 @@ const NAMES: (keyof FeedEvents)[] = [
 ]
 /** A browser has six connections to a server: a tab that nobody looks at gives its own back. */
 const HIDDEN_S = 5
+const AGAIN_MS = 100
 
 /**
  * Follow a loom until closed. The first event is a snapshot; after a broken connection it goes on
@@ -98,12 +99,20 @@ export class Feed {
     const path = `/looms/${encodeURIComponent(this.loom)}/events`
     const source = new EventSource(address(path, { tokens: true, after: this.last }))
     this.source = source
+    let wasOpen = false
     source.onopen = () => {
+      wasOpen = true
       this.connected.value = true
     }
     source.addEventListener('error', (event) => {
       if (event instanceof MessageEvent) return // an event of that name, not the connection
       if (this.source !== source) return
+      if (wasOpen) {
+        // The server let go of it, as it does when the loom gets its model: nothing is amiss yet.
+        source.close()
+        this.retry = window.setTimeout(() => this.open(), AGAIN_MS)
+        return
+      }
       this.connected.value = false
       // The browser tries again by itself, unless it was answered with an error.
       if (source.readyState === EventSource.CLOSED) this.retry = window.setTimeout(() => this.open(), 2000)

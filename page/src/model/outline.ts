@@ -82,11 +82,11 @@ export class Outline {
       const index = this.rows.length
       const chain = this.chain(node, shown, above)
       const end = chain[chain.length - 1]!
-      const children = this.childrenOf(end, above)
+      const all = this.known(end)
+      const children = above ? all.filter((each) => above.has(each)) : all
       const isFolded = children.length ? shown.only === null && shown.collapsed.has(end) : null
       const face = shown.only ? (chain.find((each) => shown.only!.has(each)) ?? end) : node
-      const nChildren = this.tree.children(end).length
-      this.rows.push({ chain, same, face, ...place, next: -1, nChildren, isFolded })
+      this.rows.push({ chain, same, face, ...place, next: -1, nChildren: all.length, isFolded })
       for (const each of chain) this.byNode.set(each, index)
       for (const each of same) this.byNode.set(each, index)
       const before = lastBelow.get(place.above)
@@ -111,26 +111,27 @@ export class Outline {
       const end = chain[chain.length - 1]!
       if (shown.only?.has(end) || (!shown.only && shown.collapsed.has(end))) return chain
       // In a tree of hits what has siblings keeps its place, though they are not shown.
-      const children = this.tree.children(end)
+      const children = this.known(end)
       if (children.length !== 1 || (above && !above.has(children[0]!))) return chain
       chain.push(children[0]!)
     }
   }
 
-  private childrenOf(node: number, above: ReadonlySet<number> | null): number[] {
-    const children = this.tree.children(node)
-    return above ? children.filter((each) => above.has(each)) : children
+  /** The children that are known; no copy where these are all: it is asked of every node. */
+  private known(node: number): readonly number[] {
+    const children = this.tree.get(node)?.children ?? []
+    return children.every((each) => this.tree.get(each)) ? children : this.tree.children(node)
   }
 
   /** Children, those together that have the same text and nothing below; at the place of the first. */
-  private grouped(children: number[]): number[][] {
+  private grouped(children: readonly number[]): number[][] {
     if (children.length < 2) return children.map((each) => [each])
     const groups: number[][] = []
     const byText = new Map<string, number[]>()
     for (const each of children) {
       const node = this.tree.get(each)!
       const known = byText.get(node.text)
-      if (node.growing || node.bookmark != null || this.tree.children(each).length) groups.push([each])
+      if (node.growing || node.bookmark != null || this.known(each).length) groups.push([each])
       else if (known) known.push(each)
       else {
         const group = [each]

@@ -23,8 +23,10 @@ import { inspect } from './view'
 const ASKS_ABOVE = 20
 
 /** Do something to the open loom; what goes wrong is told. Returns undefined then. */
-async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
-  const loom = open.peek()
+async function on<Result>(
+  work: (loom: OpenLoom) => Promise<Result>,
+  loom = open.peek(),
+): Promise<Result | undefined> {
   if (!loom) return undefined
   try {
     return await work(loom)
@@ -78,10 +80,18 @@ effect(() => {
 /** Make a change; it is shown from the call's own answer, before the feed tells it. */
 function change(work: (loom: OpenLoom) => Promise<Changed>): Promise<Changed | undefined> {
   return on(async (loom) => {
-    const made = await work(loom)
+    const made = await inTurn(() => work(loom))
     loom.apply(made)
     return made
   })
+}
+
+let turn: Promise<unknown> = Promise.resolve()
+/** One change after the other, as they were asked for: an Undo is of what came before it. */
+function inTurn<Made>(call: () => Promise<Made>): Promise<Made> {
+  const made = turn.then(call)
+  turn = made.catch(() => {})
+  return made
 }
 
 // Growing
@@ -152,7 +162,7 @@ export async function edit(
   const loom = open.peek()
   if (!loom) return
   const said = how.isMessage ? { message: text } : { text }
-  const made = await api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.rev)
+  const made = await inTurn(() => api.edit(loom.id, node, { ...said, in_place: how.inPlace }, how.rev))
   loom.apply(made)
   if (node === ROOT && how.inPlace) loom.info.value = await api.loom(loom.id)
   if (!how.inPlace) follow(made)
@@ -201,7 +211,12 @@ export const move = (node: number, parent: number, index: number | null = null) 
   change((loom) => api.move(loom.id, node, { parent, index }))
 
 /** What a pane shows of a change while it happens. */
-export const moves = { removing: (_tops: number[]): void => {} }
+export const moves = {
+  /** Before nodes go: returns what shows that they have gone. */
+  removing:
+    (_tops: number[]): (() => void) =>
+    () => {},
+}
 
 export type What = 'node' | 'children' | 'siblings' | 'others'
 
@@ -232,8 +247,12 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     )
       return
     const next = standsAfter(loom, node, what)
-    const made = await api.remove(loom.id, node, what)
-    moves.removing(tops)
+    const fold = moves.removing(tops)
+    loom.next = next // the feed may tell of it before the answer does
+    const made = await inTurn(() => api.remove(loom.id, node, what)).finally(() => {
+      loom.next = null
+    })
+    fold()
     batch(() => {
       if (next !== null) loom.go(next)
       loom.apply(made)
@@ -265,7 +284,12 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
     const stays = tree
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
-    const made = await api.remove(loom.id, tops[0]!, 'node', tops.slice(1))
+    const fold = moves.removing(tops)
+    loom.next = stays ?? null
+    const made = await inTurn(() => api.remove(loom.id, tops[0]!, 'node', tops.slice(1))).finally(() => {
+      loom.next = null
+    })
+    fold()
     batch(() => {
       if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
       loom.apply(made)

@@ -12,6 +12,8 @@ export interface Draft {
   /** The loom's revision then: a later change of the node is a conflict. */
   rev: number
   isMessage: boolean
+  /** How it is saved unless somebody says otherwise. */
+  inPlace: boolean
   isOpen: boolean
 }
 
@@ -38,7 +40,7 @@ export class Drafts {
   /** Begin, or go on with what was kept. One is open at a time. */
   begin(fresh: Omit<Draft, 'isOpen' | 'text'>): Draft {
     const kept = this.find(fresh.kind, fresh.node)
-    const draft = { text: fresh.base, ...fresh, ...kept, isOpen: true }
+    const draft = { text: fresh.base, ...fresh, ...kept, inPlace: fresh.inPlace, isOpen: true }
     this.close()
     this.keep([...this.all.peek().filter((each) => !isSame(each, draft)), draft])
     return draft

@@ -23,6 +23,8 @@ export function read<Value>(name: string, initial: Value): Value {
     if (text === null) return initial
     const value = JSON.parse(text) as Value
     const isObject = typeof initial === 'object' && initial !== null && !Array.isArray(initial)
+    // Of another kind than it is: another version's, or somebody's hand.
+    if (typeof value !== typeof initial || Array.isArray(value) !== Array.isArray(initial)) return initial
     return isObject ? { ...initial, ...value } : value
   } catch {
     return initial // broken, or the browser keeps nothing for us

@@ -37,6 +37,9 @@ export interface LiveRun {
   error: string
 }
 
+type Change = Pick<Schemas['Changed'], 'rev' | 'added' | 'changed' | 'removed'> &
+  Partial<FeedEvents['change']>
+
 export class OpenLoom {
   readonly id: string
   readonly tree = new LoomTree()
@@ -46,6 +49,8 @@ export class OpenLoom {
   readonly current = signal(ROOT)
   /** The place before the last jump. */
   previous = ROOT
+  /** Where to stand when the current node goes, as long as its removal is under way. */
+  next: number | null = null
   /** The path that is shown: it goes on below the current node along last visited children. */
   readonly collapsed = signal<ReadonlySet<number>>(new Set())
   /** Nodes that were made the root for a while, the innermost last. */
@@ -96,6 +101,8 @@ export class OpenLoom {
   private readonly dirty = new Set<Lane>()
   private painting = false
   private isLoaded = false
+  /** The last revision that the feed has told. */
+  private told = 0
   private early: (() => void)[] = []
 
   constructor(info: Loom, wanted: number | null = null) {
@@ -396,14 +403,18 @@ export class OpenLoom {
       this.refresh().catch(failed)
       return
     }
-    this.apply(data)
+    this.told = Math.max(this.told, data.rev)
+    this.take(data)
   }
 
-  /** Take in a change: one that was told, or a call's own answer. */
-  apply(
-    change: Pick<Schemas['Changed'], 'rev' | 'added' | 'changed' | 'removed'> & Partial<FeedEvents['change']>,
-  ): void {
+  /** Take in a call's own answer, unless the feed was faster: it may have told of later changes, too. */
+  apply(change: Change): void {
+    if (change.rev > this.told) this.take(change)
+  }
+
+  private take(change: Change): void {
     batch(() => {
+      const stands = this.standsAfter(change.removed ?? [])
       // What stands below a node that was changed is seen in another light, too.
       if (change.changed?.length) this.tokens.clear()
       for (const node of change.added ?? []) this.forgetTokens(node.node)
@@ -411,8 +422,24 @@ export class OpenLoom {
       this.tree.put([...(change.added ?? []), ...(change.changed ?? [])])
       if (change.children) this.tree.order(change.children)
       this.tree.rev = Math.max(this.tree.rev, change.rev)
+      if (this.tree.get(stands)) this.current.value = stands
       this.settle()
     })
+  }
+
+  /** Where one stands once nodes have gone: at the next sibling, else the one before, else the parent. */
+  private standsAfter(removed: readonly number[]): number {
+    const { tree } = this
+    const current = this.current.peek()
+    const gone = new Set(removed)
+    const top = gone.size ? tree.path(current).find((each) => gone.has(each)) : undefined
+    if (top === undefined) return current
+    const siblings = tree.siblings(top)
+    const at = siblings.indexOf(top)
+    const stays = (each: number) => !gone.has(each)
+    return (
+      siblings.slice(at + 1).find(stays) ?? siblings.slice(0, at).findLast(stays) ?? tree.parent(top) ?? ROOT
+    )
   }
 
   /** After nodes went: stand at a node that is there. */
@@ -427,6 +454,7 @@ export class OpenLoom {
 
   /** Where to stand when a node has gone: its parent was noted when it was visited. */
   private nearest(number: number): number {
+    if (this.next !== null && this.tree.get(this.next)) return this.next
     for (const [parent, child] of this.lastChild) if (child === number && this.tree.get(parent)) return parent
     return this.top
   }

@@ -12,6 +12,7 @@ import { Import } from './loom/Import'
 import { Looms } from './loom/Looms'
 import { Gauge } from './model/Gauge'
 import { Models } from './model/Models'
+import { dialogs } from './Overlay'
 import { Palette } from './Palette'
 import { StartRun } from './run/StartRun'
 import { Stumbled } from './Stumbled'
@@ -62,7 +63,7 @@ function Whole() {
       {Above && <Above />}
       {question.value && <Confirm />}
       <DropTarget />
-      <Toasts />
+      {!dialogs.value.length && <Toasts />}
     </>
   )
 }

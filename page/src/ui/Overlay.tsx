@@ -1,10 +1,12 @@
 /** What lies above the page: one dialog at a time, with the focus inside it. */
 
+import { signal } from '@preact/signals'
 import { X } from 'lucide-preact'
 import type { ComponentChildren } from 'preact'
 import { useLayoutEffect, useRef } from 'preact/hooks'
 import { overlay } from '../state/view'
 import { IconButton } from './Button'
+import { Toasts } from './Toasts'
 import './overlay.css'
 
 interface DialogProps {
@@ -16,6 +18,9 @@ interface DialogProps {
   class?: string
 }
 
+/** The dialogs that are open, the topmost last: what lies outside of that one cannot be reached. */
+export const dialogs = signal<readonly symbol[]>([])
+
 export const closeOverlay = () => {
   overlay.value = null
 }
@@ -23,17 +28,22 @@ export const closeOverlay = () => {
 /** A modal dialog: Escape and a click outside close it, and the focus goes back where it was. */
 export function Dialog({ title, children, onClose = closeOverlay, width = 520, ...rest }: DialogProps) {
   const box = useRef<HTMLDialogElement>(null)
+  const me = useRef(Symbol(title)).current
   // Before the next key comes: that is meant for it.
   useLayoutEffect(() => {
     const dialog = box.current!
     const before = document.activeElement
     dialog.showModal()
+    const body = dialog.querySelector<HTMLElement>('.body')!
     const first =
       dialog.querySelector<HTMLElement>('[autofocus]') ??
-      dialog.querySelector<HTMLElement>('input, select, textarea, .body button') ??
-      dialog.querySelector<HTMLElement>('.body') // arrow keys scroll it
-    first?.focus()
+      body.querySelector<HTMLElement>('input, select, textarea, button')
+    if (!first)
+      body.tabIndex = 0 // arrow keys scroll it
+    ;(first ?? body).focus()
+    dialogs.value = [...dialogs.peek(), me]
     return () => {
+      dialogs.value = dialogs.peek().filter((each) => each !== me)
       dialog.close()
       if (before instanceof HTMLElement && before.isConnected) before.focus()
     }
@@ -56,10 +66,9 @@ export function Dialog({ title, children, onClose = closeOverlay, width = 520, .
           <h2 class="grow cut">{title}</h2>
           <IconButton icon={X} label="Close" onClick={onClose} />
         </header>
-        <div class="body" tabIndex={-1}>
-          {children}
-        </div>
+        <div class="body">{children}</div>
       </div>
+      {dialogs.value.at(-1) === me && <Toasts />}
     </dialog>
   )
 }

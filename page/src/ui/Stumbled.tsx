@@ -21,9 +21,11 @@ export class Stumbled extends Component<{ children: ComponentChildren }, State> 
     const { error } = this.state
     if (!error) return this.props.children
     return (
-      <main class="stumbled" role="alert">
-        <h1>The page stumbled. Nothing is lost.</h1>
-        <p class="muted">Looms are kept by the server, and what grows in them goes on there.</p>
+      <main class="stumbled">
+        <div role="alert">
+          <h1>The page stumbled. Nothing is lost.</h1>
+          <p class="muted">Looms are kept by the server, and what grows in them goes on there.</p>
+        </div>
         <button type="button" class="button main" ref={(it) => it?.focus()} onClick={() => location.reload()}>
           Reload
         </button>

@@ -20,7 +20,7 @@ function Note({ note }: { note: Toast }) {
     run()
   }
   return (
-    <div class={`toast ${note.kind === 'error' ? 'error' : ''}`}>
+    <div class={`toast of-${note.kind}`}>
       <div class="grow">
         <p>{note.text}</p>
         {note.detail && <p class="caption">{note.detail}</p>}

@@ -43,38 +43,43 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           class="wide-only"
         />
       </header>
-      <nav class="narrow-tabs tabs" role="tablist" aria-label="Panes">
-        {(Object.keys(TABS) as (keyof typeof TABS)[]).map((each) => (
-          <button
-            key={each}
-            type="button"
-            role="tab"
-            aria-selected={narrowTab.value === each}
-            onClick={() => (narrowTab.value = each)}
-          >
-            {TABS[each]}
-          </button>
-        ))}
+      <nav class="narrow-tabs" aria-label="Panes">
+        <div class="tabs" role="tablist" aria-label="Panes">
+          {(Object.keys(TABS) as (keyof typeof TABS)[]).map((each) => (
+            <button
+              key={each}
+              type="button"
+              role="tab"
+              aria-selected={narrowTab.value === each}
+              onClick={() => (narrowTab.value = each)}
+            >
+              {TABS[each]}
+            </button>
+          ))}
+        </div>
       </nav>
       <Notice loom={loom} />
-      <div class="panes">
-        <aside class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
+      <main class="panes">
+        <section class="pane left" aria-label="Tree" hidden={!hasLeft} style={{ '--width': `${left}px` }}>
+          <h2 class="visually-hidden">Tree</h2>
           <TreePane loom={loom} />
           <Resizer side="left" />
-        </aside>
-        <main class="pane middle" aria-label="Text">
+        </section>
+        <section class="pane middle" aria-label="Text">
+          <h2 class="visually-hidden">Text</h2>
           <Reading loom={loom} />
-        </main>
-        <aside
+        </section>
+        <section
           class="pane right"
           aria-label="Inspector"
           hidden={!hasRight}
           style={{ '--width': `${right}px` }}
         >
           <Resizer side="right" />
+          <h2 class="visually-hidden">Inspector</h2>
           <Inspector loom={loom} />
-        </aside>
-      </div>
+        </section>
+      </main>
       <Hints loom={loom} />
       <StatusBar loom={loom} />
     </div>

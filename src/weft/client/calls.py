@@ -293,6 +293,16 @@ def move(loom: str, node: Node, parent: Node, **options: Any) -> ApiCall[_nodes.
     return _post(f"{_node(loom, node)}/move", asked, _nodes.Changed)
 
 
+def loom_kv(loom: str) -> ApiCall[_models.LoomKv]:
+    """Return how much of a loom has its KV, and what that takes."""
+    return _get(f"{_loom(loom)}/kv", _models.LoomKv)
+
+
+def forget_kv(loom: str, *, keep: Node | None = None) -> ApiCall[_models.LoomKv]:
+    """Forget the KV of a loom, but for the path to `keep` and what grows."""
+    return _post(f"{_loom(loom)}/kv", _made(_nodes.ForgetKv, keep=keep), _models.LoomKv)
+
+
 def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
     """Compute the KV of a node's path now ("warm"), or forget it ("evict")."""
     return _post(f"{_node(loom, node)}/kv", _made(_nodes.KvRequest, op=op), _nodes.NodeObject)

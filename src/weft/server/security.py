@@ -75,7 +75,11 @@ class Door:
             if status:  # the head is sent: the connection is cut, which is all that can be told
                 _log.error("request %s broke off", request_id, exc_info=error)
                 raise
-            await error_response(error, request_id)(scope, receive, tell)
+            answer = error_response(error, request_id)
+            if answer.status_code == 401:
+                # A line of its own: of two ways in one line browsers see the first, and do not ask.
+                answer.headers.append("WWW-Authenticate", 'Bearer realm="weft"')
+            await answer(scope, receive, tell)
         finally:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "") or "(none)"
@@ -145,7 +149,7 @@ class Keys:
             code,
             message,
             hint="send the header Authorization: Bearer KEY",
-            headers={"WWW-Authenticate": 'Bearer realm="weft", Basic realm="weft"'},
+            headers={"WWW-Authenticate": 'Basic realm="weft"'},
         )
 
 

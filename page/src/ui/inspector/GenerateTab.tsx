@@ -111,7 +111,7 @@ function GrowButton({ loom }: { loom: OpenLoom }) {
     <div class="part grow-part">
       <button
         type="button"
-        class="button main"
+        class="button"
         disabled={isReadOnly.value || wrong !== null}
         onClick={() => void act.grow(loom.current.peek())}
       >

@@ -97,7 +97,7 @@ export function Export() {
             onChoose={setWanted}
           />
         </div>
-        <pre class="preview" aria-label="Preview" tabIndex={0}>
+        <pre class="preview" role="region" aria-label="Preview" tabIndex={0}>
           {error ? <span class="error">{error}</span> : made?.head}
         </pre>
         <div class="row">

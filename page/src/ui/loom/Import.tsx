@@ -73,23 +73,25 @@ export function Import() {
 
 function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
   return (
-    <ul class="import-report" role="status" aria-label="What was imported">
-      {arrivals.map((each, i) => (
-        <li key={i}>
-          <p class="cut">
-            <strong>{each.file}</strong>
-          </p>
-          {each.state === 'reading' && <p class="muted">Reading…</p>}
-          {each.state === 'failed' && (
-            <>
-              <p class="error">{each.error}</p>
-              {each.hint && <p class="muted">{each.hint}</p>}
-            </>
-          )}
-          {each.told && <Told {...each.told} />}
-        </li>
-      ))}
-    </ul>
+    <div role="status" aria-label="What was imported">
+      <ul class="import-report">
+        {arrivals.map((each, i) => (
+          <li key={i}>
+            <p class="cut">
+              <strong>{each.file}</strong>
+            </p>
+            {each.state === 'reading' && <p class="muted">Reading…</p>}
+            {each.state === 'failed' && (
+              <>
+                <p class="error">{each.error}</p>
+                {each.hint && <p class="muted">{each.hint}</p>}
+              </>
+            )}
+            {each.told && <Told {...each.told} />}
+          </li>
+        ))}
+      </ul>
+    </div>
   )
 }
 

@@ -48,7 +48,7 @@ export function Gauge() {
                     />
                   ))}
               </dl>
-              <p class="caption note">
+              <p class="caption about">
                 What is forgotten is computed again when it is grown from. Text stays, and of the open loom
                 the path you are on.
               </p>
@@ -104,7 +104,7 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
       <dd>
         {loom.model !== null && (
           <TextButton kind="plain" disabled={!loom.bytes} onClick={props.onForget}>
-            {isOpen ? 'Forget cold branches' : 'Forget'}
+            {isOpen ? 'Forget cold' : 'Forget'}
           </TextButton>
         )}
       </dd>

@@ -51,7 +51,7 @@ export function Editor({ loom, draft }: EditorProps) {
         loom={loom}
         label={isRoot ? 'The prompt' : 'Text of the node'}
         onKey={(key) => {
-          if (key === 'Mod+s') void save(isRoot)
+          if (key === 'Mod+s') void save(isRoot || draft.inPlace)
           else if (key === 'Mod+Shift+s') void save(true)
           else return false
           return true
@@ -67,8 +67,8 @@ export function Editor({ loom, draft }: EditorProps) {
         {!isRoot && (
           <button
             type="button"
-            class="button main"
-            title={keyShown('Mod+s')}
+            class={`button ${draft.inPlace ? '' : 'main'}`}
+            title={draft.inPlace ? undefined : keyShown('Mod+s')}
             disabled={isBusy}
             onClick={() => void save(false)}
           >
@@ -77,8 +77,8 @@ export function Editor({ loom, draft }: EditorProps) {
         )}
         <button
           type="button"
-          class={`button ${isRoot ? 'main' : ''}`}
-          title={keyShown(isRoot ? 'Mod+s' : 'Mod+Shift+s')}
+          class={`button ${isRoot || draft.inPlace ? 'main' : ''}`}
+          title={keyShown(isRoot || draft.inPlace ? 'Mod+s' : 'Mod+Shift+s')}
           disabled={isBusy}
           onClick={() => void save(true)}
         >
@@ -89,7 +89,7 @@ export function Editor({ loom, draft }: EditorProps) {
         </button>
         {isChanged && (
           <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
-            Throw away
+            Discard
           </button>
         )}
         <span class="caption grow">
@@ -129,7 +129,7 @@ export function Writer({ loom, draft }: EditorProps) {
               aria-selected={draft.isMessage === isMessage}
               onClick={() => loom.drafts.change(draft, { isMessage })}
             >
-              {isMessage ? 'Your next message' : 'The answer’s own words'}
+              {isMessage ? 'Your message' : 'The answer’s words'}
             </button>
           ))}
         </div>
@@ -170,7 +170,7 @@ export function Writer({ loom, draft }: EditorProps) {
         </button>
         {draft.text && (
           <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
-            Throw away
+            Discard
           </button>
         )}
       </div>
@@ -261,7 +261,7 @@ export function Waiting({ loom, draft }: EditorProps) {
         Go on
       </button>
       <button type="button" class="button plain" onClick={() => loom.drafts.drop(draft)}>
-        Throw away
+        Discard
       </button>
     </p>
   )

@@ -8,6 +8,7 @@ import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 
 const APART = 20 // px between the tops of two notes
+const INSET = 9 // px from the top of an editor to its first line
 
 interface Note {
   node: number
@@ -127,6 +128,7 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
 }
 
 function firstLine(element: Element): number {
+  if (element.matches('[data-edits]')) return element.getBoundingClientRect().top + INSET
   const letter = document.createTreeWalker(element, NodeFilter.SHOW_TEXT).nextNode()
   if (!letter) return element.getBoundingClientRect().top
   const range = document.createRange()

@@ -30,13 +30,15 @@ export function Reading({ loom }: { loom: OpenLoom }) {
     [...loom.lanes.value.values()].some((each) => each.parent === current)
   return (
     <div class="reading" ref={pane}>
-      <div class="sheet" data-below={hasBelow || undefined}>
-        <div class="woven" ref={text}>
-          <PathText loom={loom} path={path} />
-          <Margin loom={loom} path={path} text={text} />
+      <div class="breadth">
+        <div class="sheet" data-below={hasBelow || undefined}>
+          <div class="woven" ref={text}>
+            <PathText loom={loom} path={path} />
+            <Margin loom={loom} path={path} text={text} />
+          </div>
+          <End loom={loom} />
+          <Children loom={loom} />
         </div>
-        <End loom={loom} />
-        <Children loom={loom} />
       </div>
       <TokenCard loom={loom} />
     </div>

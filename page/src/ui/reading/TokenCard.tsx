@@ -61,7 +61,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
           {index + 1}/{total}
         </span>
       </header>
-      <dl class="figures caption">
+      <dl class="token-figures caption">
         <dt>p raw</dt>
         <dd>{p === null ? '–' : probability(Math.exp(p))}</dd>
         <dt>as sampled</dt>
@@ -204,7 +204,13 @@ async function boxOf(loom: OpenLoom, number: number, index: number): Promise<DOM
   const tokens = await loom.tokensOf(number).catch(() => null)
   const shown = shownText(node, loom.info.peek(), showsSpecial.peek())
   const piece = tokens && pieceOf(piecesOf(tokens, shown) ?? [], index)
-  return piece ? (boxesOf(rangeOf(element, piece.start, piece.end))[0] ?? null) : null
+  const boxes = piece ? boxesOf(rangeOf(element, piece.start, piece.end)) : []
+  if (!boxes.length) return null
+  // A token may begin with the blank that ends a line: the card keeps off both lines.
+  const widest = boxes.reduce((one, other) => (other.width > one.width ? other : one))
+  const top = Math.min(...boxes.map((each) => each.top))
+  const bottom = Math.max(...boxes.map((each) => each.bottom))
+  return new DOMRect(widest.left, top, widest.width, bottom - top)
 }
 
 const APART = 8

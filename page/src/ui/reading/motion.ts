@@ -24,17 +24,23 @@ export function showFork(element: Element, shared: number, end: number): void {
   )
 }
 
-/** What is removed folds into the note that can bring it back. */
-export function showRemoval(element: Element): void {
-  if (isStill()) return
+/** What is about to be removed: returns what folds it into the note that can bring it back. */
+export function seizeRemoval(element: Element): () => void {
   const box = element.getBoundingClientRect()
-  if (!box.height || box.bottom < 0 || box.top > innerHeight) return
-  const ghost = laid('ghost leaving', box)
-  ghost.style.maxHeight = `${Math.min(box.height, 240)}px`
-  ghost.textContent = (element.textContent ?? '').slice(0, 800)
-  const x = innerWidth / 2 - (box.left + box.width / 2)
-  const y = innerHeight - 60 - box.top
-  play(ghost, [{ opacity: 0.9 }, { opacity: 0, transform: `translate(${x}px, ${y}px) scale(0.3)` }], PLACE_MS)
+  const text = (element.textContent ?? '').slice(0, 800)
+  if (isStill() || !box.height || box.bottom < 0 || box.top > innerHeight) return () => {}
+  return () => {
+    const ghost = laid('ghost leaving', box)
+    ghost.style.maxHeight = `${Math.min(box.height, 240)}px`
+    ghost.textContent = text
+    const x = innerWidth / 2 - (box.left + box.width / 2)
+    const y = innerHeight - 60 - box.top
+    play(
+      ghost,
+      [{ opacity: 0.9 }, { opacity: 0, transform: `translate(${x}px, ${y}px) scale(0.3)` }],
+      PLACE_MS,
+    )
+  }
 }
 
 function laid(name: string, box: DOMRect): HTMLElement {

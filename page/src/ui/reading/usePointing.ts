@@ -32,7 +32,9 @@ function clicks(loom: OpenLoom, element: HTMLElement): () => void {
   const onClick = (event: MouseEvent) => {
     if (event.shiftKey) return jump(event)
     if (event.detail > 1 || getSelection()?.toString()) return
-    void spotAt(loom, event.clientX, event.clientY).then((spot) => spot && point(spot, null))
+    // A finger cannot rest: it opens the card at once.
+    const by = (event as PointerEvent).pointerType === 'touch' ? 'pointer' : null
+    void spotAt(loom, event.clientX, event.clientY).then((spot) => spot && point(spot, by))
   }
   // Shift and a click would select up to there.
   const onDown = (event: MouseEvent) =>
@@ -110,13 +112,18 @@ function hovers(loom: OpenLoom, element: HTMLElement): () => void {
     clearTimeout(resting)
     close()
   }
+  const onDown = (event: PointerEvent) => {
+    if (!(event.target instanceof Element && event.target.closest('.token-card'))) close()
+  }
   const pane = element.closest('.reading')
   addEventListener('pointermove', onMove)
+  addEventListener('pointerdown', onDown)
   pane?.addEventListener('scroll', onScroll, { passive: true })
   return () => {
     clearTimeout(resting)
     clearTimeout(leaving)
     removeEventListener('pointermove', onMove)
+    removeEventListener('pointerdown', onDown)
     pane?.removeEventListener('scroll', onScroll)
   }
 }

@@ -9,12 +9,12 @@ import { card, cursor } from '../../state/reading'
 import { isReadOnly } from '../../state/session'
 import { toast } from '../../state/toasts'
 import { zone } from '../../state/view'
-import { showRemoval } from './motion'
+import { seizeRemoval } from './motion'
 import { choose, clipAt, inTurn, isWalking, splitAt, take, walkInTurn } from './tokens'
 
 export function useReadingKeys(loom: OpenLoom): void {
   useEffect(() => {
-    handlers.edit = () => beginEdit(loom)
+    handlers.edit = (inPlace) => beginEdit(loom, inPlace)
     handlers.writeChild = () => beginChild(loom)
     handlers.splitHere = (andChild) => void inTurn(() => splitAt(loom, cursor.peek(), andChild))
     handlers.clipHere = (drops) => void inTurn(() => clipAt(loom, cursor.peek(), drops ? 'drop' : 'keep'))
@@ -25,12 +25,14 @@ export function useReadingKeys(loom: OpenLoom): void {
       return true
     }
     moves.removing = (tops) => {
-      for (const each of tops.slice(0, 4)) {
+      const folds = tops.slice(0, 4).flatMap((each) => {
         const element =
           document.querySelector(`.path [data-node="${each}"]`) ??
-          document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`) ??
-          document.querySelector(`.reading [data-lane="${each}"] .lane-text`)
-        if (element) showRemoval(element)
+          document.querySelector(`.reading [data-child="${each}"] :is(.child-text, .lane-text)`)
+        return element ? [seizeRemoval(element)] : []
+      })
+      return () => {
+        for (const fold of folds) fold()
       }
     }
     const onKey = (event: KeyboardEvent) => onCardKey(loom, event)
@@ -67,7 +69,7 @@ const canWrite = (): boolean => {
 }
 
 /** Over the node of the cursor, else the current one. */
-function beginEdit(loom: OpenLoom): void {
+function beginEdit(loom: OpenLoom, inPlace: boolean): void {
   if (!canWrite()) return
   const at = cursor.peek()?.node
   const number = at !== undefined && loom.tree.isBelow(loom.current.peek(), at) ? at : loom.current.peek()
@@ -85,6 +87,7 @@ function beginEdit(loom: OpenLoom): void {
     base,
     rev: loom.tree.rev,
     isMessage,
+    inPlace,
   })
 }
 
@@ -103,5 +106,6 @@ function beginChild(loom: OpenLoom): void {
     base: '',
     rev: loom.tree.rev,
     isMessage: isChat && isAnswer,
+    inPlace: false,
   })
 }

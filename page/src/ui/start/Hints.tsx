@@ -31,9 +31,9 @@ export function Hints({ loom }: { loom: OpenLoom }) {
 
 function Hint(props: { text: string; class?: string; onSeen: () => void }) {
   return (
-    <div class={`hint row ${props.class ?? ''}`} role="note">
+    <aside class={`hint row ${props.class ?? ''}`} aria-label="Hint">
       <p class="caption">{props.text}</p>
       <IconButton icon={X} label="Do not show this again" onClick={props.onSeen} />
-    </div>
+    </aside>
   )
 }
