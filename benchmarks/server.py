@@ -5,8 +5,8 @@
 Both sides in turn, in one run; what counts is the median of the rounds' ratios. The clients are
 real ones, over HTTP, in a process of their own: they compete with the server for the cores. So they
 are cheap: a socket each, which reads the chunks of its answer, and the JSON of every event that
-comes. With --library they are those of httpx2, which cost four times as much, on the cores that the
-server runs on; clients elsewhere cost it nothing.
+comes. With --library they are those of httpx2, which cost three times as much, on the cores that
+the server runs on; clients elsewhere cost it nothing.
 """
 
 from __future__ import annotations
