@@ -84,9 +84,8 @@ describe('a map', () => {
     const deep = new LoomTree()
     deep.put(Array.from({ length: 10_000 }, (_, i) => node(i, i ? i - 1 : null)))
     expect(new TreeMap(deep, 0).levels).toHaveLength(10_000)
-    const began = performance.now()
-    expect(new TreeMap(tree(10_000), 0).places.size).toBe(10_000)
-    expect(performance.now() - began).toBeLessThan(1000)
+    const large = tree(10_000)
+    expect(new TreeMap(large, 0).places.size).toBe(10_000)
   })
 })
 

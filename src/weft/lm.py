@@ -208,6 +208,10 @@ class LM:
         """Wait for tickets without blocking the loop."""
         return self.driver.adrive(tickets)
 
+    def when_done(self, tickets: Sequence[Ticket]) -> asyncio.Future[None]:
+        """Return a future of the running loop that is set once all tickets are done."""
+        return self.driver.when_done(tickets)
+
     def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """The async form of `pump`."""
         return self.driver.apump(channel, tickets)

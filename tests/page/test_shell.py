@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -322,3 +323,17 @@ def test_seven_tabs_of_one_loom_all_work(desk: Desk, page: Page) -> None:
     expect(last).to_have_count(4)
     tabs[0].evaluate(show)
     expect(desk.tree.get_by_role("treeitem")).to_have_count(4)
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
+    desk: Desk, page: Page, tmp_path: Path
+) -> None:
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(1 << 30)
+    page.goto("/")
+    command(page, "Import")
+    page.locator("input[type=file]").set_input_files(large)
+    report = page.get_by_role("dialog", name="Import")
+    expect(report).to_contain_text("The file has 1.1 GB; the server takes at most 268 MB.")
+    assert not any("/import" in url for url in desk.watch.asked)

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 import weft
 from shallow import shallow
 from weft.errors import ConfigError, Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
+from weft.loom.grow import plan
 from weft.results import Delta
+from weft.sampling.params import SamplingParams
 from weft.store.kept import KeptLoom
 from weft.store.library import Library
 
@@ -316,6 +319,41 @@ def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: wef
     assert [each.text for each in library.open(kept.name).loom.children] == [
         each.text for each in again
     ]
+
+
+def test_what_begins_at_once_is_numbered_in_order_by_as_few_statements(
+    library: Library, lm: weft.LM
+) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    first = kept.loom.grow(1, max_tokens=1, seed=1)[0]
+    n_statements = [0]
+
+    def count(*_: object) -> None:
+        n_statements[0] += 1
+
+    def begun(*, n: int) -> list[Heddle]:
+        params = SamplingParams.resolve({"n": n, "seed": n}, lm.defaults)
+        growth = plan([kept.loom, first], params, force=False, streamed=True)
+        return [shoot.child for shoot in growth.shoots]
+
+    few, many = begun(n=1), begun(n=300)
+    costs = []
+    sa.event.listen(sa.Engine, "before_cursor_execute", count)
+    try:
+        for nodes in (few, many[:7], many):
+            before = n_statements[0]
+            kept.append(nodes)
+            kept.append(nodes)  # which have their numbers
+            costs.append(n_statements[0] - before)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", count)
+    # The first time its parent is kept, and the writer signs; 600 ids are two statements.
+    assert costs[1] + 2 >= costs[2]
+    assert [kept.number(each) for each in (first, *few, *many)] == list(range(1, 604))
+    told = library.nodes(kept.name, limit=1000)
+    below = [row.number for row in told if row.parent == 0]
+    assert below == [1, 2, *range(4, 304)]
+    kept.close()
 
 
 def test_a_removal_while_it_grows_does_not_lose_what_grew(library: Library, lm: weft.LM) -> None:

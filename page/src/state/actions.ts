@@ -23,8 +23,10 @@ import { inspect } from './view'
 const ASKS_ABOVE = 20
 
 /** Do something to the open loom; what goes wrong is told. Returns undefined then. */
-async function on<Result>(work: (loom: OpenLoom) => Promise<Result>): Promise<Result | undefined> {
-  const loom = open.peek()
+async function on<Result>(
+  work: (loom: OpenLoom) => Promise<Result>,
+  loom = open.peek(),
+): Promise<Result | undefined> {
   if (!loom) return undefined
   try {
     return await work(loom)
@@ -246,7 +248,10 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
       return
     const next = standsAfter(loom, node, what)
     const fold = moves.removing(tops)
-    const made = await inTurn(() => api.remove(loom.id, node, what))
+    loom.next = next // the feed may tell of it before the answer does
+    const made = await inTurn(() => api.remove(loom.id, node, what)).finally(() => {
+      loom.next = null
+    })
     fold()
     batch(() => {
       if (next !== null) loom.go(next)
@@ -279,7 +284,12 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
     const stays = tree
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
-    const made = await inTurn(() => api.remove(loom.id, tops[0]!, 'node', tops.slice(1)))
+    const fold = moves.removing(tops)
+    loom.next = stays ?? null
+    const made = await inTurn(() => api.remove(loom.id, tops[0]!, 'node', tops.slice(1))).finally(() => {
+      loom.next = null
+    })
+    fold()
     batch(() => {
       if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
       loom.apply(made)

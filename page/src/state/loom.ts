@@ -49,6 +49,8 @@ export class OpenLoom {
   readonly current = signal(ROOT)
   /** The place before the last jump. */
   previous = ROOT
+  /** Where to stand when the current node goes, as long as its removal is under way. */
+  next: number | null = null
   /** The path that is shown: it goes on below the current node along last visited children. */
   readonly collapsed = signal<ReadonlySet<number>>(new Set())
   /** Nodes that were made the root for a while, the innermost last. */
@@ -452,6 +454,7 @@ export class OpenLoom {
 
   /** Where to stand when a node has gone: its parent was noted when it was visited. */
   private nearest(number: number): number {
+    if (this.next !== null && this.tree.get(this.next)) return this.next
     for (const [parent, child] of this.lastChild) if (child === number && this.tree.get(parent)) return parent
     return this.top
   }

@@ -26,6 +26,7 @@ from .node import (
     child_list,
     constrained_so_far,
     growing_lists,
+    has_place,
     lm_of,
     new_child,
     set_batch,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 # Branches that a representation shows before it says how many more there are.
 _SCREEN = 20
+_FEW = 8  # branches that are planned in well under a millisecond
 
 
 class Branches(list["Heddle"]):
@@ -271,6 +273,7 @@ class Growth:
         self._tickets: list[Ticket] = []
         self._channel = Channel() if streamed else None
         self._failed: list[ConstraintError] = []
+        self._over: asyncio.Future[None] | None = None
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
@@ -427,6 +430,15 @@ class Growth:
             self.abandon("cancelled")
         self._raise_errors()
 
+    def over(self) -> asyncio.Future[None]:
+        """Return what is set once all runs have ended; for one running loop, after `anews` began.
+
+        Who tells of many steps at once need not wait then for the next time.
+        """
+        if self._over is None:
+            self._over = self.lm.when_done(self._tickets)
+        return self._over
+
     @deferred_interrupt()
     def abandon(self, reason: FinishReason) -> None:
         """End what is not over; what was told of it is kept."""
@@ -529,6 +541,12 @@ def plan(
     if growth.skipped:
         _log.warning("%d terminal nodes were not grown; force=True grows them", len(growth.skipped))
     return growth
+
+
+def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
+    """Whether `plan` has little to do: a few branches of known places, nothing to compile."""
+    is_few = params.n * len(nodes) <= _FEW and params.constraint is None
+    return is_few and all(map(has_place, nodes))
 
 
 def seeded(params: SamplingParams) -> SamplingParams:

@@ -437,6 +437,11 @@ def set_place(node: HeddleState, place: Place | None) -> None:
     node._place = place
 
 
+def has_place(node: HeddleState) -> bool:
+    """Whether a node's place is made already: asking for it costs nothing then."""
+    return node._place is not None
+
+
 def stands_at(node: HeddleState, place: Place) -> bool:
     """Whether this very place still is the node's: nothing before it has changed."""
     return node._place is place

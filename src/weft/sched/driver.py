@@ -338,6 +338,15 @@ class Driver:
             loop = asyncio.get_running_loop()
             await self._awake(Waiter(self._outbox(loop), loop, tickets), tickets)
 
+    def when_done(self, tickets: Sequence[Ticket]) -> asyncio.Future[None]:
+        """Return a future of the running loop that is set once all tickets are done."""
+        loop = asyncio.get_running_loop()
+        if _all_done(tickets):
+            future = loop.create_future()
+            future.set_result(None)
+            return future
+        return Waiter(self._outbox(loop), loop, tickets).future
+
     async def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
         """The async form of `pump`."""
         loop = asyncio.get_running_loop()
@@ -345,8 +354,10 @@ class Driver:
         for ticket in tickets:
             ticket.on_done(channel.tell)
         while True:
-            waiter = channel.waiter = Waiter(outbox, loop)
-            events = channel.take()  # after the waiter: what comes from now on is heard
+            events = channel.take()
+            if not events:
+                waiter = channel.waiter = Waiter(outbox, loop)
+                events = channel.take()  # after the waiter: what comes from now on is heard
             if events:
                 yield events
             elif _all_done(tickets):

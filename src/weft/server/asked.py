@@ -29,7 +29,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _actor(
+# Async, all of them: FastAPI calls others in a thread, which waits for the model's at every turn.
+async def _actor(
     x_weft_actor: Annotated[
         str | None,
         Header(max_length=64, description="Who does it, for the loom's log.", pattern=r"^[ -~]*$"),
@@ -38,7 +39,7 @@ def _actor(
     return x_weft_actor or "http"
 
 
-def _if_match(
+async def _if_match(
     if_match: Annotated[
         str | None,
         Header(description="The revision that you saw: 409 if the node was changed after it."),
@@ -54,7 +55,7 @@ def _if_match(
     return int(found[1])
 
 
-def _last_event(
+async def _last_event(
     last_event_id: Annotated[
         str | None, Header(description="The last event that came; the stream goes on after it.")
     ] = None,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from ..errors import WeftError
 from ..files import json_number
 from ..loom import Heddle
 from ..loom.grow import Growth, Shoot, delta
 from ..loom.node import is_below
 from ..results import Delta
+from .pulse import TICK_S
 
 if TYPE_CHECKING:
     from ..sched.work import FinishReason
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .looms import LiveLoom
 
 Json = dict[str, Any]
-TICK_S = 0.05  # between two events that bring tokens: 20 a second, however fast the model is
 
 
 class JobBranches:
@@ -36,7 +35,6 @@ class JobBranches:
         self.log = log
         self.first = first
         self.n_tokens = 0
-        self.error: WeftError | None = None  # why its nodes have no numbers
         self.first_token_s: float | None = None
         self._reason: FinishReason = "cancelled"
         self._told: set[int] = set()  # shoots whose end was told
@@ -115,12 +113,11 @@ class JobBranches:
                         self.first_token_s = time.perf_counter() - began
                     async with self.live.lock:
                         self._take([delta(shoot, events) for shoot, events in news])
-                        await self._end_those_over()
+                    await self._end_those_over()
                     if is_over is not None and is_over():
                         self.cancel()
-                    await asyncio.sleep(TICK_S)
-            async with self.live.lock:
-                await self._end_those_over()
+                    await self.live.pulse.beat(self.growth.over())
+            await self._end_those_over()
         except asyncio.CancelledError:
             self.growth.abandon(self._reason)
             raise
@@ -146,7 +143,7 @@ class JobBranches:
     async def _end_those_over(self) -> None:
         """Tell of branches that have ended, once all of their tokens outlive this process."""
         over = [each for each in self.growth.shoots if each.over and each.index not in self._told]
-        await self.live.make_durable([each.child for each in over if each.child.tokens])
+        await self.live.outlast([each.child for each in over if each.child.tokens])
         self._tell_ends(over)
 
     def _tell_ends(self, shoots: Iterable[Shoot]) -> None:

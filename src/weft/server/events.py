@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -51,7 +51,7 @@ class EventLog:
         self._kept: deque[tuple[SentEvent, int]] = deque()
         self._n_bytes = 0
         self._last = begin
-        self._news = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self.n_readers = 0
         self.is_over = False
 
@@ -84,15 +84,17 @@ class EventLog:
         self._wake()
 
     def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        waiting, self._waiting = self._waiting, {}
+        for reader in waiting:
+            if not reader.done():
+                reader.set_result(None)
 
-    async def frames(self, after: int | None = 0, ping_s: float = PING_S) -> AsyncGenerator[bytes]:
+    async def frames(self, after: int | None = 0) -> AsyncGenerator[bytes]:
         """Yield the events after one as they are sent, all that there are at once as one piece.
 
-        after: None for a snapshot first. Ends when the log does. Where nothing comes for `ping_s`,
-        a comment does.
+        after: None for a snapshot first. Ends when the log does.
         """
+        loop = asyncio.get_running_loop()
         self.n_readers += 1
         try:
             if after is None:
@@ -100,18 +102,18 @@ class EventLog:
                 yield frame(SentEvent("snapshot", self._snapshot(), after))
             at = after
             while True:
-                news = self._news
                 if events := self._since(at):
                     yield b"".join(map(frame, events))
                     at = events[-1].id or at
                 elif self.is_over:
                     return
                 else:
+                    news = loop.create_future()
+                    self._waiting[news] = None
                     try:
-                        async with asyncio.timeout(ping_s):
-                            await news.wait()
-                    except TimeoutError:
-                        yield b": ping\n\n"
+                        await news
+                    finally:
+                        self._waiting.pop(news, None)
         finally:
             self.n_readers -= 1
 
@@ -125,24 +127,23 @@ class EventLog:
 
 
 class EventStream(StreamingResponse):
-    """Sends pieces as they come, as server-sent events; a comment where none comes for so long.
+    """Sends pieces of server-sent events as they come; a comment where none comes for so long.
 
-    pieces: bytes as they are sent, or events. ping_s: None where the pieces have pings of their
-    own. on_end: called once, however it ends: when the client vanishes, too, even before anything
-    was sent. The iterator is closed then.
+    on_end: called once, however it ends: when the client vanishes, too, even before anything was
+    sent. The iterator is closed then.
     """
 
     def __init__(
         self,
-        pieces: AsyncIterator[SentEvent | bytes],
+        pieces: AsyncIterator[bytes],
         *,
-        ping_s: float | None = PING_S,
+        ping_s: float = PING_S,
         on_end: Callable[[], object] | None = None,
     ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        framed: Any = pieces if ping_s is None else self._framed(pieces, ping_s)
-        super().__init__(framed, media_type="text/event-stream", headers=headers)
+        super().__init__(pieces, media_type="text/event-stream", headers=headers)
         self._pieces = pieces
+        self._ping_s = ping_s
         self._on_end = on_end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -155,16 +156,59 @@ class EventStream(StreamingResponse):
             if self._on_end is not None:
                 self._on_end()
 
-    @staticmethod
-    async def _framed(
-        pieces: AsyncIterator[SentEvent | bytes], ping_s: float
-    ) -> AsyncIterator[bytes]:
-        async with aclosing(with_pings(pieces, ping_s)) as beats:
-            async for piece in beats:
-                if piece is None:
-                    yield b": ping\n\n"
-                else:
-                    yield piece if isinstance(piece, bytes) else frame(piece)
+    async def stream_response(self, send: Any) -> None:
+        """Send the pieces, and pings between them."""
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(head)
+        pings = Pings(send, self._ping_s)
+        try:
+            async for piece in self._pieces:
+                await send(_body(piece))
+                pings.put_off()
+        finally:
+            pings.end()
+        await send(_body(b"", more=False))
+
+
+class Pings:
+    """Sends a comment whenever nothing else was sent for so long.
+
+    Its timer is not moved by what is sent, only looked at when it fires: it costs a stream nothing.
+    """
+
+    def __init__(self, send: Callable[[Json], Awaitable[None]], ping_s: float) -> None:
+        self._send = send
+        self._ping_s = ping_s
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(ping_s, self._look)
+        self._ping: asyncio.Task[None] | None = None
+
+    def put_off(self) -> None:
+        """Something was sent just now."""
+        self._last = self._loop.time()
+
+    def end(self) -> None:
+        """Send none any more."""
+        self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self._last + self._ping_s:
+            self._last = now
+            if self._ping is None or self._ping.done():  # the last one may wait for the client
+                self._ping = self._loop.create_task(self._one())
+        self._timer = self._loop.call_at(self._last + self._ping_s, self._look)
+
+    async def _one(self) -> None:
+        with suppress(OSError):  # the client is gone: who sends the pieces hears of it
+            await self._send(_body(b": ping\n\n"))
+
+
+def _body(piece: bytes, *, more: bool = True) -> Json:
+    return {"type": "http.response.body", "body": piece, "more_body": more}
 
 
 def frame(event: SentEvent) -> bytes:
@@ -172,33 +216,11 @@ def frame(event: SentEvent) -> bytes:
     head = (
         f"event: {event.name}\n" if event.id is None else f"id: {event.id}\nevent: {event.name}\n"
     )
-    data = json.dumps(event.data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
+    return f"{head}data: {json_of(event.data)}\n\n".encode("utf-8", "replace")
 
 
-async def with_pings(items: AsyncIterator[Value], ping_s: float) -> AsyncGenerator[Value | None]:
-    """Yield what an iterator yields, and None whenever nothing has come for so long."""
-    waiting: asyncio.Task[Value] | None = None
-    try:
-        while True:
-            if waiting is None:
-                waiting = asyncio.ensure_future(anext(items))
-            await asyncio.wait([waiting], timeout=ping_s)
-            if not waiting.done():
-                yield None
-                continue
-            try:
-                item = waiting.result()
-            except StopAsyncIteration:
-                return
-            waiting = None
-            yield item
-    finally:
-        if waiting is not None and not waiting.done():
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        if (close := getattr(items, "aclose", None)) is not None:
-            await close()
+# Made once: `json.dumps` makes one for every call.
+json_of = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 async def until_gone(request: Request, work: Awaitable[Value]) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import ConfigError, Terminal
 from ..files import json_number
 from ..lm import LM
 from ..loom import Heddle
-from ..loom.grow import plan, refuse_terminal
+from ..loom.grow import is_quick, plan, refuse_terminal
 from ..sampling.params import SamplingParams
 from ..search.core import Cost, Grow, Level, SearchResult
 from ..search.strategies import STRATEGIES
@@ -102,9 +103,10 @@ async def planned(
     first: the number of the first one in the call, which its random numbers depend on.
     Raises: Terminal where there is nothing to grow.
     """
-    growth = await live.call(
-        lambda: plan(list(nodes), params, force=force, streamed=True, first=first)
-    )
+    nodes = list(nodes)
+    begin = partial(plan, nodes, params, force=force, streamed=True, first=first)
+    # A thread's turn comes after the model's: where others grow, that takes longer than a few.
+    growth = begin() if is_quick(nodes, params) else await live.call(begin)
     if not growth.shoots:
         raise Terminal("all of these nodes have ended; grow them anyway with force")
     branches = JobBranches(live, growth, job.events, job.first_branch)
@@ -118,9 +120,8 @@ async def _grow_to_end(
     try:
         await branches.run()
     finally:
-        async with live.lock:
-            job.usage = usage_of(job)
-            await live.keep("grow", actor)
+        job.usage = usage_of(job)
+        await live.keep_grown(actor)
         if branches.first_token_s is not None and job.model is not None:
             service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
 

@@ -24,7 +24,6 @@ from ..errors import (
     StaleHandle,
     StoreError,
     TreeError,
-    WeftError,
 )
 from ..lm import LM
 from ..loom import Heddle
@@ -32,8 +31,10 @@ from ..store.facts import LoomRow
 from ..store.kept import Change, KeptLoom
 from ..store.library import Library
 from .events import EventLog
+from .joint import JointWork
 from .models import ModelShelf, ServedModel
 from .objects import nodes_told
+from .pulse import Pulse
 
 if TYPE_CHECKING:
     from .branches import JobBranches
@@ -58,9 +59,10 @@ class LiveLoom:
     feed: these and what its jobs tell, each with its `job`.
     """
 
-    def __init__(self, kept: KeptLoom, lm: LM | None) -> None:
+    def __init__(self, kept: KeptLoom, lm: LM | None, pulse: Pulse) -> None:
         self.kept = kept
         self.lm = lm
+        self.pulse = pulse
         self.lock = asyncio.Lock()
         begin = int(1000 * time.time())  # no log has had so many events: those before had less
         self.events = EventLog(self._snapshot, most=1024, also=self.tell, begin=begin)
@@ -71,7 +73,9 @@ class LiveLoom:
         self.n_users = 0
         self.first_rev = kept.rev
         self.is_stale = False  # what is in it was not kept: it is to be opened anew
-        self._unnumbered: list[JobBranches] = []
+        self._numbering = JointWork(self.lock, self._number)
+        self._lasting = JointWork(self.lock, self._make_all_durable)
+        self._keeping = JointWork(self.lock, self._keep_grown)
         self._synced = 0.0
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._kin: dict[str, int] = {}  # and the one that changed its children
@@ -158,6 +162,16 @@ class LiveLoom:
             raise
         self._unkept = None
 
+    async def keep_grown(self, actor: str) -> None:
+        """Keep what has grown, with that of other calls in one operation.
+
+        The caller does not hold the lock. Raises: StoreError.
+        """
+        await self._keeping.do(actor)
+
+    async def _keep_grown(self, actors: list[str]) -> None:
+        await self.keep("grow", actors[0])
+
     async def settle(self) -> None:
         """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
         if self.growing:
@@ -238,9 +252,10 @@ class LiveLoom:
 
     def node(self, given: str | int) -> Heddle:
         """Return a node by its number or id, one that grows, too. Raises: NotFound."""
+        name, numbers = str(given), self.kept.numbers()
         for branches in self.growing:
             for child in branches.uncommitted:
-                if str(given) in (child.id, str(self.number(child))):
+                if child.id == name or str(numbers.get(child.id)) == name:
                     return child
         try:
             return self.kept.node(given)
@@ -307,20 +322,11 @@ class LiveLoom:
 
         The caller does not hold the lock. Raises: StoreError.
         """
-        self._unnumbered.append(branches)
-        async with self.lock:
-            if branches not in self._unnumbered:  # somebody else did it for all who waited
-                if branches.error is not None:
-                    raise branches.error
-                return
-            waiting, self._unnumbered = self._unnumbered, []
-            nodes = [node for each in waiting for node in each.nodes]
-            try:
-                await self.call(partial(self.kept.append, nodes))
-            except WeftError as error:  # of the store, or the loom is another server's
-                for each in waiting:
-                    each.error = error
-                raise
+        await self._numbering.do(branches)
+
+    async def _number(self, those: list[JobBranches]) -> None:
+        nodes = [node for each in those for node in each.nodes]
+        await self.call(partial(self.kept.append, nodes))
 
     def end(self, branches: JobBranches) -> None:
         """Branches have ended."""
@@ -347,6 +353,14 @@ class LiveLoom:
                 self._unkept = None
             except StoreError as error:
                 _log.warning("loom %s is not kept yet: %s", self.kept.name, error)
+
+    async def outlast(self, nodes: Sequence[Heddle]) -> None:
+        """As `make_durable`, with the nodes of other calls in one write; without the lock."""
+        if nodes:
+            await self._lasting.do(nodes)
+
+    async def _make_all_durable(self, those: list[Sequence[Heddle]]) -> None:
+        await self.make_durable([node for nodes in those for node in nodes])
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
         """Keep what is new in nodes that grow, or have ended just now. The caller holds the lock.
@@ -389,9 +403,10 @@ class LiveLoom:
 class LiveLooms:
     """All looms: those that are open here, and the library that has them all."""
 
-    def __init__(self, library: Library, models: ModelShelf) -> None:
+    def __init__(self, library: Library, models: ModelShelf, pulse: Pulse) -> None:
         self.library = library
         self.models = models
+        self.pulse = pulse
         self._live: dict[str, LiveLoom] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._rows: dict[str, tuple[float, LoomRow]] = {}
@@ -466,7 +481,7 @@ class LiveLooms:
                 if grows:
                     raise
                 kept, lm = await asyncio.to_thread(self.library.open, row.id), None
-            before, self._live[row.id] = live, LiveLoom(kept, lm)
+            before, self._live[row.id] = live, LiveLoom(kept, lm, self.pulse)
             if before is not None and not before.growing:
                 before.events.end()
                 before.feed.end()
@@ -494,7 +509,7 @@ class LiveLooms:
 
     def put(self, kept: KeptLoom, lm: LM | None) -> LiveLoom:
         """Note a loom that was just made."""
-        live = self._live[kept.id] = LiveLoom(kept, lm)
+        live = self._live[kept.id] = LiveLoom(kept, lm, self.pulse)
         return live
 
     def open_ones(self) -> list[LiveLoom]:

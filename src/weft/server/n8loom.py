@@ -27,13 +27,13 @@ from ..lm import LM
 from ..loom import Heddle, Loom
 from ..loom.node import preorder
 from ..store.facts import LoomRow
-from .branches import TICK_S
 from .errors import Refused, told_of
 from .growing import start_growth
 from .jobs import ServerJob
 from .limits import check_most
 from .looms import LiveLoom
 from .models import ModelWish, ServedModel
+from .pulse import TICK_S
 from .service import Here, Service
 
 Json = dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -62,6 +63,10 @@ class Stoppable(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Note the loop that signals talk to."""
         self.loop = asyncio.get_running_loop()
+        # What was imported, some 120,000 objects, stays. Looked through again and again it would
+        # hold up all streams, for 0.1 s each time. Models come later: what goes again is looked at.
+        gc.collect()
+        gc.freeze()
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -21,6 +21,7 @@ from .jobs import JobBook
 from .looms import LEASE_S, LiveLooms
 from .metrics import ServerMetrics
 from .models import ModelShelf, ModelWish
+from .pulse import Pulse
 
 _log = logging.getLogger(__name__)
 _LAST_S = 3.0  # for jobs that were told to end
@@ -34,6 +35,7 @@ class Service:
         self.secret: bytes | None = None  # by which commands of its user know it
         self.models = ModelShelf(config)
         self.metrics = ServerMetrics(self.models)
+        self.pulse = Pulse()
         self.is_draining = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._works: dict[object, Callable[[], object]] = {}
@@ -44,7 +46,7 @@ class Service:
         """Open the looms and begin to load the models; requests are answered meanwhile."""
         self.secret = await asyncio.to_thread(make_secret)
         library = await asyncio.to_thread(lambda: Library(self.config.db, lease_s=LEASE_S))
-        self._looms = LiveLooms(library, self.models)
+        self._looms = LiveLooms(library, self.models, self.pulse)
         self._looms.start()
         wishes = [ModelWish(source) for source in self.config.models]
         begun = [(self.models.begin(wish, by_request=False), wish) for wish in wishes]
@@ -148,7 +150,7 @@ def _nothing() -> None:
     """There is nothing to end."""
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     """Return the service of the app that a request came to."""
     service: Service = request.app.state.service
     return service

@@ -31,7 +31,7 @@ from .snapshot import Snapshot
 from .tables import nodes, pieces, sampling
 from .words import searchable
 from .writers import dead
-from .writing import Draft, mark
+from .writing import CHUNK, Draft, mark
 
 if TYPE_CHECKING:
     from ..tokens.text import TextStream
@@ -95,44 +95,76 @@ def begin_growing(
 
     loom: its row, locked. Their parents have rows.
     """
-    made: dict[str, Growing] = {}
-    next_number = loom.next_number
-    for node in wanted:
-        parent = snapshot.numbers[node.parent.id] if node.parent is not None else None
-        there = connection.execute(
-            sa.select(nodes.c.number).where(nodes.c.loom == loom.key, nodes.c.id == node.id)
-        ).scalar()
-        number = next_number if there is None else there
-        if there is None:
-            next_number += 1
-            siblings = nodes.alias()
-            last = sa.select(sa.func.coalesce(sa.func.max(siblings.c.place), -1.0) + 1.0).where(
-                siblings.c.loom == loom.key, siblings.c.parent == parent
-            )
-            values = content_values(_empty(node), "", snapshot.params)
-            if node.params is not None:
-                key, data = snapshot.params.key(node.params)
-                row = database.insert(sampling).values(key=key, data=data)
-                connection.execute(row.on_conflict_do_nothing())
-            connection.execute(
-                sa.insert(nodes).values(
-                    loom=loom.key,
-                    number=number,
-                    id=node.id,
-                    parent=parent,
-                    place=last.scalar_subquery(),
-                    **values,
-                    score=None,
-                    meta="{}",
-                    bookmark=None,
-                    removed=False,
-                    writer=writer,
-                    rev=loom.rev + 1,
-                )
-            )
-        text = None if node.lm is None else node.lm.text.stream()
-        made[node.id] = Growing(node, number, text)
-    return made, next_number
+    wanted = list(wanted)
+    numbers = _numbers_there(connection, loom.key, [node.id for node in wanted])
+    new = [node for node in wanted if node.id not in numbers]
+    above = {node.id: _parent(snapshot, node) for node in new}
+    places = _last_places(connection, loom.key, set(above.values()))
+    rows, params = [], {}
+    for number, node in enumerate(new, loom.next_number):
+        parent = above[node.id]
+        places[parent] = place = places.get(parent, -1.0) + 1.0
+        if node.params is not None:
+            key, data = snapshot.params.key(node.params)
+            params[key] = {"key": key, "data": data}
+        numbers[node.id] = number
+        rows.append(
+            {
+                **content_values(_empty(node), "", snapshot.params),
+                "loom": loom.key,
+                "number": number,
+                "id": node.id,
+                "parent": parent,
+                "place": place,
+                "score": None,
+                "meta": "{}",
+                "bookmark": None,
+                "removed": False,
+                "writer": writer,
+                "rev": loom.rev + 1,
+            }
+        )
+    if params:
+        statement = database.insert(sampling).on_conflict_do_nothing()
+        connection.execute(statement, list(params.values()))
+    if rows:
+        connection.execute(sa.insert(nodes), rows)
+    made = {node.id: Growing(node, numbers[node.id], _stream_of(node)) for node in wanted}
+    return made, loom.next_number + len(new)
+
+
+def _numbers_there(connection: Connection, loom: int, ids: list[str]) -> dict[str, int]:
+    """Return the numbers of nodes that have rows, by id."""
+    found: dict[str, int] = {}
+    for at in range(0, len(ids), CHUNK):
+        of_some = nodes.c.id.in_(ids[at : at + CHUNK])
+        query = sa.select(nodes.c.id, nodes.c.number).where(nodes.c.loom == loom, of_some)
+        found.update((row.id, row.number) for row in connection.execute(query))
+    return found
+
+
+def _parent(snapshot: Snapshot, node: Heddle) -> int | None:
+    return None if node.parent is None else snapshot.numbers[node.parent.id]
+
+
+def _last_places(
+    connection: Connection, loom: int, parents: Collection[int | None]
+) -> dict[int | None, float]:
+    """Return the places of the last children, by the number of their parent."""
+    found: dict[int | None, float] = {}
+    named = [number for number in parents if number is not None]
+    for at in range(0, len(named), CHUNK):
+        query = (
+            sa.select(nodes.c.parent, sa.func.max(nodes.c.place).label("last"))
+            .where(nodes.c.loom == loom, nodes.c.parent.in_(named[at : at + CHUNK]))
+            .group_by(nodes.c.parent)
+        )
+        found.update((row.parent, row.last) for row in connection.execute(query))
+    return found
+
+
+def _stream_of(node: Heddle) -> TextStream | None:
+    return None if node.lm is None else node.lm.text.stream()
 
 
 def _empty(node: Heddle) -> Content:

@@ -1,6 +1,7 @@
 /** A node: its figures, what it was grown with, what was noted on it, and what can be done with it. */
 import type { Node } from '../../api/client'
 import { figure } from '../../model/heat'
+import { meanP } from '../../model/label'
 import { isHuman, ROOT } from '../../model/tree'
 import { count, finishWord, probability } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
@@ -45,7 +46,7 @@ function textFacts(loom: OpenLoom, node: Node, known: Node | null): (Fact | fals
     {
       name: 'Mean p',
       says: 'exp(mean log-probability): the geometric mean of its tokens’ probabilities, as the model itself has them.',
-      value: probability(node.mean_p),
+      value: probability(meanP(node)),
     },
     {
       name: 'Mean entropy',

@@ -104,7 +104,7 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
       <dd>
         {loom.model !== null && (
           <TextButton kind="plain" disabled={!loom.bytes} onClick={props.onForget}>
-            {isOpen ? 'Forget cold branches' : 'Forget'}
+            {isOpen ? 'Forget cold' : 'Forget'}
           </TextButton>
         )}
       </dd>

@@ -1,5 +1,6 @@
 /** A child of the current node, as a row: what it says, and how it ended. */
 import { useState } from 'preact/hooks'
+import { meanP } from '../../model/label'
 import { isHuman } from '../../model/tree'
 import { shownText } from '../../model/turns'
 import { finishWord, plural, probability } from '../../model/words'
@@ -36,12 +37,19 @@ export function Child({ loom, nodes, k }: ChildProps) {
         >
           <span class="k">{k}</span>
           <span class={`child-text ${isHuman(node) ? 'written' : ''}`}>
-            {text ? text.slice(0, MOST).replace(/^[^\S\n]+/, '') : <span class="muted">(ended at once)</span>}
+            {text ? (
+              text
+                .slice(0, MOST)
+                .replace(/^[^\S\n]+/, '')
+                .trimEnd()
+            ) : (
+              <span class="muted">(ended at once)</span>
+            )}
           </span>
           <span class="caption">
             {said(
               node.bookmark != null && `★ ${node.bookmark}`.trim(),
-              node.mean_p !== null && `p̄ ${probability(node.mean_p)}`,
+              meanP(node) !== null && `p̄ ${probability(meanP(node))}`,
               plural(node.n_tokens, 'token'),
               isHuman(node) ? 'written' : finishWord(node.finish_reason, node.stop_string ?? null),
               below > 0 && `${plural(below, 'node')} below`,

@@ -17,6 +17,7 @@ from ...lm import LM
 from ...loom import Loom
 from ...sampling.params import SamplingParams
 from ..limits import check_most
+from ..pulse import Pulse
 from ..service import Here, Service
 from . import logprobs
 from .fields import GeneratingRequest
@@ -128,6 +129,7 @@ class ChatCall:
 
     body: ChatRequest
     lm: LM
+    pulse: Pulse
     prompt: ChatPrompt
     root: Loom
     params: SamplingParams
@@ -154,6 +156,7 @@ class ChatCall:
         await compiled(lm, form, "response_format", prompt)
         call = cls()
         call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
+        call.pulse = service.pulse
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
@@ -192,6 +195,7 @@ class ChatCall:
             [self.root if kept is None else kept.node],
             self.params,
             self.body.n_choices,
+            pulse=self.pulse,
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
             kept=kept,

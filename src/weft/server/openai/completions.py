@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,14 +15,13 @@ from pydantic import Field
 
 from ...lm import LM
 from ...sampling.params import SamplingParams
-from ..config import ServerLimits
 from ..limits import check_most
 from ..service import Here, Service
 from . import logprobs
 from .fields import GeneratingRequest, TokenId
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
-from .prompts import TextPrompt, n_tokens, read_prompts
+from .prompts import TextPrompt, is_short, n_tokens, read_prompts
 from .refusals import invalid, unsupported
 from .runs import ChoiceRun, Runs
 from .stream import answered
@@ -105,9 +105,10 @@ class Completion:
     ) -> Completion:
         """Check what is asked for and plan it; nothing has run yet."""
         adds_begin = body.add_special_tokens is not False
+        read = partial(read_prompts, lm, body.prompt, adds_begin=adds_begin)
         # A long prompt takes a while to be tokenised; others' tokens go on meanwhile.
-        prompts = await asyncio.to_thread(read_prompts, lm, body.prompt, adds_begin=adds_begin)
-        call = cls(body, lm, name, prompts, service.config.limits)
+        prompts = read() if is_short(body.prompt) else await asyncio.to_thread(read)
+        call = cls(body, lm, name, prompts, service)
         if not check_one(body.loom, len(prompts)):
             call.runs = call.planned(None)
             return call
@@ -129,11 +130,12 @@ class Completion:
         lm: LM,
         name: str,
         prompts: list[TextPrompt],
-        limits: ServerLimits,
+        service: Service,
     ) -> None:
         """Check what is asked for; `planned` plans it."""
         self.body = body
         self.lm = lm
+        self.pulse = service.pulse
         self.prompts = prompts
         longest = max(len(prompt.ids) for prompt in self.prompts)
         if body.truncation_length is not None and longest > body.truncation_length:
@@ -143,7 +145,7 @@ class Completion:
                 f" {body.truncation_length}; nothing is cut off here: shorten the prompt",
             )
         n = body.n_run * len(self.prompts)
-        check_most("n", n, limits.branches, "n_too_large")
+        check_most("n", n, service.config.limits.branches, "n_too_large")
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -166,6 +168,7 @@ class Completion:
             [prompt.node for prompt in self.prompts],
             self.params,
             self.body.n_run if self.body.n_new else 0,
+            pulse=self.pulse,
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
             kept=kept,

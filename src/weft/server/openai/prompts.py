@@ -11,6 +11,7 @@ from .refusals import invalid, named
 if TYPE_CHECKING:
     from ...lm import LM
 
+_SHORT = 2000  # letters
 Given = str | list[str] | list[int] | list[list[int]] | None
 
 
@@ -74,6 +75,11 @@ def read_prompts(lm: LM, given: Given, *, adds_begin: bool = True) -> list[TextP
         elif isinstance(each, list):
             made.append(TextPrompt(lm, each, None))
     return made
+
+
+def is_short(given: Given) -> bool:
+    """Whether reading it takes no longer than a thread's turn beside the model's would."""
+    return given is None or (isinstance(given, str) and len(given) <= _SHORT)
 
 
 def _of_text(lm: LM, text: str, adds_begin: bool) -> TextPrompt:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from ...lm import LM
     from ...loom import Heddle
     from ...loom.grow import Event, Shoot
-    from ...sched.work import Ticket
+    from ..pulse import Pulse
     from .kept import KeptAnswer
 
-# A client hears of new tokens at most this often: 20 times a second.
-INTERVAL_S = 0.05
 _SEEDS = 1 << 64
 
 Json = dict[str, Any]
@@ -120,9 +118,8 @@ class ChoiceRun:
         if self.is_over and length >= len(self.text):
             if self.node.stop_string is None:
                 return len(self.tokens)
-            begins = [0, *self.ends[:-1]]
-            return sum(1 for begin in begins if begin < length)
-        return sum(1 for end in self.ends if end <= length)
+            return bisect_left([0, *self.ends[:-1]], length)
+        return bisect_right(self.ends, length)
 
 
 def _begun(text: str, stop: str) -> int:
@@ -145,6 +142,7 @@ class Runs:
         params: SamplingParams,
         n: int,
         *,
+        pulse: Pulse,
         is_streamed: bool = False,
         skips_special: bool = False,
         kept: KeptAnswer | None = None,
@@ -153,6 +151,7 @@ class Runs:
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
         self.kept = kept
+        self._pulse = pulse
         self.seed = fresh_seed() if params.seed is None else params.seed
         self.params = replace(params, n=n, seed=self.seed) if n else params
         self._growth = Growth(lm, streamed=is_streamed or kept is not None)
@@ -183,22 +182,16 @@ class Runs:
 
         Raises: the first error of any choice, when the others have ended.
         """
-        loop = asyncio.get_running_loop()
         lock = nullcontext() if self.kept is None else self.kept.live.lock
-        over: asyncio.Event | None = None
         try:
             async with aclosing(self._growth.anews()) as steps:
                 async for news in steps:
-                    began = loop.time()
                     async with lock:
                         moved = [self._moved(shoot, events) for shoot, events in news]
                     if moved:
                         yield moved
-                    over = over or self._over()
                     # What comes meanwhile waits in the channel, and is taken at once.
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout_at(began + INTERVAL_S):
-                            await over.wait()
+                    await self._pulse.beat(self._growth.over())
         finally:
             if self.kept is not None:
                 await self.kept.end()
@@ -210,20 +203,6 @@ class Runs:
             reply.end()
         if rest:
             yield rest
-
-    def _over(self) -> asyncio.Event:
-        """Return what is set once all have ended: nobody waits then for the next turn."""
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        tickets = [shoot.ticket for shoot in self._growth.shoots if shoot.ticket is not None]
-
-        def note(_: Ticket) -> None:
-            if all(ticket.done for ticket in tickets):
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(over.set)
-
-        for ticket in tickets:
-            ticket.on_done(note)
-        return over
 
     def _moved(self, shoot: Shoot, events: list[Event]) -> ChoiceRun:
         reply, new = self.replies[shoot.index], delta(shoot, events)

@@ -5,17 +5,16 @@ A stream is `data:` lines, and `[DONE]` at the end; responses name their events 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
 from ...errors import WeftError
 from ..errors import told_of
-from ..events import PING_S, EventStream, until_gone, with_pings
+from ..events import EventStream, json_of, until_gone
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -65,23 +64,21 @@ async def answered(
             return await until_gone(request, call.answer())
         request_id: str = request.scope.get("weft.request_id", "")
         lines = _lines(call.chunks(), request_id)
-        return EventStream(lines, ping_s=None, on_end=stack.pop_all().close)
+        return EventStream(lines, on_end=stack.pop_all().close)
 
 
 async def _lines(chunks: AsyncGenerator[Json, None], request_id: str) -> AsyncIterator[bytes]:
     """Yield what is sent. An error ends the chunks with one that tells it, as the SDKs read it."""
-    beats = with_pings(chunks, PING_S)
     is_named = False
     try:
-        async for chunk in beats:
-            is_named = chunk is not None and "type" in chunk
-            yield b": ping\n\n" if chunk is None else _line(chunk)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                is_named = "type" in chunk
+                yield _line(chunk)
     except Exception as error:
         if not isinstance(error, WeftError):
             _log.error("request %s failed in its stream", request_id, exc_info=error)
         yield _line({"error": told_of(error, request_id)[1]})
-    finally:
-        await beats.aclose()
     if not is_named:
         yield b"data: [DONE]\n\n"
 
@@ -89,5 +86,4 @@ async def _lines(chunks: AsyncGenerator[Json, None], request_id: str) -> AsyncIt
 def _line(chunk: Json) -> bytes:
     name = chunk.get("type")
     head = f"event: {name}\n" if isinstance(name, str) else ""
-    data = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
+    return f"{head}data: {json_of(chunk)}\n\n".encode("utf-8", "replace")

@@ -117,7 +117,7 @@ async def _answered(
     if asked.stream or (not asked.wait and (accept or "").startswith("text/event-stream")):
         is_bound = asked.on_disconnect == "cancel"
         on_end = job.cancel if is_bound else None
-        return EventStream(job.events.frames(), ping_s=None, on_end=on_end)
+        return EventStream(job.events.frames(), on_end=on_end)
     if asked.wait:
         try:
             await until_gone(request, job.wait())

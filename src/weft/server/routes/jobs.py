@@ -44,4 +44,4 @@ async def cancel_job(job: JobName, service: Here, asked: CancelJob | None = None
 async def read_events(job: JobName, service: Here, after: LastEvent) -> EventStream:
     """Follow a job: its events from the first one, or after the last that came."""
     events = service.jobs.get(job).events
-    return EventStream(events.frames(after or 0), ping_s=None)
+    return EventStream(events.frames(after or 0))

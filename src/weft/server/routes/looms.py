@@ -236,9 +236,9 @@ async def read_loom_events(
     """Follow a loom: every change of it, from now on, or after the last event that came."""
     async with service.looms.held(loom) as live:
         if tokens:
-            return EventStream(live.feed.frames(after), ping_s=None)
+            return EventStream(live.feed.frames(after))
         at = live.events.last if after is None else after
-        return EventStream(live.events.frames(at), ping_s=None)
+        return EventStream(live.events.frames(at))
 
 
 # Search ---------------------------------------------------------------------------------------

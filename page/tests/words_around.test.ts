@@ -1,0 +1,83 @@
+import { describe, expect, it } from 'vitest'
+import { formatOf, inOrder } from '../src/model/formats'
+import { next, said } from '../src/model/operation'
+import { loading } from '../src/model/progress'
+import { samples } from '../src/model/samples'
+import { percent, shareReused, timesShared } from '../src/model/saving'
+import { when } from '../src/model/when'
+
+const kv = {
+  kv_bytes: 10,
+  kv_bytes_unshared: 75,
+  kv_budget_bytes: null,
+  reused: 0,
+  prefilled: 0,
+  saved_s: null,
+}
+const did = { n_added: 0, n_changed: 0, n_removed: 0, state: 'done' }
+
+describe('what stands around the panes', () => {
+  it('offers a prompt and three others that the model answers well', () => {
+    const tiny = samples({ source: 'tiny', has_chat_template: true }, true)
+    expect(tiny.first).toBe('Tell me a story about a fox.')
+    expect(tiny.others).toHaveLength(3)
+    const other = { source: 'org/model', has_chat_template: true }
+    expect(samples(other, true).first).not.toBe(samples(other, false).first)
+    expect(samples(other, false).others).toHaveLength(3)
+  })
+
+  it('says how far a model is loaded, in bytes where they are bytes', () => {
+    expect(loading({ phase: 'download', done: 2_500_000, total: 5_000_000 })).toEqual({
+      words: 'Downloading, 2.5 MB of 5.0 MB',
+      share: 0.5,
+    })
+    expect(loading({ phase: 'load', done: 3, total: 12 })).toEqual({
+      words: 'Reading the weights',
+      share: 0.25,
+    })
+    expect(loading({ phase: 'load', done: 0, total: 1 }).share).toBeNull()
+    expect(loading(null).share).toBeNull()
+  })
+
+  it('says what sharing saves only where it does', () => {
+    expect(timesShared(kv)).toBe(7.5)
+    expect(timesShared({ ...kv, kv_bytes_unshared: 10 })).toBeNull()
+    expect(timesShared({ ...kv, kv_bytes: 0 })).toBeNull()
+    expect(shareReused(kv)).toBeNull()
+    expect(shareReused({ ...kv, reused: 99, prefilled: 1 })).toBe(0.99)
+    expect(percent(0.9999)).toBe('99\u202f%')
+    expect(percent(1)).toBe('100\u202f%')
+  })
+
+  it('says when a loom was changed as people do', () => {
+    const now = new Date('2026-05-12T14:30:00')
+    expect(when('2026-05-12T14:29:40', now)).toBe('just now')
+    expect(when('2026-05-12T14:02:00', now)).toBe('28 min ago')
+    expect(when('2026-05-12T09:02:00', now)).toBe('today 09:02')
+    expect(when('2026-05-11T23:59:00', now)).toBe('yesterday 23:59')
+    expect(when('2026-03-02T10:00:00', now)).toBe('2 Mar')
+    expect(when('2024-03-02T10:00:00', now)).toBe('2 Mar 2024')
+    expect(when('2026-05-12T14:30:20', now)).toBe('just now') // its clock is a little ahead
+    expect(when('', now)).toBe('')
+  })
+
+  it('says what undo and redo would turn', () => {
+    expect(said({ ...did, kind: 'remove', n_removed: 3 })).toBe('the removal of 3 nodes')
+    expect(said({ ...did, kind: 'grow', n_added: 1 })).toBe('growing 1 node')
+    expect(said({ ...did, kind: 'bookmark', n_changed: 1 })).toBe('the bookmark')
+    const log = [
+      { ...did, kind: 'remove', n_removed: 2, rev: 3, state: 'undone' },
+      { ...did, kind: 'grow', n_added: 4, rev: 2 },
+      { ...did, kind: 'add', n_added: 1, rev: 1 },
+    ]
+    expect(next(log)).toEqual({ undo: 'growing 4 nodes', redo: 'the removal of 2 nodes' })
+    expect(next([])).toEqual({ undo: null, redo: null })
+  })
+
+  it('lists formats as people look for them, those of packages last', () => {
+    expect(inOrder(['json', 'mine', 'text'])).toEqual(['text', 'json', 'mine'])
+    expect(formatOf('text').scope).toBe('path')
+    expect(formatOf('pairs').refuses).toEqual(['path'])
+    expect(formatOf('mine').label).toBe('mine')
+  })
+})
