@@ -131,13 +131,14 @@ def tree_map(stage: Stage) -> None:
     stage.desk.page.get_by_role("img", name="Map of").wait_for()
 
 
-@state()
+@state(pane="Inspector")
 def reasoning_run(stage: Stage) -> None:
     desk = stage.serve()
     desk.make("Use 4 9 10 13 to make 24.")
     desk.visit()
-    desk.ask("POST", desk.of("/runs"), json={"strategy": "tot", "seed": 1, "breadth": 3})
-    desk.wait_grown()
+    asked = {"strategy": "tot", "seed": 1, "breadth": 3, "wait": True}
+    desk.ask("POST", desk.of("/runs"), json=asked)
+    desk.page.get_by_role("tab", name="Run").click()
     settled(desk)
 
 
@@ -312,8 +313,8 @@ def write(desk: Desk, parent: int, text: str) -> None:
 
 
 def settled(desk: Desk) -> None:
-    """Wait until the page has what the server has told: it paints some thirty times a second."""
+    """Wait until the page has what the server has told; of memory it asks twice a second."""
     before = None
     while (now := desk.page.locator("body").inner_text()) != before:
         before = now
-        desk.page.wait_for_timeout(250)
+        desk.page.wait_for_timeout(700)
