@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -255,8 +256,9 @@ def test_a_node_says_what_it_is_and_where_it_comes_from(desk: Desk, page: Page) 
     node = desk.nodes()[2]
     expect(fact(page, "Tokens").first).to_have_text("6")
     expect(fact(page, "Characters")).to_have_text(str(len(node["text"])))
-    shown = f"{node['mean_p']:.2f}".removeprefix("0")
-    expect(fact(page, "Mean p")).to_have_text(shown if node["mean_p"] < 0.995 else "1.0")
+    mean = math.exp(node["mean_logprob"])
+    shown = f"{mean:.2f}".removeprefix("0")
+    expect(fact(page, "Mean p")).to_have_text(shown if mean < 0.995 else "1.0")
     expect(fact(page, "Ended")).to_have_text("length")
     expect(fact(page, "Temperature")).to_have_text("0.7")
     expect(fact(page, "Seed")).to_have_text("5")

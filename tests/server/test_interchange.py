@@ -54,6 +54,22 @@ def test_what_went_out_comes_in_the_same(served: Served) -> None:
     assert nodes[0] == nodes[1]
 
 
+def test_bookmarks_go_out_and_come_in(served: Served) -> None:
+    loom = make(served)
+    for node, label in ((1, "the best"), (2, "")):
+        path = f"/api/v1/looms/{loom}/nodes/{node}"
+        served.client.patch(path, json={"bookmark": label}).raise_for_status()
+    file = served.client.get(f"/api/v1/looms/{loom}/export").content
+    told = served.client.post("/api/v1/import", content=file).json()
+    again = f"/api/v1/looms/{told['looms'][0]['id']}"
+    assert served.client.get(again).json()["bookmarks"] == {"1": "the best", "2": ""}
+    # One that was taken away since is not in the next file.
+    served.client.patch(f"{again}/nodes/1", json={"bookmark": None}).raise_for_status()
+    file = served.client.get(f"{again}/export").content
+    third = served.client.post("/api/v1/import", content=file).json()["looms"][0]["id"]
+    assert served.client.get(f"/api/v1/looms/{third}").json()["bookmarks"] == {"2": ""}
+
+
 def test_a_tree_of_another_program_comes_in_and_grows(served: Served) -> None:
     tree = {"text": "Once", "children": [{"text": " upon", "children": [], "terminal": False}]}
     told = served.client.post("/api/v1/import", content=json.dumps(tree)).json()

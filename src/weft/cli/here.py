@@ -358,10 +358,13 @@ class KeptHere(Kept):
         self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
     ) -> None:
         """Write a part of the loom to a file."""
-        from ..interchange import write
+        from ..interchange import EXPORTERS, write
 
         if format == "markdown":
             options["name"] = self.name
+        if self.held is not None and "bookmark" in EXPORTERS[format].options:
+            marks, known = self.held.bookmarks(), self.held.numbers()
+            options["bookmark"] = lambda each: marks.get(known.get(each.id, -1))
         if format == "html":
             options["mark"] = self.at
         numbers = self.numbers()

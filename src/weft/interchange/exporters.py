@@ -15,6 +15,7 @@ from .scope import Scope
 if TYPE_CHECKING:
     from ..loom import Heddle
     from .extract import Extract
+    from .pairs import Label
 
 
 class Exporter(NamedTuple):
@@ -34,10 +35,21 @@ class Exporter(NamedTuple):
     refused: Mapping[Scope, str] = {}
 
 
-def loom_lines(part: Extract) -> Iterator[str]:
-    """Yield a `.loom.json`; where a model's folder lies on this machine is left out."""
-    from ..store.file import chunks
+def loom_lines(part: Extract, *, bookmark: Label | None = None) -> Iterator[str]:
+    """Yield a `.loom.json`; where a model's folder lies on this machine is left out.
 
+    bookmark: nodes' labels, which stand in their meta there: whoever keeps the file has them again.
+    None: what stands in the meta.
+    """
+    from ..store.file import chunks
+    from .pairs import BOOKMARK
+
+    if bookmark is not None:
+        for node in part.loom.walk():
+            label = bookmark(node)
+            node.meta.pop(BOOKMARK, None)
+            if label is not None:
+                node.meta[BOOKMARK] = label
     model = part.loom.meta.get("model")
     if isinstance(model, str) and Path(model).is_absolute():
         del part.loom.meta["model"]
@@ -84,13 +96,14 @@ def _by(module: str, name: str) -> Callable[..., Iterator[str]]:
 
 _PATH, _TREE = Scope.PATH, Scope.TREE
 _JSON, _LINES = "application/json", "application/jsonl"
+_MARKS = frozenset({"bookmark"})
 _NO_SIBLINGS = "a path has no siblings to compare; export a subtree or the tree"
 
 # By name; the first of a suffix is what the suffix means.
 EXPORTERS: Mapping[str, Exporter] = {
     each.name: each
     for each in (
-        Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines),
+        Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines, _MARKS),
         Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("prose", "text_lines")),
         Exporter(
             "markdown",
@@ -135,7 +148,7 @@ EXPORTERS: Mapping[str, Exporter] = {
             "a row a node",
             _TREE,
             _by("table", "node_rows"),
-            frozenset({"bookmark"}),
+            _MARKS,
         ),
         Exporter(
             "tokens",
@@ -203,7 +216,7 @@ def export(
             tables, only what is below); "tree", the whole loom. None: as the format mostly wants.
         numbers: of nodes by id, where they have any; children stand in their order.
         options: those of the format: `name` of markdown; `tint`, `top`, `mark` of html; `limit` of
-            dot and mermaid; `bookmark` of csv; `ranks` of tokens; `by`, `bookmark` of pairs.
+            dot and mermaid; `ranks` of tokens; `by` of pairs; `bookmark` of json, csv and pairs.
 
     Raises: ConfigError for an unknown format, a scope it cannot have, or an option it has not.
     Cost: O(nodes of the loom).

@@ -236,6 +236,8 @@ class KeptLoom:
         difference = self._snapshot.difference()
         for node_id, label in bookmarks.items():
             known = self._snapshot.known.get(node_id)
+            if known is None and node_id in difference.spots:
+                continue  # it is new, and comes with its mark
             if known is None:
                 raise Conflict(
                     f"node {self._snapshot.numbers.get(node_id, node_id)} has been removed by"
@@ -653,11 +655,17 @@ class KeptLoom:
 def begin(kept: KeptLoom, connection: Connection, numbers: Mapping[str, int]) -> Draft:
     """Write a new loom's nodes, in the transaction that makes its row; see `settle`.
 
+    A label that an import has put into a node's meta is its bookmark from now on.
     numbers: those that nodes have already, by id.
     """
     for node_id, number in numbers.items():
         kept._snapshot.name(node_id, number)
-    draft = kept._write(connection, "create", "", {}, Taken([], [], []))
+    marks: dict[str, str | None] = {
+        node.id: label
+        for node in kept.loom.walk()
+        if isinstance(label := node.meta.get("bookmark"), str) and is_plain(label)
+    }
+    draft = kept._write(connection, "create", "", marks, Taken([], [], []))
     assert draft is not None
     return draft
 

@@ -53,7 +53,7 @@ def drafted(
     """
     draft = Draft(loom.rev + 1, loom.next_number)
     writing = _Writing(connection, database, snapshot, difference, loom.key, draft)
-    writing.add()
+    writing.add(bookmarks)
     writing.change(bookmarks)
     draft.removed = list(difference.removed)
     draft.steps.removed.extend(snapshot.known[each].number for each in difference.removed)
@@ -80,7 +80,7 @@ class _Writing:
         self._key = key
         self._draft = draft
 
-    def add(self) -> None:
+    def add(self, bookmarks: dict[str, str | None]) -> None:
         """Put in the rows of new nodes; those that have rows are brought back."""
         draft, there = self._draft, self._rows_there()
         # A loom that comes with numbers keeps them.
@@ -93,7 +93,7 @@ class _Writing:
             numbers[node.id] = number
         new, again = [], []
         for node in self._difference.added:
-            known = self._known(node, numbers)
+            known = self._known(node, numbers, bookmarks.get(node.id))
             draft.known[node.id] = known
             draft.added.append(node)
             draft.steps.added.append(known.number)
@@ -149,7 +149,7 @@ class _Writing:
             for number, values in after.items()
         )
 
-    def _known(self, node: Heddle, numbers: dict[str, int]) -> Known:
+    def _known(self, node: Heddle, numbers: dict[str, int], bookmark: str | None) -> Known:
         spot = self._difference.spots[node.id]
         parent = None
         if spot.parent is not None:
@@ -162,7 +162,7 @@ class _Writing:
             Content.of(node).kept(),
             score_value(node.score),
             meta_json(node),
-            None,
+            bookmark,
         )
 
     def _changed(self, node_id: str, groups: set[str], bookmarks: dict[str, str | None]) -> Known:
