@@ -9,7 +9,7 @@ import pytest
 from browsing import Desk, Gate, expect
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.page
 
@@ -177,3 +177,25 @@ def test_two_tabs_show_one_loom(desk: Desk, page: Page) -> None:
     other.keyboard.press("u")
     expect(rows).to_have_count(5)
     expect(desk.tree.get_by_role("treeitem")).to_have_count(5)
+
+
+def test_an_answer_that_comes_after_the_end_grows_nothing(desk: Desk, page: Page) -> None:
+    """The feed has told that the call ended before the call is answered."""
+    desk.sets(n=2, max_tokens=4)
+    desk.open_loom()
+
+    def answered_late(route: Route) -> None:
+        answer = route.fetch()
+        desk.wait_grown()
+        for node in (1, 2):
+            expect(desk.row(node)).to_be_visible()
+        page.wait_for_timeout(300)
+        route.fulfill(response=answer)
+
+    page.route("**/generate", answered_late)
+    with page.expect_response("**/generate"):
+        desk.press("g")
+    page.wait_for_timeout(200)
+    expect(page.get_by_role("contentinfo")).not_to_contain_text("growing")
+    desk.press("ArrowRight")
+    desk.until(lambda: desk.current == 1, "it goes on")

@@ -1,6 +1,6 @@
 /** Texts that somebody is writing, kept by the browser until they are saved or thrown away. */
 import { signal } from '@preact/signals'
-import { read, write } from './kept'
+import { isObject, isString, listOf, read, write } from './kept'
 
 export interface Draft {
   /** edit: of that node's text; child: of a text below it. */
@@ -21,7 +21,7 @@ export class Drafts {
   readonly all
 
   constructor(private readonly loom: string) {
-    this.all = signal<readonly Draft[]>(read<Draft[]>(this.name, []))
+    this.all = signal<readonly Draft[]>(read<Draft[]>(this.name, [], listOf(isDraft)))
   }
 
   private get name(): string {
@@ -69,5 +69,12 @@ export class Drafts {
     write(this.name, drafts)
   }
 }
+
+const isDraft = (kept: unknown): kept is Draft =>
+  isObject(kept) &&
+  (kept['kind'] === 'edit' || kept['kind'] === 'child') &&
+  Number.isInteger(kept['node']) &&
+  isString(kept['text']) &&
+  isString(kept['base'])
 
 const isSame = (one: Draft, other: Draft) => one.kind === other.kind && one.node === other.node

@@ -97,6 +97,8 @@ export class OpenLoom {
   private readonly lastChild = new Map<number, number>()
   private readonly tokens = new Map<string, Promise<Token[]>>()
   private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
+  /** Jobs whose end the feed has told: the answer to their call may come later. */
+  private readonly ended = new Set<string>()
   readonly feed: Feed
   private readonly dirty = new Set<Lane>()
   private painting = false
@@ -272,6 +274,8 @@ export class OpenLoom {
 
   /** Note a job's branches: they are nodes from now on. Known ones stay as they are. */
   begin(job: string, branches: readonly BranchEvent[], asked?: Record<string, unknown>): void {
+    this.asking.value = null
+    if (this.ended.has(job)) return
     if (asked !== undefined) this.noteRun(job, asked)
     let known = this.jobs.get(job)
     if (!known) {
@@ -288,7 +292,6 @@ export class OpenLoom {
       if (!this.tree.get(told.node)) this.tree.put([provisional(told)])
     }
     this.lanes.value = lanes
-    this.asking.value = null
     const numbers = branches.map((each) => each.node)
     this.changeRun(job, (run) => ({ nodes: [...new Set([...run.nodes, ...numbers])] }))
   }
@@ -374,6 +377,7 @@ export class OpenLoom {
       result: (data.result as RunResult | undefined) ?? null,
     }))
     this.jobs.delete(data.job)
+    this.ended.add(data.job)
     // Lanes stay for as long as somebody looks at what they grew from.
     this.lanes.value = new Map(this.lanes.peek())
     this.tree.touch()

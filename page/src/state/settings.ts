@@ -1,8 +1,8 @@
 /** How branches are grown: what the person set, for the next call, for one loom, or for all. */
 import { batch, computed, signal } from '@preact/signals'
 import { ApiError, type GrowAsked } from '../api/client'
-import { type Constraint, FIGURES, type Figure, type Limits, readConstraint } from '../model/fields'
-import { remembered } from './kept'
+import { type Constraint, FIGURES, type Figure, KINDS, type Limits, readConstraint } from '../model/fields'
+import { isObject, isString, listOf, remembered } from './kept'
 import { open, server } from './session'
 
 export interface Settings {
@@ -37,8 +37,29 @@ export const LENGTHS = { Word: 2, Sentence: 24, Paragraph: 80, Page: 320 } as co
 export type Scope = 'action' | 'loom' | 'default'
 export const scope = signal<Scope>('loom')
 
-export const defaults = remembered<Settings>('settings', { ...NEUTRAL, temperature: 0.8 })
-const ofLooms = remembered<Record<string, Partial<Settings>>>('settings.looms', {})
+const BROUGHT: Settings = { ...NEUTRAL, temperature: 0.8 }
+
+/** What was kept of settings, as far as it can be one. */
+function known(kept: unknown): Partial<Settings> {
+  if (!isObject(kept)) return {}
+  const fits = (name: string, value: unknown) => {
+    if (name === 'seed') return value === null || Number.isInteger(value)
+    if (name === 'constraint')
+      return value === null || (isObject(value) && isString(value['text']) && String(value['kind']) in KINDS)
+    if (name === 'stop') return Array.isArray(value) && value.every(isString)
+    return typeof value === 'number'
+  }
+  return Object.fromEntries(
+    Object.entries(kept).filter(([name, value]) => Object.hasOwn(NEUTRAL, name) && fits(name, value)),
+  )
+}
+
+export const defaults = remembered<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
+const ofLooms = remembered<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
+  Object.fromEntries(
+    Object.entries(isObject(kept) ? kept : {}).map(([loom, settings]) => [loom, known(settings)]),
+  ),
+)
 const once = signal<Partial<Settings>>({})
 
 // Presets
@@ -47,11 +68,17 @@ const once = signal<Partial<Settings>>({})
 export type Preset = Partial<Settings> & { name: string }
 
 const drawn = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1 }
-export const presets = remembered<Preset[]>('presets', [
+const FIRST_PRESETS: Preset[] = [
   { name: 'Neutral', ...drawn },
   { name: 'Steady', ...drawn, temperature: 0.6, top_p: 0.95 },
   { name: 'Wild', ...drawn, temperature: 1.3, min_p: 0.05 },
-])
+]
+const isNamed = (each: unknown): each is Preset => isObject(each) && isString(each['name'])
+export const presets = remembered<Preset[]>('presets', FIRST_PRESETS, (kept) =>
+  Array.isArray(kept)
+    ? listOf(isNamed)(kept).map((each) => ({ ...known(each), name: each.name }))
+    : FIRST_PRESETS,
+)
 
 export function applyPreset(preset: Preset): void {
   const { name: _, ...settings } = preset
@@ -132,7 +159,7 @@ export function set(changes: Partial<Settings>, where: Scope = scope.peek()): vo
 export function forgetOwn(where: Scope = 'loom'): void {
   const loom = open.peek()
   if (where === 'action') once.value = {}
-  else if (where === 'default') defaults.value = { ...NEUTRAL, temperature: 0.8 }
+  else if (where === 'default') defaults.value = BROUGHT
   else if (loom) {
     const { [loom.id]: _, ...rest } = ofLooms.peek()
     ofLooms.value = rest

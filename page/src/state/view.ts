@@ -1,15 +1,24 @@
 /** How the page looks to this person: remembered by the browser, never part of a loom. */
 import { signal } from '@preact/signals'
 import { HEAT_MODES, type HeatMode } from '../model/heat'
-import { remembered } from './kept'
+import { among, isString, listOf, remembered } from './kept'
 
-export const theme = remembered<'system' | 'light' | 'dark'>('theme', 'system')
+export const THEMES = ['system', 'light', 'dark'] as const
+export const theme = remembered('theme', 'system', among<(typeof THEMES)[number]>(THEMES, 'system'))
 /** Of the text that one reads. */
 export const TEXT_SIZES = ['small', 'normal', 'large', 'larger'] as const
-export const textSize = remembered<(typeof TEXT_SIZES)[number]>('textSize', 'normal')
+export const textSize = remembered(
+  'textSize',
+  'normal',
+  among<(typeof TEXT_SIZES)[number]>(TEXT_SIZES, 'normal'),
+)
 export const TEXT_WIDTHS = ['narrow', 'normal', 'wide'] as const
-export const textWidth = remembered<(typeof TEXT_WIDTHS)[number]>('textWidth', 'normal')
-export const heatMode = remembered<HeatMode>('heat', 'off')
+export const textWidth = remembered(
+  'textWidth',
+  'normal',
+  among<(typeof TEXT_WIDTHS)[number]>(TEXT_WIDTHS, 'normal'),
+)
+export const heatMode = remembered('heat', 'off', among<HeatMode>(HEAT_MODES, 'off'))
 export const panes = remembered('panes', {
   left: 288,
   /** The left pane's width while it shows the map. */
@@ -18,17 +27,27 @@ export const panes = remembered('panes', {
   hasLeft: true,
   hasRight: true,
 })
-export const treeView = remembered<'outline' | 'map'>('treeView', 'outline')
+const TREE_VIEWS = ['outline', 'map'] as const
+export const treeView = remembered(
+  'treeView',
+  'outline',
+  among<(typeof TREE_VIEWS)[number]>(TREE_VIEWS, 'outline'),
+)
 /** `run` is there while there is a search to look at. */
-export type InspectorTab = 'generate' | 'tokens' | 'node' | 'loom' | 'run'
-export const inspectorTab = remembered<InspectorTab>('inspector', 'generate')
+const INSPECTOR_TABS = ['generate', 'tokens', 'node', 'loom', 'run'] as const
+export type InspectorTab = (typeof INSPECTOR_TABS)[number]
+export const inspectorTab = remembered(
+  'inspector',
+  'generate',
+  among<InspectorTab>(INSPECTOR_TABS, 'generate'),
+)
 /** Which pane a narrow screen shows. */
 export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
 /** Where bare keys go: `tree` has them; in `text` somebody types. */
 export const zone = signal<'tree' | 'text'>('tree')
 export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge' | 'look'
 export const overlay = signal<Overlay | null>(null)
-export const notesSeen = remembered<string[]>('notes', [])
+export const notesSeen = remembered('notes', [], listOf(isString))
 
 /** Show a tab of the inspector, wherever that is now. */
 export function inspect(tab: InspectorTab): void {

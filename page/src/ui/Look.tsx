@@ -1,10 +1,9 @@
 /** How the page looks: theme, and the size and width of what one reads. */
 import type { Signal } from '@preact/signals'
-import { TEXT_SIZES, TEXT_WIDTHS, textSize, textWidth, theme } from '../state/view'
+import { TEXT_SIZES, TEXT_WIDTHS, THEMES, textSize, textWidth, theme } from '../state/view'
 import { Choice } from './Choice'
 import { Dialog } from './Overlay'
 
-const THEMES = ['system', 'light', 'dark'] as const
 const capital = (word: string) => word[0]!.toUpperCase() + word.slice(1)
 
 export function Look() {

@@ -8,6 +8,7 @@ import {
   fitAll,
   fitPlace,
   type Place,
+  TINTS,
   type Tint,
   tints,
   type View,
@@ -16,13 +17,13 @@ import {
 } from '../../model/map'
 import { oneLine } from '../../model/words'
 import { hits } from '../../state/finding'
-import { remembered } from '../../state/kept'
+import { among, remembered } from '../../state/kept'
 import type { OpenLoom } from '../../state/loom'
 import { theme } from '../../state/view'
 import { coloursOf, mapOf } from './maps'
 import { type Colours, paint, paintSmall } from './paint'
 
-export const tint = remembered<Tint>('map.tint', 'probability')
+export const tint = remembered('map.tint', 'probability', among<Tint>(TINTS, 'probability'))
 const GLIDE_MS = 200
 const NEAR = 8 // pixels
 /** Trees up to so many nodes are shown as a whole at first. */
