@@ -24,6 +24,8 @@ export function Child({ loom, nodes, k }: ChildProps) {
   if (!node) return null
   const text = shownText(node, loom.info.value, showsSpecial.value)
   const below = loom.tree.below(number)
+  const isSuggested = loom.searched.value.has(number)
+  const isWritten = isHuman(node) && !isSuggested
   const siblings = loom.tree.siblings(number)
   return (
     <>
@@ -36,7 +38,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
           onClick={() => loom.go(number)}
         >
           <span class="k">{k}</span>
-          <span class={`child-text ${isHuman(node) ? 'written' : ''}`}>
+          <span class={`child-text ${isWritten ? 'written' : ''}`}>
             {text ? (
               text
                 .slice(0, MOST)
@@ -51,7 +53,11 @@ export function Child({ loom, nodes, k }: ChildProps) {
               node.bookmark != null && `★ ${node.bookmark}`.trim(),
               meanP(node) !== null && `p̄ ${probability(meanP(node))}`,
               plural(node.n_tokens, 'token'),
-              isHuman(node) ? 'written' : finishWord(node.finish_reason, node.stop_string ?? null),
+              isWritten
+                ? 'written'
+                : isHuman(node)
+                  ? 'suggested'
+                  : finishWord(node.finish_reason, node.stop_string ?? null),
               below > 0 && `${plural(below, 'node')} below`,
             )}
           </span>

@@ -52,37 +52,38 @@ export function Doing({ loom }: { loom: OpenLoom }) {
         <Pencil aria-hidden />
         Edit
       </button>
-      <span class="grow" />
-      <Score loom={loom} />
-      {live.length > 0 && (
-        <button
-          type="button"
-          class="button plain"
-          title={isHere ? keyFor('stop') : `${keyFor('stop')} ${isMac ? '' : 'twice'}`}
-          onClick={() => void act.stopAll()}
-        >
-          <Square aria-hidden />
-          {live.length > 1 ? 'Stop all' : 'Stop'}
-        </button>
-      )}
       {isStopped && <span class="caption">All stopped. What they had is kept.</span>}
-      {isChat && (
+      <span class="tools row">
+        <Score loom={loom} />
+        {live.length > 0 && (
+          <button
+            type="button"
+            class="button plain"
+            title={isHere ? keyFor('stop') : `${keyFor('stop')} ${isMac ? '' : 'twice'}`}
+            onClick={() => void act.stopAll()}
+          >
+            <Square aria-hidden />
+            {live.length > 1 ? 'Stop all' : 'Stop'}
+          </button>
+        )}
+        {isChat && (
+          <IconButton
+            icon={Code}
+            label="Show special tokens"
+            pressed={showsSpecial.value}
+            onClick={() => {
+              showsSpecial.value = !showsSpecial.peek()
+            }}
+          />
+        )}
         <IconButton
-          icon={Code}
-          label="Show special tokens"
-          pressed={showsSpecial.value}
-          onClick={() => {
-            showsSpecial.value = !showsSpecial.peek()
-          }}
+          icon={Flame}
+          label={`Heat: ${heatMode.value}`}
+          command="heat"
+          pressed={heatMode.value !== 'off'}
+          onClick={cycleHeat}
         />
-      )}
-      <IconButton
-        icon={Flame}
-        label={`Heat: ${heatMode.value}`}
-        command="heat"
-        pressed={heatMode.value !== 'off'}
-        onClick={cycleHeat}
-      />
+      </span>
     </div>
   )
 }
