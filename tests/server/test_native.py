@@ -497,6 +497,14 @@ def test_who_was_away_is_told_the_state_anew(desk: Desk) -> None:
     assert again[0][2]["rev"] > first[2]["rev"]
 
 
+def test_a_new_name_is_told(desk: Desk) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(read_feed, desk, "renamed")
+        time.sleep(0.2)
+        desk.client.patch(desk.base, json={"name": f"new-{desk.loom['id']}"})
+        assert came.result(20)[-1][2]["name"] == f"new-{desk.loom['id']}"
+
+
 def test_since_tells_the_order_of_children_too(desk: Desk) -> None:
     first, second = desk.grow(n=2)
     rev = desk.client.get(f"{desk.base}/nodes").json()["rev"]

@@ -46,6 +46,7 @@ export interface FeedEvents {
     usage?: Schemas['TokenUsage']
     result?: Record<string, unknown>
   }
+  renamed: { loom: string; name: string }
   removed: { loom: string }
 }
 export type FeedHandlers = { [Name in keyof FeedEvents]: (data: FeedEvents[Name]) => void }
@@ -59,6 +60,7 @@ const NAMES: (keyof FeedEvents)[] = [
   'change',
   'error',
   'done',
+  'renamed',
   'removed',
 ]
 /** A browser has six connections to a server: a tab that nobody looks at gives its own back. */

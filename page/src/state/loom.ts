@@ -221,6 +221,9 @@ export class OpenLoom {
       change: later((data) => this.onChange(data)),
       error: later((data) => this.onError(data)),
       done: later((data) => this.onDone(data)),
+      renamed: (data) => {
+        this.info.value = { ...this.info.peek(), name: data.name }
+      },
       removed: () => {
         this.isGone.value = true
         this.feed.close()

@@ -87,9 +87,37 @@ export function keepWatch(): void {
   }
   document.addEventListener('visibilitychange', () => {
     look()
-    if (!document.hidden && open.peek() === null) listLooms().catch(failed)
+    if (document.hidden) return
+    if (open.peek() === null) listLooms().catch(failed)
+    if (open.peek()?.isGone.peek()) void openAgain()
   })
   setInterval(() => open.peek() === null && look(), LOOKS_MS)
+  effect(followName)
+}
+
+let shown: { loom: OpenLoom; name: string } | null = null
+
+/** Whoever renames the open loom, its address goes along. */
+function followName(): void {
+  const loom = open.value
+  const name = loom?.info.value.name
+  if (loom && name !== undefined && shown?.loom === loom && shown.name !== name) {
+    const link = readLink(location.hash)
+    if (link?.name === shown.name) history.replaceState(null, '', linkTo(name, link.node))
+  }
+  shown = loom && name !== undefined ? { loom, name } : null
+}
+
+/** A loom that was removed may have been brought back elsewhere. */
+async function openAgain(): Promise<void> {
+  const { id } = open.peek()!
+  try {
+    await api.loom(id)
+  } catch {
+    return // it is still gone
+  }
+  close()
+  await openLoom(id)
 }
 
 export async function listLooms(): Promise<Loom[]> {

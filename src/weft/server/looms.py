@@ -121,7 +121,10 @@ class LiveLoom:
         now: even if that was done a moment ago.
         """
         if now or time.monotonic() - self._synced > _FRESH_S:
+            name = self.kept.name
             self.publish(await self.call(self.kept.sync))
+            if self.kept.name != name:
+                self.events.put("renamed", {"loom": self.kept.id, "name": self.kept.name})
             self._synced = time.monotonic()
 
     async def change(self, kind: str, edit: Callable[[], Any], actor: str) -> Change:

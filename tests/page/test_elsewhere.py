@@ -1,0 +1,34 @@
+"""What is done to the open loom elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browsing import Desk, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.page
+
+
+def test_a_loom_renamed_elsewhere_has_its_new_name_and_address(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=1)
+    name = f"renamed-{desk.loom['id']}"
+    desk.ask("PATCH", desk.of(""), json={"name": name})
+    expect(page.get_by_role("heading", name=name)).to_be_visible()
+    desk.until(lambda: page.url.partition("#")[2].partition("/")[0] == name, "the new address")
+    page.reload()
+    expect(page.get_by_role("heading", name=name)).to_be_visible()
+
+
+def test_a_loom_brought_back_elsewhere_is_there_when_one_looks(desk: Desk, page: Page) -> None:
+    desk.open_loom(n=1)
+    desk.ask("DELETE", desk.of(""))
+    expect(page.get_by_role("button", name="Bring it back")).to_be_visible()
+    desk.ask("POST", "/looms/restore", json={})
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.get_by_role("button", name="Bring it back")).to_have_count(0)
+    expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
