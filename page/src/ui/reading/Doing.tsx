@@ -25,7 +25,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
       <button
         type="button"
         class="button main"
-        title={keyFor('grow')}
+        title={`Grow  ${keyFor('grow')}`}
         disabled={isReadOnly.value || isHere}
         onClick={() => void act.grow(current)}
       >
@@ -35,7 +35,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
       <button
         type="button"
         class="button"
-        title={keyFor('write')}
+        title={`${isChat ? 'Reply' : 'Write a child'}  ${keyFor('write')}`}
         disabled={isReadOnly.value}
         onClick={() => handlers.writeChild()}
       >
@@ -45,7 +45,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
       <button
         type="button"
         class="button"
-        title={keyFor('edit')}
+        title={`Edit, as a sibling  ${keyFor('edit')}`}
         disabled={isReadOnly.value}
         onClick={() => handlers.edit(false)}
       >

@@ -114,6 +114,8 @@ function Tinted({ chunk, shown, tokens, mode, at }: TintedProps) {
     <span ref={element}>
       {chunk.map((piece) => {
         const text = shown.slice(piece.start, piece.end)
+        // The blank before a word is not the word: it would stand as a strip where a line ends.
+        const lead = /^\s+(?=\S)/.exec(text)?.[0] ?? ''
         const isAt = at !== null && at >= piece.first && at < piece.first + piece.count
         return (
           <span
@@ -123,7 +125,8 @@ function Tinted({ chunk, shown, tokens, mode, at }: TintedProps) {
             data-space={/^\s+$/.test(text) ? marks(text) : undefined}
             data-cursor={isAt || undefined}
           >
-            {text}
+            {lead && <span class="lead">{lead}</span>}
+            {text.slice(lead.length)}
           </span>
         )
       })}

@@ -29,6 +29,7 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
       aria-label="Text of the path"
       data-tinted={heatMode.value !== 'off' || undefined}
     >
+      {path.length === 0 && <Coming prompt={info.prompt} isChat={info.chat_template_used === true} />}
       {turns.map((turn) => (
         <div key={turn.nodes[0]} class={`turn ${turn.who}`} role="group" aria-label={SAYS[turn.who]}>
           {segments(turn.nodes.map(textOf)).map((run) => (
@@ -53,5 +54,15 @@ export function PathText({ loom, path }: { loom: OpenLoom; path: number[] }) {
         </div>
       ))}
     </article>
+  )
+}
+
+/** Until the nodes have come: the prompt is known already. */
+function Coming({ prompt, isChat }: { prompt: string; isChat: boolean }) {
+  const who = isChat ? 'you' : 'prompt'
+  return (
+    <div class={`turn ${who}`} role="group" aria-label={SAYS[who]}>
+      <div class="segment">{prompt}</div>
+    </div>
   )
 }

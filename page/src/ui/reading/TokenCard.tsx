@@ -81,8 +81,8 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
         <Alternatives node={node} index={index} seen={seen} />
       )}
       <footer class="row">
-        <span class="caption grow">
-          {node === ROOT ? 'The prompt has no siblings' : 'Click forks and grows; Alt-click forks'}
+        <span class="caption grow" title="Alt-click only forks">
+          {node === ROOT ? 'The prompt has no siblings' : 'Click: fork and grow'}
         </span>
         <IconButton
           icon={SeparatorVertical}
