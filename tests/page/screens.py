@@ -34,7 +34,7 @@ KEPT = Path(__file__).with_name("screens")
 THEMES = ("light", "dark")
 SIZES = ((1440, 900), (1024, 768), (390, 844))
 NEAR = 40  # of 255, in any channel: what a pixel may differ by
-SHARE = 0.002  # of pixels that may differ by more
+SHARE = 0.005  # of pixels that may differ by more
 
 
 def drawn(stage: Stage, state: State) -> Iterator[tuple[str, bytes]]:

@@ -20,7 +20,7 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
   if (!node) return <p class="part caption">No node.</p>
   return (
     <>
-      <section class="part" aria-label="Text">
+      <section class="part" aria-label="Its text">
         <h2>{at === ROOT ? 'The prompt' : `Node ${at}`}</h2>
         <Facts of={textFacts(loom, node, known)} />
       </section>
