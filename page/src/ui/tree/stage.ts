@@ -15,6 +15,7 @@ import {
   visible,
   zoomed,
 } from '../../model/map'
+import { ROOT } from '../../model/tree'
 import { oneLine } from '../../model/words'
 import { hits } from '../../state/finding'
 import { among, remembered } from '../../state/kept'
@@ -38,6 +39,8 @@ export class Stage {
   private asked = 0
   private glide = 0
   private hasView = false
+  /** Where the map begins. */
+  private top = ROOT
   /** Somebody has looked elsewhere: from now on the view is theirs. */
   private isTouched = false
   private readonly ends: (() => void)[] = []
@@ -47,6 +50,7 @@ export class Stage {
     private readonly canvas: HTMLCanvasElement,
     private readonly small: HTMLCanvasElement,
   ) {
+    this.top = loom.top
     const watch = new ResizeObserver(() => this.resize())
     watch.observe(canvas)
     const shade = matchMedia('(prefers-color-scheme: dark)')
@@ -65,6 +69,7 @@ export class Stage {
       }),
       effect(() => {
         mapOf(loom).value
+        if (this.top !== loom.top) this.begin(loom.top)
         if (!this.isTouched && this.hasView && loom.loading.value !== null) this.first()
         loom.bookmarks.value
         hits.value
@@ -105,6 +110,12 @@ export class Stage {
   private first(): void {
     this.fit(this.map.places.size <= SMALL, false)
     this.isTouched = this.loom.loading.peek() === null
+  }
+
+  /** Another part of the tree is the whole now: it stands elsewhere. */
+  private begin(top: number): void {
+    this.top = top
+    if (this.hasView) this.fit(this.map.places.size <= SMALL)
   }
 
   // Looking elsewhere
