@@ -1,10 +1,12 @@
 /** One branch while it grows: of a fixed height, with its last lines in sight. */
 import { RotateCcw, Square } from 'lucide-preact'
 import { useState } from 'preact/hooks'
+import { nothing } from '../../model/label'
 import type { Lane as LaneState } from '../../model/lane'
 import { count, finishWord, plural, probability } from '../../model/words'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
+import { sentence } from '../../state/toasts'
 
 /** Beyond so many letters the beginning is not drawn: nobody sees it, and lines would be laid out anew. */
 const DRAWN = 6000
@@ -49,7 +51,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
       >
         <p>
           {isEmpty ? (
-            <span class="muted">(ended at once)</span>
+            <span class="muted">{nothing(lane.finish === 'stop')}</span>
           ) : (
             tail(lane.text, isWhole).replace(/^[^\S\n]+/, '')
           )}
@@ -64,7 +66,7 @@ function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   if (lane.state === 'failed')
     return (
       <p class="caption row">
-        <span class="error grow">{lane.error || 'It failed.'}</span>
+        <span class="error grow">{sentence(lane.error) || 'It failed.'}</span>
         <button type="button" class="button plain" onClick={() => retry(loom, lane)}>
           <RotateCcw aria-hidden />
           Retry

@@ -10,6 +10,8 @@ import { showsSpecial } from '../../state/reading'
 const APART = 20 // px between the tops of two notes
 const INSET = 9 // px from the top of an editor to its first line
 
+const MOST = 99 // of more siblings there is no room to tell how many
+
 interface Note {
   node: number
   who: Who | null
@@ -61,7 +63,7 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
       >
         <ChevronLeft size={14} aria-hidden />
       </button>
-      <span class="caption" data-of={`${note.at}/${note.of}`} />
+      <span class="caption" data-of={note.of > MOST ? note.at : `${note.at}/${note.of}`} />
       <button
         type="button"
         aria-label="The next sibling"
@@ -107,10 +109,13 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
     const within = text.current
     if (!within) return
     const from = within.getBoundingClientRect().top
+    const parts = new Map<number, HTMLElement>()
+    for (const each of within.querySelectorAll<HTMLElement>('[data-node], [data-edits]'))
+      parts.set(Number(each.dataset['node'] ?? each.dataset['edits']), each)
     const next = new Map<number, number>()
     let free = -Infinity
     for (const { node, who, of } of latest.current) {
-      const element = within.querySelector(`[data-node="${node}"], [data-edits="${node}"]`)
+      const element = parts.get(node)
       if (!element) continue
       const top = Math.max(firstLine(element) - from, free)
       next.set(node, Math.round(top))
