@@ -195,6 +195,27 @@ def test_what_is_blank_or_was_never_seen_says_so(desk: Desk, page: Page, gate: G
     desk.wait_grown()
 
 
+def test_what_is_told_covers_no_hint_and_is_whole(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.sets(n=4, max_tokens=200)
+    desk.open_loom()
+    gate.hold(6)
+    desk.press("g")
+    desk.until(lambda: len(desk.lanes) == 4, "four lanes")
+    desk.press("Shift+C")  # a note: there is nothing to cut
+    note = page.locator(".toast").last
+    note.wait_for()
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        at = box(note)
+        hint = box(page.get_by_role("complementary", name="Hint"))
+        assert at["y"] + at["height"] <= hint["y"]
+        foot = page.get_by_role("contentinfo")
+        assert foot.evaluate("(it) => it.scrollWidth <= it.clientWidth")
+    gate.open()
+    desk.press("Escape", "Escape")
+    desk.wait_grown()
+
+
 # Media
 
 
@@ -296,6 +317,14 @@ def test_fingers_drag_pinch_and_hold_the_map(told: Desk, page: Page) -> None:
     fingers.send("touchEnd")
     page.wait_for_timeout(100)
     expect(page.get_by_role("menu", name="Node")).to_be_visible()
+    assert told.current == here
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Outline").click()
+    row = box(told.row(2))
+    fingers.send("touchStart", (row["x"] + 120, row["y"] + 14))
+    page.get_by_role("menu", name="Node").wait_for()
+    fingers.send("touchEnd")
+    page.wait_for_timeout(100)
     assert told.current == here
 
 
