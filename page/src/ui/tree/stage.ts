@@ -29,6 +29,8 @@ const GLIDE_MS = 200
 const NEAR = 8 // pixels
 /** Trees up to so many nodes are shown as a whole at first. */
 const SMALL = 60
+/** So few nodes tell nothing of a tree. */
+const FEW = 4
 
 export class Stage {
   readonly hovered = signal<{ node: number; x: number; y: number } | null>(null)
@@ -106,16 +108,23 @@ export class Stage {
     this.draw()
   }
 
-  /** A small tree as a whole; of a large one where one stands. */
+  /** A small tree as a whole; of a large one where one stands, if anything else is seen there. */
   private first(): void {
-    this.fit(this.map.places.size <= SMALL, false)
+    this.fit(this.isOverview(), false)
     this.isTouched = this.loom.loading.peek() === null
+  }
+
+  private isOverview(): boolean {
+    if (this.map.places.size <= SMALL) return true
+    const around = this.map.within(visible(this.viewOf(false), this.width, this.height))
+    return [...around].length < FEW
   }
 
   /** Another part of the tree is the whole now: it stands elsewhere. */
   private begin(top: number): void {
     this.top = top
-    if (this.hasView) this.fit(this.map.places.size <= SMALL)
+    // Once the line above the map has taken its room.
+    requestAnimationFrame(() => this.hasView && this.fit(this.isOverview()))
   }
 
   // Looking elsewhere
@@ -130,12 +139,16 @@ export class Stage {
 
   /** Show all, or the current node large enough to read. */
   fit(isAll: boolean, isSmooth = true): void {
-    const place = this.map.places.get(this.loom.current.peek())
-    const all = fitAll(this.map.box, this.width, this.height)
-    const to =
-      isAll || !place ? all : fitPlace(place, { ...this.view, across: all.across }, this.width, this.height)
+    const to = this.viewOf(isAll)
     if (isSmooth) this.move(to)
     else this.look(to)
+  }
+
+  private viewOf(isAll: boolean): View {
+    const place = this.map.places.get(this.loom.current.peek())
+    const all = fitAll(this.map.box, this.width, this.height)
+    if (isAll || !place) return all
+    return fitPlace(place, { ...this.view, across: all.across }, this.width, this.height)
   }
 
   /** Move the part that the small map shows so that a place of it is in the middle. */
