@@ -198,6 +198,22 @@ def test_what_is_blank_or_was_never_seen_says_so(desk: Desk, page: Page, gate: G
     desk.wait_grown()
 
 
+def test_lanes_go_with_their_nodes(desk: Desk, page: Page) -> None:
+    desk.sets(n=3, max_tokens=8)
+    desk.open_loom()
+    desk.press("g")
+    desk.until(lambda: len(desk.lanes) == 3, "three lanes")
+    desk.wait_grown()
+    desk.row(desk.lanes[0]).locator(".row-words").hover()
+    page.locator("[data-do=remove]").click()
+    desk.until(lambda: len(desk.lanes) == 2, "two are left")
+    desk.press("x")
+    desk.until(lambda: not desk.lanes, "none is left")
+    expect(page.locator(".reading [data-child]")).to_have_count(0)
+    desk.press("u")
+    desk.until(lambda: page.locator(".reading [data-child]").count() == 2, "they are back")
+
+
 def test_what_is_told_covers_no_hint_and_is_whole(desk: Desk, page: Page, gate: Gate) -> None:
     desk.sets(n=4, max_tokens=200)
     desk.open_loom()
