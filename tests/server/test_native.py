@@ -611,3 +611,63 @@ def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
     refused = chat.client.patch(f"{chat.base}/nodes/0", json=edit)
     assert refused.status_code == 400
     assert "more than one message" in refused.json()["error"]["message"]
+
+
+HALF = "a\\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", "/api/v1/looms", '{"prompt": "HALF"}', "prompt"),
+        ("POST", "/api/v1/looms", '{"prompt": "x", "name": "HALF"}', "name"),
+        ("POST", "/api/v1/looms", '{"messages": [{"role": "user", "content": "HALF"}]}',
+         "messages"),
+        ("PATCH", "LOOM", '{"name": "HALF"}', "name"),
+        ("POST", "LOOM/nodes", '{"text": "HALF"}', "text"),
+        ("POST", "LOOM/nodes", '{"texts": ["x", "HALF"]}', "texts"),
+        ("POST", "LOOM/nodes", '{"message": "HALF"}', "message"),
+        ("PATCH", "LOOM/nodes/0", '{"text": "HALF", "in_place": true}', "text"),
+        ("PATCH", "LOOM/nodes/0", '{"bookmark": "HALF"}', "bookmark"),
+        ("POST", "LOOM/nodes/0/generate", '{"stop": "HALF"}', "stop"),
+        ("POST", "LOOM/nodes/0/generate", '{"stop": ["HALF"], "wait": true}', "stop"),
+        ("POST", "LOOM/nodes/0/generate", '{"choices": ["HALF"]}', "choices"),
+        ("POST", "LOOM/nodes/0/generate", '{"regex": "HALF"}', "regex"),
+        ("POST", "LOOM/nodes/0/score", '{"text": "HALF"}', "text"),
+        ("POST", "LOOM/nodes/0/next", '{"candidates": ["HALF"]}', "candidates"),
+        ("POST", "LOOM/runs", '{"strategy": "tot", "stop": "HALF"}', "stop"),
+        ("POST", "/api/v1/tokenize", '{"text": "HALF"}', "text"),
+        ("POST", "/v1/completions", '{"model": "tiny", "prompt": "HALF"}', "prompt"),
+        ("POST", "/v1/chat/completions",
+         '{"model": "tiny", "messages": [{"role": "user", "content": "HALF"}]}', "messages"),
+        ("PATCH", "LOOM/nodes/0", '{"meta": {"x": NaN}}', "meta"),
+        ("PATCH", "LOOM/nodes/0", '{"meta": {"x": [1e999]}}', "meta"),
+        ("PATCH", "LOOM", '{"meta": {"x": NaN}}', "meta"),
+        ("POST", "/api/v1/looms", '{"prompt": "x", "meta": {"x": Infinity}}', "meta"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_and_no_number_is_refused_by_its_field(
+    desk: Desk, method: str, path: str, body: str, param: str
+) -> None:
+    """And leaves nothing behind that a later change would stumble over."""
+    answer = desk.client.request(
+        method,
+        path.replace("LOOM", desk.base),
+        content=body.replace("HALF", HALF),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "").split(".")[0] == param
+    assert "half a character" in error["message"] or "no number of JSON" in error["message"]
+    assert desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1}).status_code == 200
+
+
+def test_notes_may_have_halves_of_characters(desk: Desk) -> None:
+    answer = desk.client.patch(
+        f"{desk.base}/nodes/0",
+        content='{"meta": {"x": "\\ud800"}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200
+    assert desk.get("/nodes/0", fields="meta")["meta"] == {"x": "\ud800"}
