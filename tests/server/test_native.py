@@ -613,6 +613,64 @@ def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
     assert "more than one message" in refused.json()["error"]["message"]
 
 
+def test_what_came_back_is_not_told_to_be_gone(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{one['node']}")
+    desk.client.delete(f"{desk.base}/nodes/{other['node']}")
+    desk.post("/undo")
+    page = desk.get("/nodes", since=rev)
+    assert page["removed"] == [one["node"]]
+    assert other["node"] in [node["node"] for node in page["data"]]
+    assert desk.get("/nodes", since=page["rev"] + 1000)["whole"]  # of another past
+
+
+def test_what_has_changed_comes_in_pages_too(served: Served, desk: Desk) -> None:
+    made = desk.grow(n=5)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{made[0]['node']}")
+    for node in made[1:4]:
+        desk.client.patch(f"{desk.base}/nodes/{node['node']}", json={"score": 1})
+    growing = desk.post("/nodes/0/generate", 202, n=1, **desk.endless(served))
+    number = growing["branches"][0]["node"]
+    first = page = desk.get("/nodes", since=rev, limit=2)
+    told = page["data"]
+    assert (len(told), page["removed"], page["whole"]) == (2, [made[0]["node"]], False)
+    while page["next"] is not None:
+        page = desk.get("/nodes", since=rev, limit=2, after=page["next"])
+        assert (len(page["data"]) <= 2, page["removed"], page["whole"]) == (True, [], False)
+        told += page["data"]
+    assert [node["node"] for node in told] == [*(node["node"] for node in made[1:4]), number]
+    wrong = desk.get("/nodes", 400, after=first["next"])
+    assert wrong["error"]["param"] == "since"
+    gone = desk.get("/nodes", 409, since=0, after=first["next"])
+    assert gone["error"]["code"] == "page_gone"
+    whole = desk.get("/nodes", since=0, limit=2)
+    rest = desk.get("/nodes", since=0, limit=1000, after=whole["next"])
+    assert whole["whole"]
+    assert rest["whole"]
+    assert len(whole["data"]) + len(rest["data"]) == len(desk.nodes(limit=1000))
+    desk.client.post(f"/api/v1/jobs/{growing['job']}/cancel")
+
+
+def test_a_prompt_that_an_undo_brings_back_is_the_prompt_again(desk: Desk) -> None:
+    before = desk.get("/nodes/0")["text"]
+    for edit in ({"message": "Another thing"}, {"text": "Quite another"}):
+        answer = desk.client.patch(f"{desk.base}/nodes/0", json={**edit, "in_place": True})
+        assert answer.status_code == 200, answer.text
+        desk.post("/undo")
+        assert desk.get("/nodes/0")["text"] == before
+        assert desk.get()["prompt"] == "Once upon a time"
+        said = desk.get("/nodes/0/path", **{"as": "messages"})["messages"]
+        assert said == [{"role": "user", "content": "Once upon a time"}]
+        found = desk.client.get("/api/v1/search", params={"q": "assistant", "loom": desk.base[14:]})
+        assert found.json()["data"] == []
+    desk.client.patch(f"{desk.base}/nodes/0", json={"message": "Another thing", "in_place": True})
+    desk.post("/undo")
+    desk.post("/redo")
+    assert desk.get()["prompt"] == "Another thing"
+
+
 HALF = "a\\ud800b"
 
 
@@ -671,3 +729,15 @@ def test_notes_may_have_halves_of_characters(desk: Desk) -> None:
     )
     assert answer.status_code == 200
     assert desk.get("/nodes/0", fields="meta")["meta"] == {"x": "\ud800"}
+
+
+def test_an_edit_that_fails_in_the_middle_leaves_nothing(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    before = desk.nodes(fields="tokens")
+    too_long = {"at_token": 2, "text": "word " * 6000}
+    refused = desk.client.post(f"{desk.base}/nodes/{node['node']}/fork", json=too_long)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400, "context_length_exceeded",
+    )  # fmt: skip
+    desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1})
+    assert desk.nodes(fields="tokens") == [{**before[0], "score": 1.0}, *before[1:]]
