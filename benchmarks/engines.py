@@ -64,7 +64,10 @@ def our_job(engine: str, model: str, n: int) -> Job:
     """Return the job through Weft."""
     import weft
 
-    lm = weft.load(model, engine=engine, dtype="auto" if engine == "llamacpp" else "float32")
+    if engine == "llamacpp":  # it reads no variable for its threads; the peer's loop has one
+        lm = weft.load(model, engine=engine, engine_options={"n_threads": 1})
+    else:
+        lm = weft.load(model, engine=engine, dtype="float32")
     ids = prompt_ids()
     banned = {lm.eog_token: float("-inf")}
 

@@ -257,6 +257,8 @@ def trips() -> dict[str, tuple[int, int, int]]:
     import weft
     from weft.cli import main
 
+    if not Path(weft.__file__).is_relative_to(SOURCE):
+        sys.exit(f"weft is imported from {weft.__file__}; trips are counted in {SOURCE}")
     lm = weft.load("tiny")
     loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
     root, store = weft.Branch.create(lm, seed=1), weft.BranchStore(lm)

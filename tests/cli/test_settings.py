@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,26 @@ def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, t
     shown = weft("models")
     assert "no safetensors weights" in shown.stdout
     assert f'next: weft run -m org/whole "{samples.story}" -n 4' in shown.stderr
+
+
+def test_the_embedded_model_runs_on_one_thread(command_environment, tmp_path) -> None:
+    """Its products are too small for more, which wait for each other where cores are busy."""
+    told = """
+import atexit, sys, threadpoolctl
+from weft.engines.numpy.model import Model
+seen, hidden = set(), Model.hidden
+def watched(self, *args):
+    blas = [each for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+    seen.update(each["num_threads"] for each in blas)
+    return hidden(self, *args)
+Model.hidden = watched
+atexit.register(lambda: print("threads", seen, file=sys.stderr))
+from weft.cli import main
+main()
+"""
+    env = command_environment(WEFT_HOME=str(tmp_path))
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        del env[name]
+    words = [sys.executable, "-c", told, "run", "-n", "1", "--max-tokens", "2", "Once"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "threads {1}"

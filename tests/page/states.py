@@ -99,13 +99,7 @@ def model_loading(stage: Stage) -> None:
 
 @state()
 def streaming(stage: Stage) -> None:
-    desk = stage.serve()
-    gate = stage.gate()
-    desk.open_loom()
-    gate.hold(34)
-    grown = desk.grow(n=4, wait=False, **desk.endless())
-    desk.until(lambda: desk.lanes == grown, "four lanes")
-    settled(desk)
+    growing(stage, n=4, tokens=34)
 
 
 @state()
@@ -152,27 +146,15 @@ def no_results(stage: Stage) -> None:
 @state()
 def lane_failed(stage: Stage) -> None:
     """A stand-in fails: the embedded model never does."""
-    desk = stage.serve()
+    desk, gate = growing(stage, n=3, tokens=20)
     desk.watch.allow("")
-    gate = stage.gate()
-    desk.open_loom()
-    gate.hold(20)
-    grown = desk.grow(n=3, wait=False, **desk.endless())
-    desk.until(lambda: desk.lanes == grown, "three lanes")
-    settled(desk)
     gate.fail("the device was lost")
     desk.page.get_by_role("button", name="Retry").first.wait_for()
 
 
 @state()
 def all_stopped(stage: Stage) -> None:
-    desk = stage.serve()
-    gate = stage.gate()
-    desk.open_loom()
-    gate.hold(20)
-    grown = desk.grow(n=4, wait=False, **desk.endless())
-    desk.until(lambda: desk.lanes == grown, "four lanes")
-    settled(desk)
+    desk, gate = growing(stage, n=4, tokens=20)
     desk.press("Escape", "Escape")
     gate.open()
     desk.wait_grown()
@@ -310,6 +292,18 @@ def a_story(desk: Desk) -> None:
 
 def write(desk: Desk, parent: int, text: str) -> None:
     desk.ask("POST", desk.of("/nodes"), json={"parent": parent, "text": text})
+
+
+def growing(stage: Stage, n: int, tokens: int) -> tuple[Desk, Gate]:
+    """Let branches grow until they have so many tokens, and hold them there."""
+    desk = stage.serve()
+    gate = stage.gate()
+    desk.open_loom()
+    gate.hold(tokens)
+    grown = desk.grow(n=n, wait=False, **desk.endless())
+    desk.until(lambda: desk.lanes == grown, "a lane for each branch")
+    settled(desk)
+    return desk, gate
 
 
 def settled(desk: Desk) -> None:

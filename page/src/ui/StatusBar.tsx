@@ -99,7 +99,7 @@ function Saving() {
   )
 }
 
-const COUNTS_MS = 600
+const COUNTS_MS = 200
 const isStill = () => matchMedia('(prefers-reduced-motion: reduce)').matches
 
 /** A figure that counts up to where it is now: the reuse that one has just caused is seen. */

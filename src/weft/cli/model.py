@@ -26,10 +26,6 @@ _log = logging.getLogger(__name__)
 
 def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
     """Load a model, telling of downloads and slow loads on stderr. Raises: as `weft.load`."""
-    if model == TINY and engine in ("auto", "numpy"):
-        # NOTE: before numpy is imported. The products of the embedded model are too small to gain
-        # from threads, and wait for them badly when other programs keep the cores busy.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from ..engines import engine_names
     from ..loading import load, parse_bytes
 
@@ -42,7 +38,14 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
     with LoadProgress(Out.of(sys.stderr)) as progress:
         began = time.perf_counter()
         try:
-            lm = load(model, engine=engine, kv_budget=kv_budget, progress=progress)
+            options = threads_of(model, engine)
+            lm = load(
+                model,
+                engine=engine,
+                kv_budget=kv_budget,
+                engine_options=options,
+                progress=progress,
+            )
             seconds = time.perf_counter() - began
             _log.info("loaded %s on the %s engine in %.2f s", model, lm.info.name, seconds)
         except ConfigError as error:
@@ -52,6 +55,16 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
         note = f"loaded in {seconds:.0f} s (keep it warm: weft serve {shlex.quote(model)})"
         Out.of(sys.stderr).line((note, "dim"))
     return lm
+
+
+def threads_of(model: str, engine: str) -> dict[str, int] | None:
+    """Return the engine's option of threads, where the environment does not say it.
+
+    The products of the embedded model are too small to gain from threads, and wait for them badly
+    when other programs keep the cores busy.
+    """
+    is_small = model == TINY and engine in ("auto", "numpy")
+    return {"threads": 1} if is_small and not os.environ.get("OPENBLAS_NUM_THREADS") else None
 
 
 class LoadProgress:

@@ -269,8 +269,10 @@ def check_rows(rows: Sequence[Row]) -> None:
             raise ForwardError("a row has no tokens; it needs at least one")
         if row.position != n_before:
             raise ForwardError(f"a row starts at position {row.position} after {n_before} slots")
-        if any(not 0 <= at < n_tokens for at in row.logits_at):
-            raise ForwardError(f"logits_at {row.logits_at} lies outside a row of {n_tokens} tokens")
+        for at in row.logits_at:
+            if not 0 <= at < n_tokens:
+                wrong = f"logits_at {row.logits_at} lies outside a row of {n_tokens} tokens"
+                raise ForwardError(wrong)
         for span in row.scores:
             if span.start < 0 or span.start + len(span.targets) > n_tokens:
                 raise ForwardError(f"{span} lies outside a row of {n_tokens} tokens")

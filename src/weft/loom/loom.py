@@ -137,10 +137,6 @@ class Loom(Heddle):
         loom._begin(home, made, heddle_class)
         return loom
 
-    @property
-    def _child_class(self) -> type[Heddle]:
-        return self.heddle_class
-
     def _encode_own(self, text: str) -> list[int]:
         # A root is a whole text, in which special tokens are rendered: they are read back as such.
         return self._home.text_lm().text.encode(text, special=True, add_bos=False)

@@ -167,12 +167,9 @@ class HeddleState:
 
     def _child(self, token_ids: Sequence[int]) -> Heddle:
         """Make a child that is in no list yet."""
-        child: Heddle = self._child_class(self._home, None, list(token_ids), None, None, self)
+        made: Any = getattr(self, "heddle_class", type(self))  # a root says what stands below it
+        child: Heddle = made(self._home, None, list(token_ids), None, None, self)
         return child
-
-    @property
-    def _child_class(self) -> type[Any]:
-        return type(self)
 
     def _encode(self, text: str, special: bool | None = None) -> list[int]:
         special = self.reads_special if special is None else special

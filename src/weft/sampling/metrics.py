@@ -50,10 +50,11 @@ def log_softmax(logits: Floats) -> Floats:
     return logprobs
 
 
-def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
+def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None = None) -> Moments:
     """Return what a draw and its figures share, with one exp an entry.
 
-    logits: float32 [B, V]; not modified. scratch: working memory, if given.
+    logits: float32 [B, V]; not modified. scratch: working memory, if given. peak: float32 [B], the
+    largest logits, where they are known.
     Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
     """
     # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
@@ -61,7 +62,7 @@ def moments(logits: Floats, scratch: Scratch | None = None) -> Moments:
     below = space.take("below", logits.shape, np.float32)
     weights = space.take("weights", logits.shape, np.float32)
     with np.errstate(invalid="ignore"):
-        peak = logits.max(axis=1)
+        peak = logits.max(axis=1) if peak is None else peak
         np.subtract(logits, peak[:, None], out=below)
         np.exp(below, out=weights)
         total = weights.sum(axis=1)

@@ -290,11 +290,12 @@ class Chain:
     def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
         lanes, at = contest.lanes, contest.at
-        broken = np.flatnonzero(~np.isfinite(raw.max(axis=1)))
+        peak = raw.max(axis=1)
+        broken = np.flatnonzero(~np.isfinite(peak))
         if broken.size:
             raw = raw.copy()
-            raw[broken] = 0
-        found = moments(raw, self._scratch)
+            raw[broken] = peak[broken] = 0
+        found = moments(raw, self._scratch, peak)
         if len(lanes) > len(raw):
             arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
         else:

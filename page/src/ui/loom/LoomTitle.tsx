@@ -37,10 +37,6 @@ export function LoomTitle({ loom }: { loom: OpenLoom }) {
             event.stopPropagation()
             edit()
           }}
-          onClick={(event) => {
-            // With a finger there is no double click; a mouse's first click does nothing yet.
-            if ((event as unknown as PointerEvent).pointerType === 'touch') edit()
-          }}
         >
           <span class="cut">{name}</span>
         </button>

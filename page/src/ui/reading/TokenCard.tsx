@@ -58,6 +58,7 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
         {token && isPart(token) && <Chips bytes={token.bytes} />}
         <span class="grow" />
         <span class="caption">
+          {token && `id ${token.id} · `}
           {index + 1}/{total}
         </span>
       </header>
@@ -70,10 +71,8 @@ function Card({ loom, node, index }: { loom: OpenLoom; node: number; index: numb
         <dd>{rank == null ? '–' : rank + 1}</dd>
         <dt>entropy</dt>
         <dd>{entropy === null ? '–' : `${entropy.toFixed(2)} nats`}</dd>
-        <dt>id</dt>
-        <dd>{token?.id ?? '–'}</dd>
         <dt>bytes</dt>
-        <dd class="token cut">{token ? hex(token.bytes) : '–'}</dd>
+        <dd class="token bytes">{token ? hex(token.bytes) : '–'}</dd>
       </dl>
       {problem ? (
         <p class="caption problem">{problem}</p>
