@@ -258,3 +258,13 @@ def test_a_character_that_is_not_whole_is_in_no_snapshot(served: Served, shared:
         texts += served.on_loop(look())
     assert len(texts) > 20
     assert {text.strip("\N{GRINNING FACE}") for text in texts} == {""}
+
+
+def test_a_long_question_holds_up_nobody_in_its_loom(served: Served, shared: Shared) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(shared.post, "/nodes/0/next", candidates=list(range(40, 104)), ahead=64)
+        shared.until(lambda: served.service.n_works == 1)
+        (added,) = shared.post("/nodes", 201, text=" there")["added"]
+        assert shared.node(added["node"])["text"] == " there"
+        assert not asked.done()
+        assert len(asked.result(30)["candidates"]) == 64

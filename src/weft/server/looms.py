@@ -117,6 +117,23 @@ class LiveLoom:
                 if future.done():
                     raise
 
+    @asynccontextmanager
+    async def unlocked(self) -> AsyncIterator[None]:
+        """Let others have the tree, while the model works for who holds the lock."""
+        self.lock.release()
+        try:
+            yield
+        finally:
+            cancelled: asyncio.CancelledError | None = None
+            while True:
+                try:
+                    await self.lock.acquire()
+                    break
+                except asyncio.CancelledError as error:  # who let go of it has it again, always
+                    cancelled = error
+            if cancelled is not None:
+                raise cancelled
+
     async def sync(self, *, now: bool = False) -> None:
         """Take in what other processes wrote. The caller holds the lock.
 
