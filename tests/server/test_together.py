@@ -100,7 +100,8 @@ def read(shared: Shared, until: Any, **query: Any) -> Told:
     """Return the events of all that happens in a loom, to the first of which something is so."""
     came: Told = []
     query = {"tokens": True, **query}
-    with shared.client.stream("GET", f"{shared.base}/events", params=query) as answer:
+    path = f"{shared.base}/events"
+    with shared.client.stream("GET", path, params=query, timeout=10) as answer:  # below a ping
         number, name = 0, ""
         for line in answer.iter_lines():
             key, _, value = line.partition(": ")
@@ -268,3 +269,15 @@ def test_a_long_question_holds_up_nobody_in_its_loom(served: Served, shared: Sha
         assert shared.node(added["node"])["text"] == " there"
         assert not asked.done()
         assert len(asked.result(30)["candidates"]) == 64
+
+
+def test_a_new_name_from_elsewhere_is_told_while_something_grows(
+    shared: Shared, file: Path
+) -> None:
+    shared.grow()
+    with ThreadPoolExecutor(1) as pool, Library(f"sqlite:///{file}") as other:
+        for turn in range(2):
+            came = pool.submit(read, shared, lambda came: came[-1][1] == "renamed")
+            time.sleep(0.3)
+            other.rename(shared.id, f"{turn}-{shared.id}")
+            assert came.result(10)[-1][2]["name"] == f"{turn}-{shared.id}"

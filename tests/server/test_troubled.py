@@ -17,6 +17,7 @@ from weft.loom import Loom
 from weft.loom.grow import plan
 from weft.sampling.params import SamplingParams
 from weft.server import ServerConfig
+from weft.store.library import Library
 
 with weft.load("tiny") as _lm:
     NO_END = {str(token): -1e6 for token in _lm.text.stop_ids}
@@ -188,3 +189,24 @@ def test_branches_that_no_model_takes_are_over() -> None:
         assert [each.over for each in growth.shoots] == [True, True]
 
     asyncio.run(work())
+
+
+def test_a_search_that_the_server_ended_is_interrupted_and_kept(tmp_path: Path) -> None:
+    db = f"sqlite:///{tmp_path}/weft.db"
+    with serving(ServerConfig(port=0, db=db, grace_s=0.0)) as served:
+        client = served.client
+        loom = client.post("/api/v1/looms", json={"prompt": "Use 1 2 3"}).json()["id"]
+        asked = {"strategy": "best-of-n", "n": 3, "max_tokens": 4000, "logit_bias": NO_END}
+        job = client.post(f"/api/v1/looms/{loom}/runs", json=asked).json()["job"]
+        until = time.monotonic() + 10
+        while not any(
+            each["n_tokens"] for each in client.get(f"/api/v1/jobs/{job}").json()["branches"]
+        ):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    with Library(db) as library:
+        kept = library.open(loom)
+        ends = [node.finish_reason for node in kept.loom.walk()][1:]
+        assert ends == ["interrupted"] * len(ends)
+        assert [each.kind for each in kept.history()] == ["run", "create"]
+        assert not any(row.is_growing for row in kept.nodes())

@@ -80,6 +80,7 @@ class LiveLoom:
         self._lasting = JointWork(self.lock, self._make_all_durable)
         self._keeping = JointWork(self.lock, self._keep_grown)
         self._synced = 0.0
+        self._name = kept.name  # as it was told; what is written takes in a new one, too
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._kin: dict[str, int] = {}  # and the one that changed its children
         self._gone: dict[int, int] = {}  # number to revision of what was removed, and is out still
@@ -140,10 +141,10 @@ class LiveLoom:
         now: even if that was done a moment ago.
         """
         if now or time.monotonic() - self._synced > _FRESH_S:
-            name = self.kept.name
             self.publish(await self.call(self.kept.sync))
-            if self.kept.name != name:
-                self.events.put("renamed", {"loom": self.kept.id, "name": self.kept.name})
+            if self.kept.name != self._name:
+                self._name = self.kept.name
+                self.events.put("renamed", {"loom": self.kept.id, "name": self._name})
             self._synced = time.monotonic()
 
     async def change(self, kind: str, edit: Callable[[], Any], actor: str) -> Change:
