@@ -195,11 +195,18 @@ export class OpenLoom {
 
   /** Ask for what has changed since the revision that is known. */
   private async refresh(): Promise<void> {
-    const page = await api.nodes(this.id, { since: this.tree.rev, limit: PAGE })
+    const since = this.tree.rev
+    const page = await api.nodes(this.id, { since, limit: PAGE })
     if (page.whole) return this.load()
+    const data = [...page.data]
+    for (let after = page.next ?? null; after !== null; ) {
+      const more: Schemas['NodePage'] = await api.nodes(this.id, { since, limit: PAGE, after })
+      data.push(...more.data)
+      after = more.next ?? null
+    }
     batch(() => {
       this.tree.remove(page.removed ?? [])
-      this.tree.put(page.data)
+      this.tree.put(data)
       this.tree.rev = page.rev
       this.settle()
     })
