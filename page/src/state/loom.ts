@@ -13,6 +13,8 @@ import { inspectorTab } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
+// A long text is laid out as a whole: it is painted as much less often as that takes longer.
+const LETTERS_A_MS = 1000
 const SEEN = 16 // tokens whose alternatives are asked for at once
 const TOP = 8
 const NONE: ReadonlySet<number> = new Set()
@@ -489,11 +491,14 @@ export class OpenLoom {
     )
   }
 
-  /** Whoever stood at a node that went, and has not moved since, stands there again once it is back. */
+  /**
+   * Whoever stood at a node that went, and has not moved since, stands there again once it is back,
+   * but not in the middle of writing.
+   */
   private goBack(was: number): void {
     const now = this.current.peek()
     if (!this.tree.get(was)) this.left = { node: was, at: now }
-    else if (this.left && this.left.at === now && this.tree.get(this.left.node)) {
+    else if (this.left?.at === now && this.tree.get(this.left.node) && !this.drafts.open) {
       this.current.value = this.left.node
       this.left = null
     }
@@ -519,21 +524,24 @@ export class OpenLoom {
     this.dirty.add(lane)
     if (this.painting) return
     this.painting = true
-    setTimeout(() => {
-      this.painting = false
-      batch(() => {
-        for (const each of this.dirty) {
-          const node = this.tree.get(each.node)
-          if (node && !each.isOver) {
-            node.text = each.text
-            node.n_tokens = each.nTokens
-            node.mean_p = each.meanP
+    setTimeout(
+      () => {
+        this.painting = false
+        batch(() => {
+          for (const each of this.dirty) {
+            const node = this.tree.get(each.node)
+            if (node && !each.isOver) {
+              node.text = each.text
+              node.n_tokens = each.nTokens
+              node.mean_p = each.meanP
+            }
+            each.version.value += 1
           }
-          each.version.value += 1
-        }
-        this.dirty.clear()
-      })
-    }, PAINT_MS)
+          this.dirty.clear()
+        })
+      },
+      PAINT_MS + lane.text.length / LETTERS_A_MS,
+    )
   }
 
   // Standing and moving

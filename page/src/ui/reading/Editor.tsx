@@ -2,6 +2,7 @@
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError } from '../../api/client'
 import { ROOT } from '../../model/tree'
+import { shownText } from '../../model/turns'
 import { count, plural } from '../../model/words'
 import * as act from '../../state/actions'
 import type { Draft } from '../../state/drafts'
@@ -47,6 +48,8 @@ export function Editor({ loom, draft }: EditorProps) {
     }
   }
   const recomputed = tokensBelow(loom, draft.node)
+  const node = loom.tree.get(draft.node)
+  const now = node ? shownText(node, loom.info.value, false) : ''
   return (
     <div class="editor" data-edits={draft.node}>
       <Area
@@ -65,6 +68,12 @@ export function Editor({ loom, draft }: EditorProps) {
         <p class="error" role="alert">
           {problem}
         </p>
+      )}
+      {problem && now !== draft.base && (
+        <details class="caption theirs">
+          <summary>What is there now</summary>
+          <p>{now}</p>
+        </details>
       )}
       <Trailing loom={loom} draft={draft} />
       <div class="row editing">
