@@ -1,4 +1,4 @@
-"""What people come to in the middle of their work: another tab, a lost node, a wrong key, a way back."""
+"""What people come to in the middle of their work: another tab, a lost node, a wrong key."""
 
 from __future__ import annotations
 
@@ -51,8 +51,11 @@ def test_what_is_written_at_a_node_that_goes_stays_in_ones_hands(bush: Desk, pag
     expect(page.get_by_text("was removed meanwhile")).to_be_visible()
     assert_accessible(page)
     assert set(bush.nodes()) == {0, 2, 3}
+    bush.ask("POST", bush.of("/undo"))
+    expect(bush.row(1)).to_be_visible()
+    expect(area).to_be_focused()  # nor when it comes back
     page.keyboard.press("Shift+Enter")
-    bush.until(lambda: len(bush.nodes()) == 4, "it is a child of what is there")
+    bush.until(lambda: len(bush.nodes()) == 9, "it is a child of what is there")
     made = max(bush.nodes())
     assert bush.nodes()[made]["text"] == " was old, mine xX"
     assert bush.nodes()[made]["parent"] == 0
@@ -263,6 +266,23 @@ def test_a_node_is_moved_wherever_the_focus_is(bush: Desk, page: Page) -> None:
     page.evaluate("document.activeElement.blur()")
     bush.press("ArrowLeft", "ArrowDown", "Enter")
     bush.until(lambda: bush.nodes()[5]["parent"] == 2, "it stands there")
+
+
+def test_a_nodes_menu_needs_no_tree(bush: Desk, page: Page) -> None:
+    bush.press("1", "Control+[", "Shift+F10")
+    expect(page.get_by_role("menu", name="Node")).to_be_visible()
+    page.get_by_role("menuitem", name="Merge with the parent").wait_for()
+
+
+def test_what_was_pasted_stays_until_it_is_a_loom(desk: Desk, page: Page) -> None:
+    desk.watch.allow("400")
+    page.goto("/")
+    page.get_by_role("button", name="Import").click()
+    field = page.get_by_label("Or paste it here")
+    field.fill('{"hello": 1}')
+    page.get_by_role("button", name="Import", exact=True).last.click()
+    expect(page.get_by_role("dialog")).to_contain_text("No format that is known")
+    expect(field).to_have_value('{"hello": 1}')
 
 
 def test_commands_are_found_by_the_words_of_other_programs(bush: Desk, page: Page) -> None:

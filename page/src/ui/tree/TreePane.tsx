@@ -13,7 +13,6 @@ import { beginMove, carried, menu, menuHere, moveTo, moving, select, selectAll }
 import { MapView } from './MapView'
 import { Moving } from './Moving'
 import { OutlineTree } from './OutlineTree'
-import { RowMenu } from './RowMenu'
 import { Search } from './Search'
 import { growSelected, Selected } from './Selected'
 import { openSelectMenu, SelectMenu } from './SelectMenu'
@@ -44,7 +43,6 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
         {isMap && <MapView loom={loom} />}
       </div>
       <Selected loom={loom} />
-      <RowMenu loom={loom} />
       <SelectMenu loom={loom} />
     </div>
   )
