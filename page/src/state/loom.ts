@@ -92,8 +92,8 @@ export class OpenLoom {
     if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
     return prunedIn(run.rounds, this.shownRound.value)
   })
-  /** It was removed while it was open: what is shown can still be read. */
-  readonly isGone = signal(false)
+  /** It went while it was open, or another server answers now: what is shown can still be read. */
+  readonly gone = signal<'removed' | 'unknown' | null>(null)
   /** What a call failed with last, and which nodes it grew. */
   readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
   readonly visited = new Set<number>()
@@ -142,6 +142,12 @@ export class OpenLoom {
   get top(): number {
     const hoisted = this.hoisted.value
     return hoisted[hoisted.length - 1] ?? ROOT
+  }
+
+  /** There is nothing to follow any more. */
+  lose(how: 'removed' | 'unknown'): void {
+    this.gone.value = how
+    this.feed.close()
   }
 
   get isGrowing(): boolean {
@@ -238,10 +244,7 @@ export class OpenLoom {
       renamed: (data) => {
         this.info.value = { ...this.info.peek(), name: data.name }
       },
-      removed: () => {
-        this.isGone.value = true
-        this.feed.close()
-      },
+      removed: () => this.lose('removed'),
     }
   }
 
@@ -586,7 +589,7 @@ export class OpenLoom {
 
   isUnread(number: number): boolean {
     const node = this.tree.get(number)
-    return node !== undefined && node.mean_p !== null && !this.visited.has(number)
+    return node !== undefined && (node.growing || node.mean_p !== null) && !this.visited.has(number)
   }
 
   private remembering: number | undefined

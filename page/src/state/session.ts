@@ -26,11 +26,12 @@ export const model = computed<Model | null>(() => {
 })
 /** The open loom can be read but not grown: its model is not loaded. */
 export const isReadOnly = computed(() => open.value !== null && server.value !== null && model.value === null)
+const GONE = { removed: 'This loom was removed.', unknown: 'This server does not have this loom.' }
 /** Why the open loom cannot be grown, in words; null where it can. */
 export const cannotGrow = computed(() => {
   const loom = open.value
   if (!loom) return null
-  if (loom.isGone.value) return 'This loom was removed.'
+  if (loom.gone.value) return GONE[loom.gone.value]
   return isReadOnly.value ? `Read-only: load ${loom.info.value.model} to grow.` : null
 })
 /** A model that is being loaded now. */
@@ -60,22 +61,28 @@ export async function watchServer(): Promise<void> {
   }
 }
 
+/** The server tells of what it could bring back. */
+const wasRemoved = (error: ApiError) => error.hint.includes('restore')
+
 /** The server answers, for the first time or again: what was missed meanwhile. */
 async function cameBack(): Promise<void> {
   try {
     await listLooms()
     const loom = open.peek()
     if (loom) loom.info.value = await api.loom(loom.id)
+    else if (missing.peek()) await followAddress() // it may be here now
   } catch (error) {
     const isGone = error instanceof ApiError && error.status === 404
-    if (isGone && open.peek()) open.peek()!.isGone.value = true
+    if (isGone && open.peek()) open.peek()!.lose(wasRemoved(error) ? 'removed' : 'unknown')
     else failed(error)
   }
 }
 
 whenLost(() => void watchServer().catch(failed))
 effect(() => {
-  if (open.value?.feed?.isConnected.value === false) void watchServer().catch(failed)
+  if (open.value?.feed?.isConnected.value !== false) return
+  // Where the server answers, the loom itself may be what is not there.
+  void watchServer().then(() => (isAway.peek() ? undefined : cameBack()), failed)
 })
 
 const LOOKS_MS = 5000
@@ -90,7 +97,7 @@ export function keepWatch(): void {
     look()
     if (document.hidden) return
     if (open.peek() === null) listLooms().catch(failed)
-    if (open.peek()?.isGone.peek()) void openAgain()
+    if (open.peek()?.gone.peek()) void openAgain()
   })
   setInterval(() => open.peek() === null && look(), LOOKS_MS)
   effect(followName)
@@ -192,8 +199,7 @@ export async function openLoom(
     if (!told) failed(error)
     batch(() => {
       close()
-      // The server tells of what it could bring back.
-      missing.value = told && { name, error: told.message, wasRemoved: told.hint.includes('restore') }
+      missing.value = told && { name, error: told.message, wasRemoved: wasRemoved(told) }
     })
   } finally {
     if (turn === wanted) opening.value = null

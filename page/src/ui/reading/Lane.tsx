@@ -1,6 +1,7 @@
 /** One branch while it grows: of a fixed height, with its last lines in sight. */
 import { Check, Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
+import { nothing } from '../../model/label'
 import type { Lane as LaneState } from '../../model/lane'
 import { count, finishWord, plural, probability } from '../../model/words'
 import * as act from '../../state/actions'
@@ -56,7 +57,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
       >
         <p>
           {isEmpty ? (
-            <span class="muted">(ended at once)</span>
+            <span class="muted">{nothing(lane.finish === 'stop')}</span>
           ) : (
             tail(lane.text, isWhole).replace(/^[^\S\n]+/, '')
           )}
