@@ -30,6 +30,20 @@ def one_of(name: str, value: Any, allowed: Collection[Any], why: str = "") -> No
         raise ConfigError(f"{name} is {value!r:.80}; allowed are {shown}{why}")
 
 
+def half_character(text: str) -> int | None:
+    """Return where a text has half of a surrogate pair, which no encoding has; None for nowhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def half_told(name: str, text: str, at: int) -> str:
+    """Return what is wrong with such a text."""
+    return f"{name} has half a character at {at} ({text[at]!r}, a lone surrogate); give whole ones"
+
+
 def as_index(value: Any) -> int | None:
     """Return a value that is a whole number as an int; None for any other, and for bools of all
     libraries: a tensor of one would say 1.

@@ -611,3 +611,133 @@ def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
     refused = chat.client.patch(f"{chat.base}/nodes/0", json=edit)
     assert refused.status_code == 400
     assert "more than one message" in refused.json()["error"]["message"]
+
+
+def test_what_came_back_is_not_told_to_be_gone(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{one['node']}")
+    desk.client.delete(f"{desk.base}/nodes/{other['node']}")
+    desk.post("/undo")
+    page = desk.get("/nodes", since=rev)
+    assert page["removed"] == [one["node"]]
+    assert other["node"] in [node["node"] for node in page["data"]]
+    assert desk.get("/nodes", since=page["rev"] + 1000)["whole"]  # of another past
+
+
+def test_what_has_changed_comes_in_pages_too(served: Served, desk: Desk) -> None:
+    made = desk.grow(n=5)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{made[0]['node']}")
+    for node in made[1:4]:
+        desk.client.patch(f"{desk.base}/nodes/{node['node']}", json={"score": 1})
+    growing = desk.post("/nodes/0/generate", 202, n=1, **desk.endless(served))
+    number = growing["branches"][0]["node"]
+    first = page = desk.get("/nodes", since=rev, limit=2)
+    told = page["data"]
+    assert (len(told), page["removed"], page["whole"]) == (2, [made[0]["node"]], False)
+    while page["next"] is not None:
+        page = desk.get("/nodes", since=rev, limit=2, after=page["next"])
+        assert (len(page["data"]) <= 2, page["removed"], page["whole"]) == (True, [], False)
+        told += page["data"]
+    assert [node["node"] for node in told] == [*(node["node"] for node in made[1:4]), number]
+    wrong = desk.get("/nodes", 400, after=first["next"])
+    assert wrong["error"]["param"] == "since"
+    gone = desk.get("/nodes", 409, since=0, after=first["next"])
+    assert gone["error"]["code"] == "page_gone"
+    whole = desk.get("/nodes", since=0, limit=2)
+    rest = desk.get("/nodes", since=0, limit=1000, after=whole["next"])
+    assert whole["whole"]
+    assert rest["whole"]
+    assert len(whole["data"]) + len(rest["data"]) == len(desk.nodes(limit=1000))
+    desk.client.post(f"/api/v1/jobs/{growing['job']}/cancel")
+
+
+def test_a_prompt_that_an_undo_brings_back_is_the_prompt_again(desk: Desk) -> None:
+    before = desk.get("/nodes/0")["text"]
+    for edit in ({"message": "Another thing"}, {"text": "Quite another"}):
+        answer = desk.client.patch(f"{desk.base}/nodes/0", json={**edit, "in_place": True})
+        assert answer.status_code == 200, answer.text
+        desk.post("/undo")
+        assert desk.get("/nodes/0")["text"] == before
+        assert desk.get()["prompt"] == "Once upon a time"
+        said = desk.get("/nodes/0/path", **{"as": "messages"})["messages"]
+        assert said == [{"role": "user", "content": "Once upon a time"}]
+        found = desk.client.get("/api/v1/search", params={"q": "assistant", "loom": desk.base[14:]})
+        assert found.json()["data"] == []
+    desk.client.patch(f"{desk.base}/nodes/0", json={"message": "Another thing", "in_place": True})
+    desk.post("/undo")
+    desk.post("/redo")
+    assert desk.get()["prompt"] == "Another thing"
+
+
+HALF = "a\\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", "/api/v1/looms", '{"prompt": "HALF"}', "prompt"),
+        ("POST", "/api/v1/looms", '{"prompt": "x", "name": "HALF"}', "name"),
+        ("POST", "/api/v1/looms", '{"messages": [{"role": "user", "content": "HALF"}]}',
+         "messages"),
+        ("PATCH", "LOOM", '{"name": "HALF"}', "name"),
+        ("POST", "LOOM/nodes", '{"text": "HALF"}', "text"),
+        ("POST", "LOOM/nodes", '{"texts": ["x", "HALF"]}', "texts"),
+        ("POST", "LOOM/nodes", '{"message": "HALF"}', "message"),
+        ("PATCH", "LOOM/nodes/0", '{"text": "HALF", "in_place": true}', "text"),
+        ("PATCH", "LOOM/nodes/0", '{"bookmark": "HALF"}', "bookmark"),
+        ("POST", "LOOM/nodes/0/generate", '{"stop": "HALF"}', "stop"),
+        ("POST", "LOOM/nodes/0/generate", '{"stop": ["HALF"], "wait": true}', "stop"),
+        ("POST", "LOOM/nodes/0/generate", '{"choices": ["HALF"]}', "choices"),
+        ("POST", "LOOM/nodes/0/generate", '{"regex": "HALF"}', "regex"),
+        ("POST", "LOOM/nodes/0/score", '{"text": "HALF"}', "text"),
+        ("POST", "LOOM/nodes/0/next", '{"candidates": ["HALF"]}', "candidates"),
+        ("POST", "LOOM/runs", '{"strategy": "tot", "stop": "HALF"}', "stop"),
+        ("POST", "/api/v1/tokenize", '{"text": "HALF"}', "text"),
+        ("POST", "/v1/completions", '{"model": "tiny", "prompt": "HALF"}', "prompt"),
+        ("POST", "/v1/chat/completions",
+         '{"model": "tiny", "messages": [{"role": "user", "content": "HALF"}]}', "messages"),
+        ("PATCH", "LOOM/nodes/0", '{"meta": {"x": NaN}}', "meta"),
+        ("PATCH", "LOOM/nodes/0", '{"meta": {"x": [1e999]}}', "meta"),
+        ("PATCH", "LOOM", '{"meta": {"x": NaN}}', "meta"),
+        ("POST", "/api/v1/looms", '{"prompt": "x", "meta": {"x": Infinity}}', "meta"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_and_no_number_is_refused_by_its_field(
+    desk: Desk, method: str, path: str, body: str, param: str
+) -> None:
+    """And leaves nothing behind that a later change would stumble over."""
+    answer = desk.client.request(
+        method,
+        path.replace("LOOM", desk.base),
+        content=body.replace("HALF", HALF),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "").split(".")[0] == param
+    assert "half a character" in error["message"] or "no number of JSON" in error["message"]
+    assert desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1}).status_code == 200
+
+
+def test_notes_may_have_halves_of_characters(desk: Desk) -> None:
+    answer = desk.client.patch(
+        f"{desk.base}/nodes/0",
+        content='{"meta": {"x": "\\ud800"}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200
+    assert desk.get("/nodes/0", fields="meta")["meta"] == {"x": "\ud800"}
+
+
+def test_an_edit_that_fails_in_the_middle_leaves_nothing(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    before = desk.nodes(fields="tokens")
+    too_long = {"at_token": 2, "text": "word " * 6000}
+    refused = desk.client.post(f"{desk.base}/nodes/{node['node']}/fork", json=too_long)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400, "context_length_exceeded",
+    )  # fmt: skip
+    desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1})
+    assert desk.nodes(fields="tokens") == [{**before[0], "score": 1.0}, *before[1:]]

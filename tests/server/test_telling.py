@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -291,3 +292,80 @@ def test_a_long_stream_tells_each_token_once_and_20_times_a_second_at_most(serve
                 n_tokens += len([t for t in json.loads(line[6:])["t"] if t[1] is not None])
     assert n_tokens == 120
     assert n_events <= 2 + (time.monotonic() - began) / TICK_S
+
+
+# Slow readers -----------------------------------------------------------------------------------
+
+
+def test_a_log_is_no_larger_than_it_may_be_whatever_is_told() -> None:
+    log = EventLog(dict, most=1024, most_bytes=1 << 20)
+    for _ in range(100):
+        log.put("change", {"added": [{"text": "x" * 100_000}]})
+    assert 5 < len(log._kept) <= 11
+    log.put("change", {"added": [{"text": "x" * 3_000_000}]})
+    assert len(log._kept) == 1  # who waits for it is told it
+    for at in range(2000):
+        log.put("tok", {"t": [[0, at, "x", -0.5, 0.5]] * 16})
+    assert sum(16 * 200 for _ in log._kept) < 1.2 * (1 << 20)
+
+
+def test_who_reads_slowly_holds_one_piece_and_is_told_the_state_anew() -> None:
+    async def work() -> None:
+        log = EventLog(lambda: {"state": log.last}, most=4096, most_bytes=8 << 20)
+        for at in range(4000):
+            log.put("change", {"at": at, "text": "x" * 900})
+        pieces = log.frames(0)
+        piece = await anext(pieces)
+        assert len(piece) < 400_000
+        n_seen = piece.count(b"event: change")
+        for at in range(4096):
+            log.put("change", {"at": at})
+        assert (await anext(pieces)).startswith(b"id: 8096\nevent: snapshot\n")
+        log.put("change", {"at": "last"})
+        assert await anext(pieces) == b'id: 8097\nevent: change\ndata: {"at":"last"}\n\n'
+        assert 100 < n_seen < 500
+        await pieces.aclose()
+        assert log.n_readers == 0
+
+    run(work)
+
+
+def test_one_who_does_not_read_holds_up_nobody_and_nothing_grows_for_him(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He comes back to the state as it is, and to what goes on after it."""
+    loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
+    live = served.service.looms.open_one(loom)
+    assert live is not None
+    monkeypatch.setattr(live.feed, "_most", 40)  # of 2,048: so many events take minutes
+    path = f"/api/v1/looms/{loom}/events?tokens=true"
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        slow.connect((host, int(port)))
+        slow.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        assert slow.recv(64).startswith(b"HTTP/1.1 200")
+        body = {"n": 16, "max_tokens": 256, "logit_bias": no_end(served), "stream": True}
+        n_tokens, sizes = 0, []
+        for _ in range(2):
+            grow = f"/api/v1/looms/{loom}/nodes/0/generate"
+            with served.client.stream("POST", grow, json=body) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {") and '"t":' in line:
+                        n_tokens += sum(t[1] is not None for t in json.loads(line[6:])["t"])
+                        sizes.append(live.feed._n_bytes)
+        assert n_tokens == 2 * 16 * 256  # told to the other one, all of them
+        assert max(sizes) <= 1 << 20
+        assert live.feed.n_readers == 1
+        slow.settimeout(20)
+        told = b""
+        while b"event: change" not in told.rpartition(b"event: snapshot")[2]:
+            told += slow.recv(1 << 16)
+            if told.endswith(b"\n") and live.feed.n_readers and b"event: snapshot" in told:
+                served.client.patch(f"/api/v1/looms/{loom}/nodes/0", json={"score": len(told)})
+        assert told.count(b"event: snapshot") >= 1
+    until = time.monotonic() + 10
+    while live.feed.n_readers:
+        assert time.monotonic() < until
+        served.client.patch(f"/api/v1/looms/{loom}/nodes/0", json={"score": time.monotonic()})
+        time.sleep(0.05)

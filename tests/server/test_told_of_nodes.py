@@ -117,3 +117,23 @@ def test_a_candidate_is_told_with_how_greedy_decoding_goes_on(served: Served, lo
     assert client.post(f"{loom}/nodes/0/next", json={"ahead": 65}).status_code == 400
     with_none = client.post(f"{loom}/nodes/0/next", json={"candidates": ids}).json()
     assert "ahead" not in with_none["candidates"][0]
+
+
+def test_a_node_tells_the_model_that_grew_it_and_not_the_loom_s(served: Served, loom: str) -> None:
+    client = served.client
+    client.post("/api/v1/models", json={"source": "tiny", "id": "other", "wait": True})
+    asked = {"n": 1, "max_tokens": 3, "wait": True}
+    (own,) = client.post(f"{loom}/nodes/0/generate", json=asked).json()["nodes"]
+    (others,) = client.post(f"{loom}/nodes/0/generate", json={**asked, "model": "other"}).json()[
+        "nodes"
+    ]
+    searched = {"strategy": "best-of-n", "n": 2, "max_tokens": 3, "wait": True, "model": "other"}
+    best = client.post(f"{loom}/runs", json=searched).json()["result"]["best"]
+    (written,) = client.post(f"{loom}/nodes", json={"text": " said"}).json()["added"]
+    models = [
+        client.get(f"{loom}/nodes/{node}", params={"fields": "made"}).json()["made"]["model"]
+        for node in (own["node"], others["node"], best, written["node"], 0)
+    ]
+    assert models == ["tiny", "other", "other", None, None]
+    assert client.get(loom).json()["model"] == "tiny"
+    client.delete("/api/v1/models/other")

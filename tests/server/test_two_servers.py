@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -107,3 +108,24 @@ def let_pass(folder: Path, seconds: float) -> None:
     with Library(f"sqlite:///{folder}/weft.db") as library:
         aged = sa.update(leases).values(expires=leases.c.expires - seconds)
         library.database.write(lambda connection: connection.execute(aged))
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_readers_hear_of_a_loom_that_somebody_else_removed(tmp_path: Path, for_good: bool) -> None:
+    db = f"sqlite:///{tmp_path}/weft.db"
+    with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
+        made = server.client.post("/api/v1/looms", json={"prompt": "a"}).json()
+        came: list[str] = []
+
+        def listen() -> None:
+            with server.client.stream("GET", f"/api/v1/looms/{made['id']}/events") as answer:
+                came.extend(line for line in answer.iter_lines() if line.startswith("event"))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        time.sleep(0.2)
+        library.remove(made["id"])
+        if for_good:
+            library.purge([made["id"]])
+        thread.join(10)
+        assert came == ["event: removed"]

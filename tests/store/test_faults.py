@@ -345,7 +345,8 @@ def test_a_database_of_an_older_weft_is_brought_up_to_date(url: str) -> None:
         name = kept.name
 
         def as_it_was(connection: sa.Connection) -> None:
-            connection.exec_driver_sql("ALTER TABLE operations DROP COLUMN act")
+            for column in ("act", "model"):
+                connection.exec_driver_sql(f"ALTER TABLE operations DROP COLUMN {column}")
             connection.exec_driver_sql("UPDATE weft_version SET version_num = '1'")
 
         library.database.write(as_it_was)

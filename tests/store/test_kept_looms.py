@@ -20,6 +20,9 @@ from weft.results import Delta
 from weft.sampling.params import SamplingParams
 from weft.store.kept import KeptLoom
 from weft.store.library import Library
+from weft.store.tables import looms
+from weft.store.undoing import turn
+from weft.store.writing import mark, touch
 
 
 @pytest.fixture(scope="module")
@@ -373,3 +376,136 @@ def test_a_removal_while_it_grows_does_not_lose_what_grew(library: Library, lm: 
     other.sync()
     assert texts(other.loom) == texts(kept.loom)
     assert [each.text for each in kept.loom.walk()][1:] == [top.text, delta.node.text]
+
+
+def test_what_is_anothers_is_left_to_its_own_commit(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    other = library.open(kept.name)
+    grown = [delta.node for delta in kept.loom.stream(2, max_tokens=3, seed=1)]
+    kept.append(grown)
+    one, two = kept.loom.children
+    written = kept.loom.add(" written")
+    assert kept.commit("add", leave=[one, two]).added == [written]
+    assert [kept.has(each) for each in (one, two, written)] == [False, False, True]
+    assert kept.undo(leave=[one, two]).removed == [written.id]
+    assert kept.redo(leave=[one, two]).added != []
+    other.sync()
+    assert [each.text for each in other.loom.children] == [" written"]
+    assert kept.commit("grow", leave=[two], model="a model").added == [one]
+    # Somebody wrote below what was to be left: it comes along, or that would stand on nothing.
+    below = two.add(" below")
+    assert kept.commit("add", leave=[two]).added == [two, below]
+    other.sync()
+    assert texts(other.loom) == texts(kept.loom)
+    log = kept.history()
+    assert [each.kind for each in log] == ["add", "grow", "add", "create"]
+    assert [each.model for each in log[1:]] == ["a model", None, None]
+    assert log[0].model  # the loom's: something of it was grown
+
+
+def test_an_act_that_goes_on_is_not_undone(library: Library) -> None:
+    kept = story(library)
+    kept.loom.add("x")
+    kept.commit("run", act="a1")
+    with pytest.raises(Conflict, match="still going on"):
+        kept.undo(running={"a1", "a2"})
+    assert kept.undo(running={"a2"}).removed
+
+
+def test_what_an_undo_takes_in_first_is_told(library: Library) -> None:
+    kept, other = (made := story(library)), library.open(made.name)
+    other.loom.add("theirs")
+    other.commit("add")
+    kept.loom.add("mine")
+    change = kept.undo()
+    assert change.others is not None
+    assert [each.text for each in change.others.added] == ["theirs", "mine"]
+    assert len(change.removed) == 1
+
+
+def test_a_prompt_asked_anew_is_shared_and_undone_and_never_put_back_by_others(
+    library: Library, lm: weft.LM
+) -> None:
+    kept = library.create(Loom(lm, "One thing"))
+    other = library.open(kept.name, lm)
+    kept.loom.tokens, kept.loom.user_prompt = Loom(lm, "Another").tokens, "Another"
+    kept.commit("edit")
+    other.loom.add(" x")
+    other.commit("add")
+    assert other.loom.user_prompt == "Another"
+    assert library.row(kept.name).prompt == "Another"
+    kept.undo()
+    kept.undo()
+    assert kept.loom.user_prompt == "One thing"
+    other.sync()
+    assert other.loom.user_prompt == "One thing"
+    assert library.row(kept.name).prompt == "One thing"
+    kept.redo()
+    assert library.open(kept.name).loom.user_prompt == "Another"
+    kept.loom.user_prompt = "wrong"
+    assert kept.is_changed()
+    kept.put_back()
+    assert not kept.is_changed()
+    assert kept.loom.user_prompt == "Another"
+
+
+def test_a_meta_that_cannot_be_kept_is_put_back(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "One thing"))
+    kept.loom.meta["x"] = float("nan")
+    with pytest.raises(ConfigError, match="meta"):
+        kept.commit("edit")
+    assert kept.is_changed()
+    kept.put_back()
+    assert "x" not in kept.loom.meta
+    assert not kept.commit("edit")
+
+
+def test_the_way_to_what_is_done_again_comes_back(library: Library) -> None:
+    """Its parent was removed by somebody else since it was undone."""
+    kept = story(library)
+    node(kept, "d").add("e")
+    kept.commit("add")
+    other = library.open(kept.name)
+    kept.undo()
+    rows = library.nodes(kept.name)
+    numbers = {row.text: row.number for row in rows}
+
+    def remove_above(connection: sa.Connection) -> None:
+        """As an older Weft's undo of one operation among others left it."""
+        mark(connection, kept._key, [numbers["c"], numbers["d"]], 50, removed=True)
+        touch(connection, kept._key, rev=50)
+
+    library.database.write(remove_above)
+    kept.sync()
+    assert [each.text for each in kept.loom.walk()][1:] == ["a", "b"]
+    assert [each.text for each in kept.redo().added] == ["c", "d", "e"]
+    other.sync()
+    for each in (kept.loom, other.loom, library.open(kept.name).loom):
+        assert [one.text for one in each.walk()][1:] == ["a", "c", "d", "e", "b"]
+    assert library.row(kept.name).n_nodes == 6
+
+
+def test_what_another_has_put_below_in_the_moment_of_an_undo_stays_with_its_way(
+    library: Library,
+) -> None:
+    kept = story(library)
+    key = operation_of(kept, "x")
+    child = node(kept, "x").add("y")
+    kept.commit("add")
+
+    def undo(connection: sa.Connection) -> None:
+        """As one who had looked what is the last before that."""
+        row = connection.execute(sa.select(looms).where(looms.c.id == kept.id)).one()
+        turn(connection, row, key, "done")
+
+    library.database.write(undo)
+    kept.sync()
+    assert child in kept.loom.walk()
+    assert [each.text for each in library.open(kept.name).loom.walk()][1:] == [*"acdbxy"]
+
+
+def operation_of(kept: KeptLoom, text: str) -> int:
+    """Add a node, and return the key of the operation that did."""
+    kept.loom.add(text)
+    kept.commit("add")
+    return kept.history(1)[0].key

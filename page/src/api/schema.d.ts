@@ -770,6 +770,8 @@ export interface components {
             at: string;
             /** @description grow, run, add, fork, … */
             kind: string;
+            /** @description That grew it; null: nobody grew it, or nobody knows. */
+            model?: string | null;
             rev: number;
         };
         /** @description Some nodes of a loom, parents first. */
@@ -777,7 +779,7 @@ export interface components {
             data: components["schemas"]["NodeObject"][];
             /** @description Give it as `after` for the next page. */
             next?: string | null;
-            /** @description With since: nodes that are not there any more. */
+            /** @description With since: nodes that are not there any more; all of them on the first page. */
             removed?: number[];
             /** @description The loom's revision that this is of. */
             rev: number;

@@ -1,6 +1,7 @@
 /** What is open: the server, its models, the list of looms, and one loom. */
 import { batch, computed, effect, signal } from '@preact/signals'
 import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
+import { isObject, isString } from './kept'
 import { OpenLoom } from './loom'
 import { failed } from './toasts'
 
@@ -110,7 +111,7 @@ function followName(): void {
   const name = loom?.info.value.name
   if (loom && name !== undefined && shown?.loom === loom && shown.name !== name) {
     const link = readLink(location.hash)
-    if (link?.name === shown.name) history.replaceState(null, '', linkTo(name, link.node))
+    if (link?.name === shown.name) history.replaceState(history.state, '', linkTo(name, link.node))
   }
   shown = loom && name !== undefined ? { loom, name } : null
 }
@@ -137,6 +138,17 @@ export async function listLooms(): Promise<Loom[]> {
 export const linkTo = (name: string, node: number | null = null): string =>
   `#${encodeURIComponent(name)}${node ? `/${node}` : ''}`
 
+/** The browser's history remembers which loom it was: it may have another name when one comes back. */
+function noteAddress({ id, name }: Loom, node: number | null): void {
+  const link = readLink(location.hash)
+  if (link && (idHere() !== id || link.name !== name))
+    history.replaceState({ loom: id }, '', linkTo(name, node))
+}
+function idHere(): string | null {
+  const state: unknown = history.state
+  return isObject(state) && isString(state['loom']) ? state['loom'] : null
+}
+
 export function readLink(hash: string): { name: string; node: number | null } | null {
   const [name, node] = hash.replace(/^#/, '').split('/')
   if (!name) return null
@@ -149,19 +161,25 @@ export function readLink(hash: string): { name: string; node: number | null } | 
 
 let wanted = 0
 
-/** Open a loom by its name or id; what was open is closed. */
-export async function openLoom(name: string, node: number | null = null): Promise<void> {
+/** Open a loom by its name or id; what was open is closed. id: of the loom, where the name may be an old one. */
+export async function openLoom(
+  name: string,
+  node: number | null = null,
+  id: string | null = null,
+): Promise<void> {
   const turn = ++wanted
   const known = open.peek()
-  if (known && (known.info.peek().name === name || known.id === name)) {
+  if (known && (known.info.peek().name === name || known.id === name || known.id === id)) {
+    noteAddress(known.info.peek(), node)
     if (node !== null) known.go(node)
     missing.value = null
     return
   }
   opening.value = name
   try {
-    const info = await api.loom(name)
+    const info = await (id === null ? api.loom(name) : api.loom(id).catch(() => api.loom(name)))
     if (turn !== wanted) return
+    noteAddress(info, node)
     close()
     const loom = new OpenLoom(info, node)
     batch(() => {
@@ -174,7 +192,7 @@ export async function openLoom(name: string, node: number | null = null): Promis
     if (error instanceof ApiError && error.isAway) {
       close() // it may have come in part
       await new Promise((resolve) => setTimeout(resolve, 1000))
-      if (turn === wanted) await openLoom(name, node)
+      if (turn === wanted) await openLoom(name, node, id)
       return
     }
     const told = error instanceof ApiError && error.status === 404 ? error : null
@@ -196,7 +214,7 @@ export function close(): void {
 /** Go to what the address says; without a loom in it, to the last one, or to the beginning. */
 export async function followAddress(): Promise<void> {
   const link = readLink(location.hash)
-  if (link) await openLoom(link.name, link.node)
+  if (link) await openLoom(link.name, link.node, idHere())
   else {
     wanted++
     batch(() => {

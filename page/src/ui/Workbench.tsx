@@ -13,6 +13,7 @@ import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { Hints } from './start/Hints'
+import { RowMenu } from './tree/RowMenu'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
 
@@ -80,6 +81,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           <Inspector loom={loom} />
         </section>
       </main>
+      <RowMenu loom={loom} />
       <Hints loom={loom} />
       <StatusBar loom={loom} />
     </div>

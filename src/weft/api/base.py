@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from ..checks import half_character, half_told
 
 Json = dict[str, Any]
+
+
+_NOTES = ("meta",)  # kept as they are, halves of characters, too
+
+
+def whole(value: object, *, is_text: bool = True) -> object:
+    """Return a field's value; Python reads more from JSON than that has, and than is text.
+
+    is_text: what is in it is for a model, a name or a search. Raises: ValueError for NaN,
+    infinities, and halves of characters.
+    """
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left.extend(each.keys())
+            left.extend(each.values())
+        elif isinstance(each, list):
+            left.extend(each)
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"it has {each}, which is no number of JSON; leave it out")
+        elif is_text and isinstance(each, str) and (at := half_character(each)) is not None:
+            raise ValueError(half_told("it", each, at))
+    return value
 
 
 class Asked(BaseModel):
     """A request: what is not known in it is refused by name, never ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object, info: ValidationInfo) -> object:
+        return whole(value, is_text=info.field_name not in _NOTES)
 
 
 class Reply(BaseModel):

@@ -20,6 +20,9 @@ class NodeOrigin(Reply):
     actor: str = Field(description="Who did it, as X-Weft-Actor said.")
     at: str = Field(description="ISO 8601.")
     rev: int
+    model: str | None = Field(
+        default=None, description="That grew it; null: nobody grew it, or nobody knows."
+    )
 
 
 class NodeObject(Reply):
@@ -65,7 +68,8 @@ class NodePage(Reply):
     rev: int = Field(description="The loom's revision that this is of.")
     data: list[NodeObject]
     removed: list[int] = Field(
-        default_factory=list, description="With since: nodes that are not there any more."
+        default_factory=list,
+        description="With since: nodes that are not there any more; all of them on the first page.",
     )
     whole: bool = Field(
         default=True, description="Every node asked for is here; false: only what changed since."

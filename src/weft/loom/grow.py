@@ -243,6 +243,12 @@ class Shoot:
         stopped = self.watch is not None and self.watch.stopped is not None
         return new, "stop" if stopped else self.ticket.value.finish_reason
 
+    @property
+    def certain(self) -> str:
+        """The text so far, as it was told: a character that is not whole yet waits."""
+        waits = self.text is not None and self.text.waits
+        return self.child.text.removesuffix("\ufffd") if waits else self.child.text
+
     def keep(self, reason: FinishReason) -> None:
         """End the branch early with the tokens delivered; one without any is dropped."""
         self.child.finish_reason = reason
@@ -274,6 +280,7 @@ class Growth:
         self._channel = Channel() if streamed else None
         self._failed: list[ConstraintError] = []
         self._over: asyncio.Future[None] | None = None
+        self.reason: FinishReason = "cancelled"  # of what is left when it ends early
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
@@ -421,13 +428,13 @@ class Growth:
     async def anews(self) -> AsyncGenerator[list[News], None]:
         """As `news`, beside a running loop."""
         assert self._channel is not None
-        await self._asubmit()
         try:
+            await self._asubmit()
             async for events in self.lm.apump(self._channel, self._tickets):
                 yield self._sorted(events)
             yield self._sorted(self._missed())
         finally:
-            self.abandon("cancelled")
+            self.abandon(self.reason)
         self._raise_errors()
 
     def over(self) -> asyncio.Future[None]:

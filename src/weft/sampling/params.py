@@ -15,7 +15,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
-from ..checks import number, whole_number
+from ..checks import half_character, half_told, number, whole_number
 from ..errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -297,6 +297,8 @@ def _stops(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
             raise ConfigError(
                 f"{name} has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
             )
+        if (at := half_character(stop)) is not None:
+            raise ConfigError(half_told(name, stop, at))
     return tuple(dict.fromkeys(stops))
 
 

@@ -1,11 +1,12 @@
 """Asking a model about a node without growing it: next tokens, figures of given ones.
 
-The caller holds the loom's lock, so that the tree stays as it is meanwhile.
+The caller holds the loom's lock. While the model works others have the tree: what is asked is of
+the node as it was.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from ..sched.work import Extend, Logits
 from .errors import Refused
 from .looms import LiveLoom
 from .service import Service
+
+if TYPE_CHECKING:
+    from ..kv.place import Place
 
 Json = dict[str, Any]
 _ROWS = 256  # logits rows that are asked for at once: each is 4 bytes a token of the vocabulary
@@ -51,10 +55,12 @@ async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextT
     live.refuse_growing_end(node)
     with service.work("next", service.models.name_of(live.lm)) as lm:
         ids = [candidate_id(lm, each) for each in asked.candidates]
-        tickets = await lm.asubmit([next_item(node, asked.top)])
-        await lm.adrive(tickets)
-        logits = tickets[0].result()[0]
-        ahead = await ahead_of(lm, node, ids, asked.ahead) if asked.ahead else []
+        item = next_item(node, asked.top)
+        async with live.unlocked():
+            tickets = await lm.asubmit([item])
+            await lm.adrive(tickets)
+            logits = tickets[0].result()[0]
+            ahead = await ahead_of(lm, item.place, ids, asked.ahead) if asked.ahead else []
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], asked.top)[0].tolist()
     given = {name: getattr(asked, name) for name in _FILTERS if getattr(asked, name) is not None}
@@ -75,9 +81,8 @@ async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextT
     }
 
 
-async def ahead_of(lm: LM, node: Heddle, ids: list[int], n: int) -> list[str]:
+async def ahead_of(lm: LM, place: Place, ids: list[int], n: int) -> list[str]:
     """Return how greedy decoding goes on after each of these tokens, n tokens at most; in text."""
-    place = at_end(node)
     paths = [[token] for token in ids]
     open_ones = [path for path in paths if path[0] not in lm.text.stop_ids]
     while open_ones and len(open_ones[0]) <= n:
@@ -133,8 +138,9 @@ async def measured(service: Service, live: LiveLoom, node: Heddle, asked: Measur
     special = asked.special if isinstance(text, str) and asked.special else None
     with service.work("measure", service.models.name_of(live.lm)) as lm:
         item = measure_item(at, text, special)
-        tickets = await lm.asubmit([item])
-        await lm.adrive(tickets)
+        async with live.unlocked():
+            tickets = await lm.asubmit([item])
+            await lm.adrive(tickets)
         score = text_score(lm, item, tickets[0].result()[0])
     return {
         "node": live.number(node),
@@ -204,13 +210,14 @@ async def _seen(
     seen: dict[int, Json] = {}
     wanted = at_all[1:] if at_all.start < first else at_all
     with service.work("tokens", service.models.name_of(live.lm)) as lm:
-        for low in range(wanted.start, wanted.stop, _ROWS):
-            chunk = range(low, min(low + _ROWS, wanted.stop))
-            wants = tuple(Logits(before + at) for at in chunk)
-            tickets = await lm.asubmit([Extend(place, rest[: chunk.stop - 1 - first], wants)])
-            await lm.adrive(tickets)
-            for at, logits in zip(chunk, tickets[0].result(), strict=True):
-                seen[at] = _one_seen(lm, logits, ids[at], top, params)
+        async with live.unlocked():
+            for low in range(wanted.start, wanted.stop, _ROWS):
+                chunk = range(low, min(low + _ROWS, wanted.stop))
+                wants = tuple(Logits(before + at) for at in chunk)
+                tickets = await lm.asubmit([Extend(place, rest[: chunk.stop - 1 - first], wants)])
+                await lm.adrive(tickets)
+                for at, logits in zip(chunk, tickets[0].result(), strict=True):
+                    seen[at] = _one_seen(lm, logits, ids[at], top, params)
     return seen
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..files import json_number
 from ..loom import Heddle
@@ -23,20 +23,33 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+class Author(NamedTuple):
+    """Whose an operation is, as the loom's log has it."""
+
+    kind: str
+    actor: str = ""
+    act: str | None = None
+    model: str | None = None
+
+
 class JobBranches:
     """A growth in a live loom: its nodes are there, with their numbers, from the beginning.
 
-    first: the index of its first branch in the job. Everything here runs in the event loop.
+    author: of the operation that keeps it. first: the index of its first branch in the job.
+    Everything here runs in the event loop.
     """
 
-    def __init__(self, live: LiveLoom, growth: Growth, log: EventLog, first: int = 0) -> None:
+    def __init__(
+        self, live: LiveLoom, growth: Growth, log: EventLog, author: Author, first: int = 0
+    ) -> None:
         self.live = live
         self.growth = growth
         self.log = log
+        self.author = author
         self.first = first
+        self.is_over = False  # nothing of it grows, or ever will
         self.n_tokens = 0
         self.first_token_s: float | None = None
-        self._reason: FinishReason = "cancelled"
         self._told: set[int] = set()  # shoots whose end was told
 
     # What is there
@@ -50,6 +63,11 @@ class JobBranches:
     def uncommitted(self) -> list[Heddle]:
         """The nodes that grow still, and those in the tree whose operation is yet to come."""
         return [each.child for each in self.growth.shoots if not each.over or each.attached]
+
+    @property
+    def ended(self) -> list[Heddle]:
+        """The nodes that have grown, and are in the tree."""
+        return [shoot.child for shoot in self.growth.shoots if shoot.attached]
 
     @property
     def parents(self) -> list[Heddle]:
@@ -91,7 +109,7 @@ class JobBranches:
     def texts(self) -> list[Json]:
         """Return the branches with all of their text so far: for who has missed events."""
         return [
-            {**told, "text": shoot.child.text}
+            {**told, "text": shoot.certain}
             for told, shoot in zip(self.told(), self.growth.shoots, strict=True)
         ]
 
@@ -118,9 +136,6 @@ class JobBranches:
                         self.cancel()
                     await self.live.pulse.beat(self.growth.over())
             await self._end_those_over()
-        except asyncio.CancelledError:
-            self.growth.abandon(self._reason)
-            raise
         finally:
             self._tell_ends(self.growth.shoots)
 
@@ -172,7 +187,7 @@ class JobBranches:
         self, branches: Iterable[int] | None = None, reason: FinishReason = "cancelled"
     ) -> None:
         """End branches, by their index in the job; None: all. What they have is kept."""
-        self._reason = reason
+        self.growth.reason = reason
         wanted = None if branches is None else {index - self.first for index in branches}
         for shoot in self.growth.shoots:
             if (wanted is None or shoot.index in wanted) and not shoot.over:
@@ -181,7 +196,7 @@ class JobBranches:
     def _end(self, shoot: Shoot, reason: FinishReason) -> None:
         if shoot.ticket is not None:
             shoot.ticket.cancel(reason)
-        else:  # about to be submitted
+        elif not self.is_over:  # about to be submitted
             asyncio.get_running_loop().call_later(TICK_S, self._end, shoot, reason)
 
     def drop_below(self, top: Heddle) -> None:

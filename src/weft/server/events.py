@@ -17,6 +17,8 @@ from ..errors import Cancelled
 Json = dict[str, Any]
 Value = TypeVar("Value")
 PING_S = 15.0
+_PIECE = 1 << 18  # bytes that one reader is sent at once, about
+_TOKEN = 256  # bytes that a token of a "tok" event takes here
 
 
 class SentEvent(NamedTuple):
@@ -31,9 +33,10 @@ class EventLog:
     """The last events of a job or a loom, for any number of readers; used from the loop only.
 
     Who comes too late for what it asks gets a "snapshot" first: the state as it is now, after which
-    the events go on. most, most_bytes: of events that are kept. also: is told of each, too, and may
-    be taken away. begin: the id before the first one; a log that takes the place of another one
-    begins beyond all that one's ids, so that nobody goes on in the wrong log.
+    the events go on. most, most_bytes: of events that are kept, as they lie in memory. also: is
+    told of each, too, and may be taken away. begin: the id before the first one; a log that takes
+    the place of another one begins beyond all that one's ids, so that nobody goes on in the wrong
+    log.
     """
 
     def __init__(
@@ -63,14 +66,19 @@ class EventLog:
     def put(self, name: str, data: Json) -> None:
         """Add an event and wake the readers."""
         self._last += 1
-        size = 64 + 8 * len(data) + (24 * len(data["t"]) if name == "tok" else 0)
+        size = _TOKEN * len(data["t"]) if name == "tok" else weight(data)
         self._kept.append((SentEvent(name, data, self._last), size))
         self._n_bytes += size
-        while len(self._kept) > self._most or self._n_bytes > self._most_bytes:
+        # The last one is there, however large: who waits for it is told it, and not all anew.
+        while len(self._kept) > 1 and self._is_full:
             self._n_bytes -= self._kept.popleft()[1]
         self._wake()
         if self.also is not None:
             self.also(name, data)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._kept) > self._most or self._n_bytes > self._most_bytes
 
     def skip(self) -> None:
         """Note that something happened that nobody listened to: who comes back gets a snapshot."""
@@ -90,9 +98,10 @@ class EventLog:
                 reader.set_result(None)
 
     async def frames(self, after: int | None = 0) -> AsyncGenerator[bytes]:
-        """Yield the events after one as they are sent, all that there are at once as one piece.
+        """Yield the events after one as they are sent, those that there are at once as one piece.
 
-        after: None for a snapshot first. Ends when the log does.
+        Who reads more slowly than they come holds one such piece, and is told the state anew where
+        the log has gone on without him. after: None for a snapshot first. Ends when the log does.
         """
         loop = asyncio.get_running_loop()
         self.n_readers += 1
@@ -123,7 +132,23 @@ class EventLog:
             return [SentEvent("snapshot", self._snapshot(), self._last)]
         # Only the new ones are looked at: of many readers each would walk all of the log.
         n_new = self._last - at
-        return [self._kept[i][0] for i in range(len(self._kept) - n_new, len(self._kept))]
+        found, n_bytes = [], 0
+        for i in range(len(self._kept) - n_new, len(self._kept)):
+            event, size = self._kept[i]
+            found.append(event)
+            n_bytes += size
+            if n_bytes > _PIECE:  # the rest waits here, once, and not with each slow reader
+                break
+        return found
+
+
+def weight(value: object) -> int:
+    """Return the bytes that what an event tells takes in memory, about."""
+    if isinstance(value, dict):
+        return 64 + sum(weight(key) + weight(each) for key, each in value.items())
+    if isinstance(value, list):
+        return 56 + sum(map(weight, value))
+    return 50 + len(value) if isinstance(value, str) else 32
 
 
 class EventStream(StreamingResponse):

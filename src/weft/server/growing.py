@@ -13,16 +13,16 @@ from ..api.jobs import StartRun, TokenUsage
 from ..api.nodes import GrowFields
 from ..api.sampling import SamplingFields
 from ..constraints import from_dict
-from ..errors import ConfigError, Terminal
+from ..errors import ConfigError, Conflict, Terminal
 from ..files import json_number
 from ..lm import LM
-from ..loom import Heddle
+from ..loom import Heddle, Loom
 from ..loom.grow import is_quick, plan, refuse_terminal
 from ..sampling.params import SamplingParams
 from ..search.core import Cost, Grow, Level, SearchResult
 from ..search.strategies import STRATEGIES
 from ..store.wire import search_object
-from .branches import JobBranches
+from .branches import Author, JobBranches
 from .config import ServerLimits
 from .jobs import ServerJob
 from .limits import check_most
@@ -65,12 +65,13 @@ async def start_growth(
             nodes = list(pick(live))
             check_most("branches", asked.n * len(nodes), service.config.limits.branches)
             for node in nodes:
-                if live.is_growing(node):
-                    live.refuse_growing(node)
+                live.refuse_growing_end(node)
+            if not all(map(live.kept.has, nodes)):  # it has ended in a job that goes on
+                await live.settle()
             if len(nodes) == 1 and not asked.force:
                 refuse_terminal(nodes[0])
             branches = await planned(
-                live, job, nodes, params, force=asked.force, first=asked.first_branch
+                live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
             )
         stack.callback(live.end, branches)
         await live.number_new(branches)
@@ -80,7 +81,7 @@ async def start_growth(
         skipped = [live.number(node) for node in branches.growth.skipped]
         job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
         service.jobs.add(job)
-        job.start(_grow_to_end(service, live, job, branches, actor), stack.pop_all().close)
+        job.start(_grow_to_end(service, live, job, branches), stack.pop_all().close)
     return job, skipped
 
 
@@ -94,6 +95,7 @@ async def planned(
     job: ServerJob,
     nodes: Sequence[Heddle],
     params: SamplingParams,
+    actor: str,
     *,
     force: bool = False,
     first: int = 0,
@@ -109,19 +111,20 @@ async def planned(
     growth = begin() if is_quick(nodes, params) else await live.call(begin)
     if not growth.shoots:
         raise Terminal("all of these nodes have ended; grow them anyway with force")
-    branches = JobBranches(live, growth, job.events, job.first_branch)
+    author = Author(job.kind, actor, job.id, job.model)
+    branches = JobBranches(live, growth, job.events, author, job.first_branch)
     live.begin(branches)
     return branches
 
 
 async def _grow_to_end(
-    service: Service, live: LiveLoom, job: ServerJob, branches: JobBranches, actor: str
+    service: Service, live: LiveLoom, job: ServerJob, branches: JobBranches
 ) -> None:
     try:
         await branches.run()
     finally:
         job.usage = usage_of(job)
-        await live.keep_grown(actor)
+        await live.keep_grown(branches)
         if branches.first_token_s is not None and job.model is not None:
             service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
 
@@ -167,7 +170,7 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             node = live.node(asked.node)
             live.refuse_growing(node)
             run = Searched(service, live, job, asked)
-            run.begin(lm, node)
+            await run.begin(lm, node, actor)
             service.jobs.add(job)
             told = {"job": job.id, "loom": live.kept.id, "model": job.model}
             stack.callback(live.jobs.remove, job)
@@ -194,9 +197,10 @@ class Searched:
         self._levels: list[Level] = []  # yet to be told
         self._cost: Cost | None = None  # told last
         self._has_asked = False  # of the model, beside what is grown here
+        self._grown: list[JobBranches] = []  # yet to be kept
 
-    def begin(self, lm: LM, node: Heddle) -> None:
-        """Check what was asked. Raises: ConfigError, Refused."""
+    async def begin(self, lm: LM, node: Heddle, actor: str) -> None:
+        """Check what was asked. The caller holds the lock. Raises: ConfigError, Refused."""
         asked = self.asked
         given = asked.sampling()
         check_most("max_tokens", given.get("max_tokens", 1), self.service.config.limits.tokens)
@@ -211,6 +215,7 @@ class Searched:
         # A generator checks nothing before its first step, which asks for work or ends.
         self._steps = call.__wrapped__(lm, node, progress=self._levels.append, **options)
         self._work = self._next(None)
+        await self._keep(actor)
 
     def _next(self, given: Any) -> Any:
         try:
@@ -229,8 +234,12 @@ class Searched:
                     else:
                         found = await self._ask(work)
                     async with self.live.lock:
+                        if isinstance(work, Grow):
+                            self._refuse_gone([*work.rows, *found])
                         work = self._next(found)
-                        await self._tell_rounds(actor)
+                        # What it has added by itself has no number yet, and is nobody else's.
+                        await self._keep(actor)
+                        self._tell_rounds()
             self._cost = work.cost
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
@@ -247,9 +256,23 @@ class Searched:
         finally:
             self.job.usage = self._usage()
             async with self.live.lock:
-                await self.live.keep("run", actor, self.job.id)
+                try:
+                    await self._keep(actor)
+                finally:
+                    self._let_go()
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
+
+    async def _keep(self, actor: str) -> None:
+        """Keep what the search has made, and that only. The caller holds the lock."""
+        author = Author("run", actor, self.job.id, self.job.model)
+        await self.live.keep(author, self._grown)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for branches in self._grown:
+            self.live.end(branches)
+        self._grown = []
 
     async def _ask(self, work: Any) -> Any:
         """Let the search do work of its own: proposals, questions."""
@@ -259,23 +282,29 @@ class Searched:
     async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
         live, rows = self.live, list(work.rows)
-        if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in looms of theirs
+        self._refuse_gone(rows)
+        if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in their own looms
             result: list[Heddle] = await self._ask(work)
             return result
         params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []
-            # What the search has added by itself stands in the log as the search's.
-            await live.keep("run", actor, self.job.id)
-            branches = await planned(live, self.job, rows, params)
-        try:
-            await live.number_new(branches)
-            self.job.tell_begun(branches)
-            await branches.run(work.is_over)
-        finally:
-            live.end(branches)
+            branches = await planned(live, self.job, rows, params, actor)
+            self._grown.append(branches)
+        await live.number_new(branches)
+        self.job.tell_begun(branches)
+        await branches.run(work.is_over)
         return [shoot.child for shoot in branches.growth.shoots if shoot.attached]
+
+    def _refuse_gone(self, nodes: Sequence[Heddle]) -> None:
+        """Raise Conflict for nodes that somebody has removed: nothing below them would be kept."""
+        if not all(isinstance(node.path[0], Loom) for node in nodes):
+            raise Conflict(
+                "what the search stood on was removed from the loom meanwhile",
+                rev=self.live.kept.rev,
+                hint="undo brings it back; search again below it",
+            )
 
     def _usage(self) -> TokenUsage:
         """Return what was read and written: proposals, questions and their answers, too."""
@@ -287,11 +316,9 @@ class Searched:
             usage.cached_tokens = None
         return usage
 
-    async def _tell_rounds(self, actor: str) -> None:
-        """Tell of the rounds that are over. The caller holds the lock."""
+    def _tell_rounds(self) -> None:
+        """Tell of the rounds that are over: their nodes are kept. The caller holds the lock."""
         levels, self._levels[:] = list(self._levels), []
-        if levels:  # what a round has added by itself has no number yet
-            await self.live.keep("run", actor, self.job.id)
         number = self.live.number
         for level in levels:
             self._cost = level.cost

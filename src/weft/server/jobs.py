@@ -60,6 +60,7 @@ class ServerJob:
         self._told: list[Json] = []  # of branches that have ended: their trees may go
         self._task: asyncio.Task[None] | None = None
         self._reason: FinishReason = "cancelled"
+        self._is_told = False  # to end: told twice, it would not even keep what it has
 
     @property
     def first_branch(self) -> int:
@@ -125,7 +126,8 @@ class ServerJob:
         for each in self.branches:
             each.cancel(branches, reason)
         # What only grows ends by its branches, in order; a search or a load is told so.
-        if branches is None and self.kind != "grow":
+        if branches is None and self.kind != "grow" and not self._is_told:
+            self._is_told = True
             self._task.cancel()
 
     async def wait(self) -> None:

@@ -23,13 +23,16 @@ from ..errors import (
     QueueFull,
     StaleHandle,
     StoreError,
+    StoreUnavailable,
     TreeError,
 )
 from ..lm import LM
 from ..loom import Heddle
+from ..loom.node import is_below
 from ..store.facts import LoomRow
 from ..store.kept import Change, KeptLoom
 from ..store.library import Library
+from .branches import Author
 from .events import EventLog
 from .joint import JointWork
 from .models import ModelShelf, ServedModel
@@ -77,13 +80,13 @@ class LiveLoom:
         self._lasting = JointWork(self.lock, self._make_all_durable)
         self._keeping = JointWork(self.lock, self._keep_grown)
         self._synced = 0.0
+        self._name = kept.name  # as it was told; what is written takes in a new one, too
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
         self._kin: dict[str, int] = {}  # and the one that changed its children
-        self._gone: list[tuple[int, int]] = []  # (revision, number) of what was removed
+        self._gone: dict[int, int] = {}  # number to revision of what was removed, and is out still
         self._flusher: asyncio.Task[None] | None = None
-        self._unkept: tuple[str, str, str | None] | None = (
-            None  # what is to be kept still, as `keep`
-        )
+        # Whose is to be kept still.
+        self._unkept: Author | None = None
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
@@ -115,16 +118,33 @@ class LiveLoom:
                 if future.done():
                     raise
 
+    @asynccontextmanager
+    async def unlocked(self) -> AsyncIterator[None]:
+        """Let others have the tree, while the model works for who holds the lock."""
+        self.lock.release()
+        try:
+            yield
+        finally:
+            cancelled: asyncio.CancelledError | None = None
+            while True:
+                try:
+                    await self.lock.acquire()
+                    break
+                except asyncio.CancelledError as error:  # who let go of it has it again, always
+                    cancelled = error
+            if cancelled is not None:
+                raise cancelled
+
     async def sync(self, *, now: bool = False) -> None:
         """Take in what other processes wrote. The caller holds the lock.
 
         now: even if that was done a moment ago.
         """
         if now or time.monotonic() - self._synced > _FRESH_S:
-            name = self.kept.name
             self.publish(await self.call(self.kept.sync))
-            if self.kept.name != name:
-                self.events.put("renamed", {"loom": self.kept.id, "name": self.kept.name})
+            if self.kept.name != self._name:
+                self._name = self.kept.name
+                self.events.put("renamed", {"loom": self.kept.id, "name": self._name})
             self._synced = time.monotonic()
 
     async def change(self, kind: str, edit: Callable[[], Any], actor: str) -> Change:
@@ -132,53 +152,80 @@ class LiveLoom:
 
         Raises: what `edit` does, and nothing has changed; StoreError where it was not kept.
         """
+        await self.settle()
 
         def work() -> Change:
             edit()
-            return self.kept.commit(kind, actor=actor)
+            return self.kept.commit(kind, actor=actor, leave=self.ended())
 
         try:
             change = await self.call(work)
-        except StoreError as error:
-            if isinstance(error, LeaseLost) or self.lm is None:
-                self.is_stale = True
-            else:  # what has grown here, and could not be kept either, is in no other place
-                await self.call(self.kept.put_back)
+        except Exception as error:
+            await self._take_back(error)
             raise
-        self._unkept = None
         self.publish(change)
         return change
 
-    async def keep(self, kind: str, actor: str = "", act: str | None = None) -> None:
+    async def _take_back(self, error: Exception) -> None:
+        """Let an edit that failed leave nothing: the next commit, whosever it is, would keep it."""
+        if isinstance(error, LeaseLost):
+            self.is_stale = True
+        elif await self.call(self.kept.is_changed):
+            if self.lm is None:
+                self.is_stale = True
+            else:  # what has grown here, and could not be kept either, is in no other place
+                await self.call(self.kept.put_back)
+
+    def ended(self, but: Sequence[JobBranches] = ()) -> list[Heddle]:
+        """Return what has ended, and is for its own job to keep. but: not of these."""
+        return [node for each in self.growing if each not in but for node in each.ended]
+
+    async def keep(self, author: Author, of: Sequence[JobBranches] = ()) -> None:
         """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError.
 
-        act: as `KeptLoom.commit` takes it.
+        of: whose it is; what has ended of others waits for theirs.
         """
+        leave, (kind, actor, act, model) = self.ended(of), author
+
+        def commit() -> Change:
+            return self.kept.commit(kind, actor=actor, act=act, model=model, leave=leave)
+
         try:
-            self.publish(await self.call(lambda: self.kept.commit(kind, actor=actor, act=act)))
+            self.publish(await self.call(commit))
         except LeaseLost:
             self._lose()
             raise
-        except StoreError:
-            self._unkept = kind, actor, act
+        except StoreUnavailable:
+            self._unkept = author
             self._begin_flushing()
+            raise
+        except StoreError:  # it was removed for good, or is broken: trying again is of no use
+            self.is_stale = True
             raise
         self._unkept = None
 
-    async def keep_grown(self, actor: str) -> None:
-        """Keep what has grown, with that of other calls in one operation.
+    async def keep_grown(self, branches: JobBranches) -> None:
+        """Keep what has grown, with that of an actor's other calls in one operation.
 
         The caller does not hold the lock. Raises: StoreError.
         """
-        await self._keeping.do(actor)
+        await self._keeping.do(branches)
 
-    async def _keep_grown(self, actors: list[str]) -> None:
-        await self.keep("grow", actors[0])
+    async def _keep_grown(self, those: list[JobBranches]) -> None:
+        for author in dict.fromkeys(each.author._replace(act=None) for each in those):
+            own = [each for each in those if each.author._replace(act=None) == author]
+            await self.keep(own[0].author if len(own) == 1 else author, own)
 
     async def settle(self) -> None:
-        """Keep what has ended in jobs that go on, so that it can be removed like anything else."""
-        if self.growing:
-            await self.keep("grow")
+        """Keep what has ended, each job's as its own: an edit is no more than that.
+
+        The caller holds the lock. Raises: StoreError.
+        """
+        if self._unkept is not None:
+            await self.keep(self._unkept)
+        for each in list(self.growing):
+            if not all(map(self.kept.has, each.ended)):
+                await self.keep(each.author, [each])
 
     def _lose(self) -> None:
         """Another server has the loom now: what grows here is of no use."""
@@ -207,9 +254,10 @@ class LiveLoom:
         numbers = self.kept.numbers()
         for node in (*added, *changed):
             self._marks[node.id] = rev
+            self._gone.pop(numbers.get(node.id, -1), None)
         for node_id in removed:
             self._marks[node_id] = rev
-            self._gone.append((rev, numbers.get(node_id, -1)))
+            self._gone[numbers.get(node_id, -1)] = rev
         parents = (node.parent for node in (*added, *(() if kind in _IN_PLACE else changed)))
         kin = {parent.id: parent for parent in parents if parent is not None}
         self._kin.update(dict.fromkeys(kin, rev))
@@ -235,11 +283,11 @@ class LiveLoom:
 
         None where nobody knows any more.
         """
-        if rev < self.first_rev:
+        if not self.first_rev <= rev <= self.kept.rev:
             return None
         marks = (self._marks, self._kin)
         came = {node_id for each in marks for node_id, at in each.items() if at > rev}
-        return came, [number for at, number in self._gone if at > rev]
+        return came, [number for number, at in self._gone.items() if at > rev]
 
     def check_rev(self, node: Heddle, rev: int | None) -> None:
         """Refuse a change to a node that was changed after the revision its author saw."""
@@ -258,7 +306,8 @@ class LiveLoom:
         name, numbers = str(given), self.kept.numbers()
         for branches in self.growing:
             for child in branches.uncommitted:
-                if child.id == name or str(numbers.get(child.id)) == name:
+                is_it = child.id == name or str(numbers.get(child.id)) == name
+                if is_it and is_below(child, self.kept.loom):
                     return child
         try:
             return self.kept.node(given)
@@ -323,17 +372,22 @@ class LiveLoom:
     async def number_new(self, branches: JobBranches) -> None:
         """Give the nodes of branches their numbers; those of many calls in one write.
 
-        The caller does not hold the lock. Raises: StoreError.
+        The caller does not hold the lock. Raises: StoreError, and they do not grow.
         """
-        await self._numbering.do(branches)
+        try:
+            await self._numbering.do(branches)
+        except BaseException:
+            branches.growth.abandon("cancelled")
+            raise
 
     async def _number(self, those: list[JobBranches]) -> None:
         nodes = [node for each in those for node in each.nodes]
         await self.call(partial(self.kept.append, nodes))
 
     def end(self, branches: JobBranches) -> None:
-        """Branches have ended."""
+        """Branches have ended, and are kept."""
         self.growing.remove(branches)
+        branches.is_over = True
         self.used = time.monotonic()
 
     async def _flush(self) -> None:
@@ -351,11 +405,12 @@ class LiveLoom:
         """Keep what could not be kept when it had ended, if that goes by now."""
         if self._unkept is not None:
             try:
-                await self.keep(*self._unkept)
-            except LeaseLost:
-                self._unkept = None
-            except StoreError as error:
+                await self.keep(self._unkept)
+            except StoreUnavailable as error:
                 _log.warning("loom %s is not kept yet: %s", self.kept.name, error)
+            except StoreError as error:
+                _log.warning("loom %s cannot be kept any more: %s", self.kept.name, error)
+                self._unkept = None
 
     async def outlast(self, nodes: Sequence[Heddle]) -> None:
         """As `make_durable`, with the nodes of other calls in one write; without the lock."""
@@ -379,6 +434,13 @@ class LiveLoom:
             self._lose()
         except (StoreError, QueueFull) as error:
             _log.warning("tokens are not durable yet: %s", error)
+
+    def let_go(self) -> None:
+        """End its readers: they come again, and are told the state anew. Its tree may go."""
+        self.events.end()
+        self.feed.end()
+        if not self.growing:
+            self.kept.loom.close()
 
     async def close(self) -> None:
         """End its readers and its own work, and let go of the tree."""
@@ -465,7 +527,7 @@ class LiveLooms:
             live.n_users -= 1
             if live.is_stale and not live.growing and self._live.get(row.id) is live:
                 del self._live[row.id]
-                live.kept.loom.close()
+                live.let_go()
 
     async def _opened(self, row: LoomRow, model: str | None, grows: bool) -> LiveLoom:
         opening = self._opening.setdefault(row.id, asyncio.Lock())
@@ -485,10 +547,8 @@ class LiveLooms:
                     raise
                 kept, lm = await asyncio.to_thread(self.library.open, row.id), None
             before, self._live[row.id] = live, LiveLoom(kept, lm, self.pulse)
-            if before is not None and not before.growing:
-                before.events.end()
-                before.feed.end()
-                before.kept.loom.close()
+            if before is not None:
+                before.let_go()
             return self._live[row.id]
 
     def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
@@ -523,15 +583,15 @@ class LiveLooms:
         """Return a loom that is open here; None for another."""
         return self._live.get(loom_id)
 
-    async def removed(self, row: LoomRow) -> None:
+    def removed(self, loom_id: str) -> None:
         """A loom was removed: end what grows in it, and let go of it."""
         self.forget_rows()
-        live = self._live.pop(row.id, None)
+        live = self._live.pop(loom_id, None)
         if live is None:
             return
         for branches in list(live.growing):
             branches.cancel()
-        live.events.put("removed", {"loom": row.id})
+        live.events.put("removed", {"loom": loom_id})
         live.events.end()
         live.feed.end()
 
@@ -546,16 +606,27 @@ class LiveLooms:
             by_use = sorted(self._live.items(), key=lambda each: each[1].used)
             for loom_id, live in by_use:
                 if live.n_readers and not live.lock.locked():
-                    try:
-                        async with live.lock:
-                            await live.sync(now=True)
-                    except StoreError as error:
-                        _log.warning("loom %s: %s", live.kept.name, error)
+                    await self._look_at(live)
                 is_old = now - live.used > IDLE_S or len(self._live) > MOST_OPEN
-                if is_old and live.is_idle:
+                if is_old and live.is_idle and self._live.get(loom_id) is live:
                     del self._live[loom_id]
                     self._opening.pop(loom_id, None)
                     live.kept.loom.close()
+
+    async def _look_at(self, live: LiveLoom) -> None:
+        """Tell its readers what others did: commands, other servers."""
+        try:
+            async with live.lock:
+                await live.sync(now=True)
+            is_gone = live.kept.is_removed
+        except StoreUnavailable as error:
+            _log.warning("loom %s: %s", live.kept.name, error)
+            return
+        except StoreError as error:  # it was removed for good
+            _log.warning("loom %s: %s", live.kept.name, error)
+            is_gone = True
+        if is_gone and self._live.get(live.kept.id) is live:
+            self.removed(live.kept.id)
 
     def end_feeds(self) -> None:
         """End what readers of all looms listen to."""

@@ -18,9 +18,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from starlette.exceptions import HTTPException
 
+from ..api.base import whole
 from ..api.nodes import GrowFields
 from ..errors import ConfigError, NotFound, WeftError
 from ..lm import LM
@@ -76,6 +77,11 @@ class N8Request(BaseModel):
     """Requests of this surface; an unknown field is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object, info: ValidationInfo) -> object:
+        return value if info.field_name == "loom_data" else whole(value)  # a file says what it says
 
 
 class LoadedBy(N8Request):
@@ -234,7 +240,7 @@ async def delete_loom(loom_id: str, service: Here) -> Json:
     """Remove a loom, with all its nodes. `weft rm --undo` brings it back."""
     row = await _row(service, loom_id)
     await asyncio.to_thread(service.looms.library.remove, [row.id])
-    await service.looms.removed(row)
+    service.looms.removed(row.id)
     return {"deleted_loom_id": row.name, "deleted_root_heddle_id": f"{row.id}-0"}
 
 

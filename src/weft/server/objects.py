@@ -90,6 +90,7 @@ def node_told(
             "actor": made.actor,
             "at": moment(made.at),
             "rev": made.rev,
+            "model": made.model,
         }
     return told
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from types import MappingProxyType
@@ -39,9 +39,9 @@ from .head import LoomHead
 from .leases import Tenure
 from .log import DONE, DROPPED, FIRST, UNDONE, Operation, Steps
 from .records import NodeRow, PageOptions, page
-from .rows import Values, is_plain, select_nodes
+from .rows import Values, is_plain, plain, select_nodes
 from .snapshot import Snapshot, Taken
-from .words import searchable
+from .undoing import last_removal, of_one_act, still_out, turn
 from .writers import Writer, dead
 from .writing import Draft, bring_back_ways, count_nodes, drafted, mark, touch
 
@@ -78,6 +78,18 @@ class Change(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
 
+    def after(self, before: Change) -> Change:
+        """Return it with what one that came just before had, as what others have done."""
+        parts = [each for each in (before.others, before, self.others) if each]
+        if not parts:
+            return self
+        taken = Taken([], [], [])
+        for each in parts:
+            taken.added.extend(each.added)
+            taken.changed.extend(each.changed)
+            taken.removed.extend(each.removed)
+        return self._replace(others=taken)
+
 
 class KeptLoom:
     """A loom that is kept: `loom` is the live tree, and the same in the database after `commit`.
@@ -91,11 +103,13 @@ class KeptLoom:
         self.id: str = row.id
         self.name: str = row.name
         self.rev = -1
+        self.is_removed = False  # by somebody, as far as was looked: it can be brought back
         self._database = database
         self._writer = writer
         self._key: int = row.key
         self._snapshot = Snapshot(loom)
         self._growing: dict[str, Growing] = {}
+        self._prompt = loom.user_prompt  # as the row has it
         lease_s = writer.lease_s
         self._tenure = None if lease_s is None else Tenure(database, self.id, lease_s)
         self._lock = threading.RLock()  # `follow` appends from a thread of its own
@@ -167,32 +181,58 @@ class KeptLoom:
 
     # Writing
 
-    def commit(self, kind: str, *, actor: str = "", act: str | None = None) -> Change:
+    def commit(
+        self,
+        kind: str,
+        *,
+        actor: str = "",
+        act: str | None = None,
+        model: str | None = None,
+        leave: Iterable[Heddle] = (),
+    ) -> Change:
         """Write whatever differs from the rows as one operation; what others wrote comes in first.
 
         kind: what was done, in a word, for people: "grow", "edit", "remove". act: what several
         commits are parts of, as the rounds of a search; those that follow each other are undone,
-        and done again, together.
+        and done again, together. model: that grew what is new; None: the loom's. leave: nodes that
+        `append` has numbered, and which are to be another commit's: they stay as they are.
         When it returns, all of it is durable; where nothing differs, nothing is written.
         Raises: StoreError, and nothing of it is kept; LeaseLost where another server has taken over
         the loom: this tree is of no use any more. ConfigError for a meta that is not JSON.
         Cost: O(nodes) comparisons in memory; rows are written and read only for what has changed.
         """
-        return self._commit(kind, actor, {}, act)
+        return self._commit(kind, actor, {}, act, model, leave)
 
-    def bookmark(self, node: Heddle, label: str | None) -> Change:
+    def bookmark(self, node: Heddle, label: str | None, *, actor: str = "") -> Change:
         """Mark a node, or take its mark away (None). An operation of its own."""
         if label is not None and not (isinstance(label, str) and is_plain(label)):
             raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text that can be shown")
         if node.id not in self._snapshot.known:
             self.commit("edit")
             self.number(node)
-        return self._commit("bookmark", "", {node.id: label})
+        return self._commit("bookmark", actor, {node.id: label})
 
     def bookmarks(self) -> dict[int, str]:
         """Return the bookmarks: labels by the numbers of their nodes."""
         known = self._snapshot.known.values()
         return {each.number: each.bookmark for each in known if each.bookmark is not None}
+
+    def has(self, node: Heddle) -> bool:
+        """Whether a node is kept whole: what has grown is with its commit."""
+        return node.id in self._snapshot.known
+
+    @_whole
+    def is_changed(self) -> bool:
+        """Whether the live tree differs from what is kept, but for what grows or has grown.
+
+        Cost: O(nodes).
+        """
+        try:
+            difference = self._snapshot.difference()
+        except ConfigError:  # by a meta that cannot be kept
+            return True
+        difference.leave(self._growing.keys())
+        return bool(difference) or self.loom.user_prompt != self._prompt
 
     @_whole
     def put_back(self) -> None:
@@ -204,14 +244,23 @@ class KeptLoom:
         if self.loom.lm is None:
             raise TreeError("a loom without its model cannot be put back: open it anew")
         self._snapshot.put_back(self._growing)
+        self.loom.user_prompt = self._prompt
 
     @_whole
     def _commit(
-        self, kind: str, actor: str, bookmarks: dict[str, str | None], act: str | None = None
+        self,
+        kind: str,
+        actor: str,
+        bookmarks: dict[str, str | None],
+        act: str | None = None,
+        model: str | None = None,
+        leave: Iterable[Heddle] = (),
     ) -> Change:
-        others = Taken([], [], [])
+        others, left = Taken([], [], []), {each.id for each in leave}
         draft = self._database.write(
-            lambda connection: self._write(connection, kind, actor, bookmarks, others, act)
+            lambda connection: self._write(
+                connection, kind, actor, bookmarks, others, act, model, left
+            )
         )
         seen = others if any(others) else None
         if draft is None:
@@ -227,13 +276,18 @@ class KeptLoom:
         bookmarks: dict[str, str | None],
         others: Taken,
         act: str | None = None,
+        model: str | None = None,
+        left: Collection[str] = (),
     ) -> Draft | None:
         row = self._locked(connection)
         if self._tenure is not None and self._growing:
-            self._tenure.keep(connection, is_over=all(g.is_over for g in self._growing.values()))
-        self._take_in(connection, row.rev, others)
-        self._snapshot.stand([each.node for each in self._growing.values() if each.is_over])
+            is_over = all(g.is_over and g.node.id not in left for g in self._growing.values())
+            self._tenure.keep(connection, is_over=is_over)
+        self._take_in(connection, row, others)
+        grown = [each.node for each in self._growing.values() if each.is_over]
+        self._snapshot.stand([node for node in grown if node.id not in left])
         difference = self._snapshot.difference()
+        difference.leave(left)
         for node_id, label in bookmarks.items():
             known = self._snapshot.known.get(node_id)
             if known is None and node_id in difference.spots:
@@ -255,12 +309,16 @@ class KeptLoom:
         head = LoomHead.of(self.loom)
         if not (difference or failed or head.dumped() != row.head):
             return None
+        is_asked_anew = head.user_prompt != self._prompt
         draft = drafted(connection, self._database, self._snapshot, difference, row, bookmarks)
         end_growing(connection, self._key, draft, failed, self._growing)
-        if difference:
+        if difference or is_asked_anew:
             self._drop_undone(connection)
-            is_first = row.rev == 0
-            self._note(connection, kind, actor, draft.steps, draft.rev, is_first=is_first, act=act)
+            prompt = (self._prompt, head.user_prompt) if is_asked_anew else None
+            steps, is_first = draft.steps._replace(prompt=prompt), row.rev == 0
+            is_grown = any(node.params is not None for node in draft.added)
+            more = {"act": act, "model": (model or head.load) if is_grown else None}
+            self._note(connection, kind, actor, steps, draft.rev, is_first=is_first, **more)
         touch(
             connection,
             self._key,
@@ -289,6 +347,7 @@ class KeptLoom:
         *,
         is_first: bool = False,
         act: str | None = None,
+        model: str | None = None,
     ) -> None:
         connection.execute(
             sa.insert(_operations).values(
@@ -303,6 +362,7 @@ class KeptLoom:
                 n_changed=len(steps.changed),
                 data=steps.dumped(),
                 act=act,
+                model=None if model is None else plain(model),
             )
         )
 
@@ -317,7 +377,7 @@ class KeptLoom:
             self._growing.pop(node_id, None)
         if not self._growing:
             snapshot.gone.clear()
-        self.rev = draft.rev
+        self.rev, self._prompt = draft.rev, draft.prompt
 
     # Growing
 
@@ -453,7 +513,7 @@ class KeptLoom:
         row = connection.execute(
             sa.select(tables.looms).where(tables.looms.c.key == self._key)
         ).first()
-        self._take_in(connection, self._there(row).rev, others)
+        self._take_in(connection, self._there(row), others)
 
     def _locked(self, connection: Connection) -> Any:
         """Return the loom's row; nobody else writes to this loom until the transaction ends."""
@@ -468,12 +528,18 @@ class KeptLoom:
                 f"the loom {self.name} is not in the database any more",
                 hint="library.create(kept.loom) keeps it anew; loom.save(path) writes a file",
             )
-        self.name = row.name
+        self.name, self.is_removed = row.name, row.removed is not None
         return row
 
-    def _take_in(self, connection: Connection, rev: int, others: Taken) -> None:
+    def _take_in(self, connection: Connection, loom: Any, others: Taken) -> None:
+        rev: int = loom.rev
         if rev == self.rev:
             return
+        theirs = LoomHead.loaded(loom.head).user_prompt
+        # Or it was asked anew here, which is later to be written.
+        if rev > self.rev and self.loom.user_prompt == self._prompt:
+            self.loom.user_prompt = theirs
+        self._prompt = theirs
         if rev < self.rev:  # an older copy of the database was put back: what is here is new to it
             self.rev = -1
             self._snapshot.restart()
@@ -490,21 +556,22 @@ class KeptLoom:
 
     # Undoing
 
-    def undo(self) -> Change:
+    def undo(self, *, leave: Iterable[Heddle] = (), running: Collection[str] = ()) -> Change:
         """Take back the loom's last operation, whoever did it, with the others of its act.
 
-        What is not committed is the last.
+        What is not committed is the last. leave: but for these nodes, as `commit` has it.
+        running: acts that are not over yet.
 
         Raises: StoreError where there is none; Conflict where something grows just now from a node
-        that would go.
+        that would go, and for an act that is not over.
         """
-        self.commit("edit")
-        return self._turn("undo", DONE, _operations.c.key.desc())
+        before = self.commit("edit", leave=leave)
+        return self._turn("undo", DONE, _operations.c.key.desc(), running).after(before)
 
-    def redo(self) -> Change:
+    def redo(self, *, leave: Iterable[Heddle] = ()) -> Change:
         """Do again what `undo` took back last. Raises: StoreError where there is none."""
-        self.commit("edit")
-        return self._turn("redo", UNDONE, _operations.c.key.asc())
+        before = self.commit("edit", leave=leave)
+        return self._turn("redo", UNDONE, _operations.c.key.asc()).after(before)
 
     @_whole
     def bring_back(self, *, actor: str = "") -> Change:
@@ -523,7 +590,7 @@ class KeptLoom:
     def _brought_back(self, connection: Connection, key: int, actor: str) -> None:
         row = self._locked(connection)
         data = connection.execute(sa.select(_operations.c.data).where(_operations.c.key == key))
-        coming = self._still_out(connection, data.scalar_one())
+        coming = still_out(connection, self._key, data.scalar_one())
         if not coming:  # done meanwhile: by another process, or before a lost answer
             return
         rev = row.rev + 1
@@ -535,28 +602,7 @@ class KeptLoom:
 
     def last_removal(self) -> Operation | None:
         """Return the last removal of which something is still out; None for none."""
-        columns = [_operations.c[name] for name in Operation._fields]
-        query = sa.select(*columns, _operations.c.data).where(
-            _operations.c.loom == self._key,
-            _operations.c.state == DONE,
-            _operations.c.n_removed > 0,
-            _operations.c.n_added == 0,
-        )
-        query = query.order_by(_operations.c.key.desc())
-
-        def work(connection: Connection) -> Operation | None:
-            for *told, data in connection.execute(query):
-                if self._still_out(connection, data):
-                    return Operation(*told)
-            return None
-
-        return self._database.read(work)
-
-    def _still_out(self, connection: Connection, data: str) -> list[int]:
-        """Return the numbers of what an operation removed, and nothing has brought back."""
-        query = sa.select(_nodes.c.number).where(_nodes.c.loom == self._key, _nodes.c.removed)
-        out = set(connection.execute(query).scalars())
-        return [number for number in Steps.loaded(data).removed if number in out]
+        return self._database.read(lambda connection: last_removal(connection, self._key))
 
     def history(self, limit: int = 50) -> list[Operation]:
         """Return the loom's operations, the last one first."""
@@ -581,75 +627,26 @@ class KeptLoom:
         return None
 
     @_whole
-    def _turn(self, kind: str, state: str, order: Any) -> Change:
-        keys = self._database.read(lambda connection: self._of_one_act(connection, state, order))
+    def _turn(self, kind: str, state: str, order: Any, running: Collection[str] = ()) -> Change:
+        # Before it is written: where the answer to that is lost, the next act is not turned, too.
+        keys, act = self._database.read(
+            lambda connection: of_one_act(connection, self._key, state, order)
+        )
         if not keys:
             raise StoreError(f"there is nothing to {kind} in the loom {self.name}")
+        if act in running:
+            raise Conflict(
+                "what was done last is still going on, so it cannot be undone yet",
+                rev=self.rev,
+                hint="wait until it has ended, or cancel it",
+            )
 
         def work(connection: Connection) -> None:
             for key in keys:
-                self._turned(connection, key, state)
+                turn(connection, self._locked(connection), key, state)
 
         self._database.write(work)
         return self.sync()._replace(kind=kind)
-
-    def _of_one_act(self, connection: Connection, state: str, order: Any) -> list[int]:
-        """Return the operation that is next, and those after it that are parts of the same act."""
-        query = sa.select(_operations.c.key, _operations.c.act).where(
-            _operations.c.loom == self._key, _operations.c.state == state
-        )
-        keys: list[int] = []
-        first: str | None = None
-        for key, act in connection.execute(query.order_by(order)):
-            if keys and (act is None or act != first):
-                break
-            keys.append(key)
-            first = act
-            if act is None:
-                break
-        return keys
-
-    def _turned(self, connection: Connection, key: int, state: str) -> None:
-        row = self._locked(connection)
-        operation = connection.execute(sa.select(_operations).where(_operations.c.key == key)).one()
-        if operation.state != state:  # done meanwhile: by another process, or before a lost answer
-            return
-        steps = Steps.loaded(operation.data)
-        is_undo = state == DONE
-        going, coming = (steps.added, steps.removed) if is_undo else (steps.removed, steps.added)
-        self._refuse_growing(connection, going)
-        rev = row.rev + 1
-        mark(connection, self._key, going, rev, removed=True)
-        mark(connection, self._key, coming, rev, removed=False)
-        for number, (before, after) in steps.changed.items():
-            columns = dict(before if is_undo else after)
-            if "text" in columns:
-                columns["words"] = searchable(columns["text"])
-            connection.execute(
-                sa.update(_nodes)
-                .where(_nodes.c.loom == self._key, _nodes.c.number == number)
-                .values(**columns, rev=rev)
-            )
-        bring_back_ways(connection, self._key, rev)
-        connection.execute(
-            sa.update(_operations)
-            .where(_operations.c.key == key)
-            .values(state=UNDONE if is_undo else DONE)
-        )
-        touch(connection, self._key, rev=rev, n_nodes=count_nodes(self._key))
-
-    def _refuse_growing(self, connection: Connection, going: list[int]) -> None:
-        rows = connection.execute(
-            sa.select(_nodes.c.parent).where(
-                _nodes.c.loom == self._key, _nodes.c.writer.is_not(None), ~_nodes.c.removed
-            )
-        )
-        below = {row.parent for row in rows} & set(going)
-        if below:
-            raise Conflict(
-                f"node {min(below)} is being grown just now, so what made it cannot be undone",
-                hint="wait until it has grown, or cancel that",
-            )
 
 
 def begin(kept: KeptLoom, connection: Connection, numbers: Mapping[str, int]) -> Draft:

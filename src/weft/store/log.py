@@ -16,7 +16,8 @@ Columns = dict[str, Any]
 
 class Operation(NamedTuple):
     """One change of a loom. state: "done", "undone" (redo does it again), "dropped" (undone, and
-    something else was done since), "first" (the loom as it began, which is not undone).
+    something else was done since), "first" (the loom as it began, which is not undone). model: that
+    grew what it added; None where nothing was grown, or nobody knows.
     """
 
     key: int
@@ -28,14 +29,19 @@ class Operation(NamedTuple):
     n_added: int
     n_removed: int
     n_changed: int
+    model: str | None
 
 
 class Steps(NamedTuple):
-    """What an operation did, by numbers of nodes. changed: columns before and after, by number."""
+    """What an operation did, by numbers of nodes. changed: columns before and after, by number.
+
+    prompt: what the user asked first, before and after, where it was asked anew.
+    """
 
     added: list[int]
     removed: list[int]
     changed: dict[int, tuple[Columns, Columns]]
+    prompt: tuple[str, str] | None = None
 
     def dumped(self) -> str:
         """Return it as the log keeps it."""
@@ -47,6 +53,7 @@ class Steps(NamedTuple):
                     str(number): [_dumped(columns) for columns in both]
                     for number, both in self.changed.items()
                 },
+                **({} if self.prompt is None else {"prompt": self.prompt}),
             }
         )
 
@@ -59,7 +66,9 @@ class Steps(NamedTuple):
                 int(number): (_loaded(before), _loaded(after))
                 for number, (before, after) in found["changed"].items()
             }
-            return cls(_numbers(found["added"]), _numbers(found["removed"]), changed)
+            before_after = found.get("prompt")
+            prompt = None if before_after is None else (before_after[0], before_after[1])
+            return cls(_numbers(found["added"]), _numbers(found["removed"]), changed, prompt)
         except FAULTS as error:
             raise StoreError(f"the log of the loom is broken: {error}") from error
 

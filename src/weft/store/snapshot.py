@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..errors import StoreError
+from ..errors import ConfigError, StoreError
 from ..loom import Heddle, Loom
 from ..loom.node import (
     adopt_node,
@@ -65,6 +65,18 @@ class Difference:
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
+
+    def leave(self, ids: Collection[str]) -> None:
+        """Take new nodes out of it, but for those that something else of it stands below."""
+        left = set(ids)
+        staying = [node.id for node in self.added if node.id not in left]
+        for node_id in (*staying, *self.changed):
+            spot = self.spots.get(node_id)
+            at = None if spot is None else spot.parent
+            while at is not None and at.id in left:
+                left.discard(at.id)
+                at = at.parent
+        self.added = [node for node in self.added if node.id not in left]
 
 
 class Snapshot:
@@ -199,7 +211,7 @@ class Snapshot:
             set_content(node, known.content, node.text)
         if known.score != score_value(node.score):
             node.score = score_of(known.score)
-        if known.meta != (meta_json(node) if node.meta else "{}"):
+        if not _has_meta(node, known.meta):
             node.meta = meta_of(known.meta)
 
     def stand(self, grown: Iterable[Heddle]) -> None:
@@ -423,6 +435,13 @@ class Snapshot:
             if node.parent is not None and node.parent not in leaving:
                 detach_node(node)
         removed.extend(node.id for node in leaving)
+
+
+def _has_meta(node: Heddle, kept: str) -> bool:
+    try:
+        return kept == (meta_json(node) if node.meta else "{}")
+    except ConfigError:  # what cannot be kept was not
+        return False
 
 
 class Taken(NamedTuple):

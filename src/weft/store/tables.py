@@ -149,6 +149,7 @@ operations = Table(
     Column("n_changed", Integer, nullable=False),
     Column("data", Text, nullable=False),
     Column("act", Text),  # what several operations are parts of: they are undone together
+    Column("model", Text),  # that grew what it added
     Index("ix_operations_loom", "loom", "key"),
 )
 

@@ -31,6 +31,7 @@ class Draft:
 
     rev: int
     next_number: int
+    prompt: str
     steps: Steps = field(default_factory=lambda: Steps([], [], {}))
     known: dict[str, Known] = field(default_factory=dict)
     added: list[Heddle] = field(default_factory=list)
@@ -51,7 +52,7 @@ def drafted(
 
     loom: its row. bookmarks: labels by id, of nodes whose bookmark is among what differs.
     """
-    draft = Draft(loom.rev + 1, loom.next_number)
+    draft = Draft(loom.rev + 1, loom.next_number, snapshot.loom.user_prompt)
     writing = _Writing(connection, database, snapshot, difference, loom.key, draft)
     writing.add(bookmarks)
     writing.change(bookmarks)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..checks import half_character, half_told
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import FAULTS
 
@@ -94,7 +95,9 @@ class TokenizersCodec(Codec):
         except BaseException as error:
             if not is_librarys(error):
                 raise
-            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
+            at = half_character(text) if isinstance(text, str) else None
+            why = error if at is None else half_told("it", text, at)
+            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {why}") from error
         return ids
 
     def spelling(self, token_id: int) -> str:

@@ -57,6 +57,11 @@ class TextStream:
         twin._is_between = self._is_between
         return twin
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has the beginning of a character, and not its end."""
+        return not self._is_between
+
     def flush(self) -> str:
         """Return what still waits (U+FFFD for an unfinished character); the stream starts over."""
         self._is_between = True

@@ -67,7 +67,11 @@ function facts(loom: OpenLoom, known: Node | null): (Fact | false | null)[] {
       ? { name: 'It was', value: cameBy(made.kind, made.actor) }
       : { name: 'It was', value: known ? '–' : null },
     { name: 'When', value: made ? moment(made.at) : known ? '–' : null, varies: true },
-    { name: 'Model', value: loom.info.value.model, says: 'The model of this loom.' },
+    {
+      name: 'Model',
+      value: made?.model ?? loom.info.value.model,
+      says: made?.model ? 'The model that grew it.' : 'The model of this loom.',
+    },
     ...(params ? drawnWith(params).map(([name, value]) => ({ name, value })) : []),
     params && !drawnWith(params).length ? { name: 'Sampling', value: 'neutral' } : null,
     params ? { name: 'Tokens at most', value: String(params['max_tokens']) } : null,

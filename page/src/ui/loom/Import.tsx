@@ -60,8 +60,8 @@ export function Import() {
             kind="main"
             disabled={!pasted.trim()}
             onClick={() => {
-              void bring([new File([pasted], 'What was pasted')])
-              setPasted('')
+              // It stays where it is until it has become a loom.
+              void bring([new File([pasted], 'What was pasted')]).then((isIn) => isIn && setPasted(''))
             }}
           >
             Import

@@ -14,6 +14,7 @@ export function Children({ loom }: { loom: OpenLoom }) {
   const children = loom.tree.children(current)
   const lanes = useLanes(loom)
   const gone = [...lanes.keys()].filter((each) => !children.includes(each))
+  const order = [...children, ...gone]
   const rows = folded(
     loom.tree,
     children.filter((each) => !lanes.has(each)),
@@ -44,16 +45,11 @@ export function Children({ loom }: { loom: OpenLoom }) {
       )}
       {(lanes.size > 0 || asking > 0) && (
         <section class="lanes" aria-label="Growing">
-          {[...children.filter((each) => lanes.has(each)), ...gone].map((each, i) => (
-            <Lane
-              key={each}
-              loom={loom}
-              lane={lanes.get(each)!}
-              k={children.includes(each) ? children.indexOf(each) + 1 : children.length + i + 1}
-            />
+          {[...children.filter((each) => lanes.has(each)), ...gone].map((each) => (
+            <Lane key={each} loom={loom} lane={lanes.get(each)!} k={order.indexOf(each) + 1} />
           ))}
           {Array.from({ length: asking }, (_, i) => (
-            <Expected key={`asked${i}`} k={children.length + i + 1} />
+            <Expected key={`asked${i}`} k={order.length + i + 1} />
           ))}
         </section>
       )}

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ...api.base import whole
 from ...sampling.params import PARAMETERS, SamplingParams
 from .refusals import invalid, named, unsupported, without_switched_off
 
@@ -31,6 +32,11 @@ class OpenAIModel(BaseModel):
     """What all of this surface's requests are: strict, and nothing unknown in them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        return whole(value)
 
 
 class StreamOptions(OpenAIModel):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound
 from ...loom import Heddle, Loom
-from ..branches import JobBranches
+from ..branches import Author, JobBranches
 from ..events import EventLog
 from .refusals import invalid
 
@@ -38,12 +38,13 @@ class KeptAnswer:
 
     async def begin(self, growth: Growth) -> None:
         """Give the choices their numbers, before they grow. The loom's lock is held."""
-        branches = JobBranches(self.live, growth, EventLog(dict))
+        branches = JobBranches(self.live, growth, EventLog(dict), Author("grow", ACTOR))
         self.live.begin(branches)
         self._branches = branches
         try:
             await self.live.call(lambda: self.live.kept.append(branches.nodes))
         except BaseException:
+            growth.abandon("cancelled")
             self.live.end(branches)
             raise
 
@@ -62,8 +63,10 @@ class KeptAnswer:
         live = self.live
         async with live.lock:
             branches.growth.abandon("cancelled")
-            live.end(branches)
-            await live.keep("grow", ACTOR)
+            try:
+                await live.keep(branches.author, [branches])
+            finally:
+                live.end(branches)
 
     def told(self, nodes: Sequence[Heddle]) -> Json:
         """Return what is told of it: the loom, and the numbers of the choices' nodes."""
@@ -125,6 +128,8 @@ async def keeping(
                     child.meta["said"] = said
 
             node = (await live.change("add", add, ACTOR)).added[-1]
+        if not live.kept.has(node):  # it has ended in a job that goes on
+            await live.settle()
         yield KeptAnswer(service, live, node)
 
 

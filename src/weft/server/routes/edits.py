@@ -19,7 +19,7 @@ from ...api.nodes import (
     SplitNode,
 )
 from ...errors import ConfigError, TreeError
-from ...loom import Heddle
+from ...loom import Heddle, Loom
 from ...loom.node import is_below
 from ..asked import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import copy_below, fork, loom_below, move, say, say_instead, token_before_char
@@ -88,7 +88,9 @@ async def edit_node(
             live.refuse_growing(found)
             _refuse_growing_below(live, found)
         if "bookmark" in asked.model_fields_set:
-            change = await live.call(lambda: live.kept.bookmark(found, asked.bookmark))
+            await live.settle()
+            label = asked.bookmark
+            change = await live.call(lambda: live.kept.bookmark(found, label, actor=actor))
             live.publish(change)
             if asked.model_fields_set <= {"bookmark", "in_place"}:
                 return answer(changed_reply(live, change), rev=live.kept.rev)
@@ -99,6 +101,8 @@ def _edit(node: Heddle, asked: EditNode) -> None:
     if asked.text is not None:
         if asked.in_place:
             node.text = asked.text
+            if isinstance(node, Loom) and not node.chat_template_used:
+                node.user_prompt = asked.text
         elif node.parent is None:
             raise ConfigError("the root has no siblings; give in_place to change the prompt")
         else:

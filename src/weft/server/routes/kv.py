@@ -13,6 +13,7 @@ from ...api.models import KvList, KvObject, LoomKv
 from ...api.nodes import ForgetKv, KvRequest, NodeObject
 from ...errors import Unsupported
 from ...lm import LM
+from ...loom.heddle import next_item
 from ...loom.node import preorder
 from ..asked import ERRORS, LoomName, NodeName
 from ..looms import LiveLoom
@@ -112,7 +113,9 @@ async def handle_kv(loom: LoomName, node: NodeName, asked: KvRequest, service: H
             raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
         with service.work("kv", service.models.name_of(live.lm)) as lm:
             if asked.op == "warm":
-                await found.anext(1)
+                item = next_item(found, 1)
+                async with live.unlocked():
+                    await lm.adrive(await lm.asubmit([item]))
             else:
                 before = 0 if found.parent is None else found.parent.place.depth
                 await live.call(lambda: lm.kv.trim(found, before))

@@ -158,7 +158,7 @@ async def remove_loom(
     looms = service.looms
     row = await looms.row(loom)
     await asyncio.to_thread(looms.library.remove, [row.id])
-    await looms.removed(row)
+    looms.removed(row.id)
     if purge:
         await asyncio.to_thread(looms.library.purge, [row.id])
     return answer(loom_of_row(row, None))
@@ -181,8 +181,12 @@ async def redo(loom: LoomName, service: Here) -> Response:
 
 async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> Response:
     async with service.looms.held(loom) as live:
+        leave, running = live.ended(), {job.id for job in live.jobs}
         try:
-            change = await live.call(getattr(live.kept, kind))
+            if kind == "undo":
+                change = await live.call(lambda: live.kept.undo(leave=leave, running=running))
+            else:
+                change = await live.call(lambda: live.kept.redo(leave=leave))
         except StoreUnavailable:
             raise
         except StoreError as error:

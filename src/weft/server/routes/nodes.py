@@ -70,14 +70,31 @@ async def list_nodes(
     """List nodes in the order of the tree, parents first, a page at a time.
 
     With `since` only those are told that have changed, and which are gone; where the server does
-    not know that any more `whole` is true and all are told.
+    not know that any more `whole` is true and all are told. The next pages take the same `since`;
+    what changes between two of them is changed since the `rev` of the first one.
     """
+    is_of_changes = after is not None and after.endswith(_CHANGES)
+    if is_of_changes and since is None:
+        raise Refused(
+            400, "invalid_parameter", "after is of a page of what has changed: give its since, too",
+            param="since",
+        )  # fmt: skip
     async with service.looms.held(loom) as live:
-        found = live.since(since) if since is not None and after is None else None
+        is_asked = since is not None and (after is None or is_of_changes)
+        found = live.since(since) if since is not None and is_asked else None
+        if is_of_changes and found is None:
+            raise _page_gone("nobody knows any more what has changed since")
         page = await live.call(
             lambda: _page(live, live.node(under), depth, fields or [], found, limit, after)
         )
         return sent(page, rev=live.kept.rev)
+
+
+_CHANGES = "~"  # ends the `next` of a page of what has changed
+
+
+def _page_gone(why: str) -> Refused:
+    return Refused(409, "page_gone", why, hint="begin anew, without after")
 
 
 def _page(
@@ -91,27 +108,28 @@ def _page(
 ) -> dict[str, Any]:
     is_first = found is None and after is None
     nodes = within(live, top, depth, limit + 1 if is_first else None)
+    if after is not None:
+        name = after.removesuffix(_CHANGES)
+        is_it = (name in (str(live.number(node)), node.id) for node in nodes)
+        at = next((i for i, here in enumerate(is_it) if here), None)
+        if at is None:
+            raise _page_gone("the page before ended at a node that is not there any more")
+        nodes = nodes[at + 1 :]
     removed: list[int] = []
     if found is not None:
-        changed, removed = found
-        nodes = [node for node in nodes if node.id in changed or live.is_growing(node)]
-        limit = len(nodes)
-    if after is not None:
-        last = live.node(after)
-        at = next((i for i, node in enumerate(nodes) if node is last), None)
-        if at is None:
-            raise Refused(
-                409, "page_gone", "the page before ended at a node that is not there any more"
-            )
-        nodes = nodes[at + 1 :]
+        changed, gone = found
+        removed = gone if after is None else []
+        growing = {node.id for branches in live.growing for node in branches.nodes}
+        nodes = [node for node in nodes if node.id in changed or node.id in growing]
     told = nodes_told(live, nodes[:limit], sizes=sizes_of(live), fields=fields)
     is_more = len(nodes) > limit
+    mark = "" if found is None else _CHANGES
     return {
         "rev": live.kept.rev,
         "data": told,
         "removed": removed,
         "whole": found is None,
-        "next": str(live.number(nodes[limit - 1])) if is_more else None,
+        "next": f"{live.number(nodes[limit - 1])}{mark}" if is_more else None,
     }
 
 
