@@ -174,6 +174,21 @@ def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) ->
     assert seen > 200
 
 
+def test_a_map_that_shows_all_does_so_in_any_size(told: Desk, page: Page) -> None:
+    told.press("v")
+    small = page.locator(".map-small")
+    page.wait_for_timeout(300)
+    expect(small).to_be_hidden()  # as there is nothing beyond the edges
+    page.set_viewport_size({"width": 900, "height": 500})
+    page.wait_for_timeout(300)
+    expect(small).to_be_hidden()
+    page.get_by_role("button", name="Larger").click(click_count=4)
+    expect(small).to_be_visible()
+    page.set_viewport_size({"width": 1024, "height": 500})
+    page.wait_for_timeout(300)
+    expect(small).to_be_visible()  # where somebody looks is left alone
+
+
 def test_the_end_of_a_line_has_a_card_too(desk: Desk, page: Page) -> None:
     desk.make(template=False, prompt="A list:")
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": "\n\n one"})
