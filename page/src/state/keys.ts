@@ -104,6 +104,12 @@ const pane = (which: 'hasLeft' | 'hasRight') => {
   const now = view.panes.peek()
   view.panes.value = { ...now, [which]: !now[which] }
 }
+/** Show a tab of the inspector, with the keys in it. */
+const beside = (tab: view.InspectorTab) => {
+  view.inspect(tab)
+  const fields = ':is(button, input, select, textarea):not(:disabled)'
+  setTimeout(() => document.querySelector<HTMLElement>(`#inspector-panel ${fields}`)?.focus())
+}
 const toggle = (setting: Signal<boolean>) => {
   setting.value = !setting.peek()
 }
@@ -188,6 +194,9 @@ export const bindings: Binding[] = [
   { id: 'export', group: 'Page', label: 'Export', tree: ['Mod+s'], also: 'save download copy', can: has, run: () => show('export') },
   { id: 'import', group: 'Page', label: 'Import', tree: ['i'], also: 'load open upload', run: () => show('import') },
   { id: 'gauge', group: 'Page', label: 'Memory: what KV takes and has saved', also: 'kv cache', can: has, run: () => show('gauge') },
+  { id: 'settings', group: 'Page', label: 'Settings of growing', also: 'temperature presets options', can: has, run: () => beside('generate') },
+  { id: 'node', group: 'Page', label: 'Where this node comes from', also: 'provenance copy as curl python regenerate exactly note', can: has, run: () => beside('node') },
+  { id: 'loom', group: 'Page', label: 'Name, notes and history of the loom', also: 'rename remove delete', can: has, run: () => beside('loom') },
   { id: 'look', group: 'Page', label: 'Theme, text size and width', tree: ['T'], also: 'dark light font', run: () => show('look') },
   { id: 'palette', group: 'Page', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
   { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], also: 'shortcuts keyboard', run: () => show('help') },
