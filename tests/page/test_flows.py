@@ -204,6 +204,22 @@ def test_keys_of_a_control_stay_its_own(desk: Desk, page: Page) -> None:
     assert set(desk.nodes()) == {0, first}  # a blank grows nothing here
 
 
+def test_a_key_that_is_held_steps_and_does_nothing_else_twice(bush: Desk, page: Page) -> None:
+    keyboard = page.keyboard
+    bush.row(5).click()
+    for _ in range(4):  # as it is without going up in between
+        keyboard.down("Delete")
+    keyboard.up("Delete")
+    at(bush, 4)
+    page.wait_for_timeout(200)
+    assert set(bush.nodes()) == {0, 1, 2, 3, 4, 6, 7}
+    bush.press("r", "1")
+    for _ in range(3):
+        keyboard.down("j")
+    keyboard.up("j")
+    at(bush, 3)
+
+
 def test_what_cannot_be_seen_takes_no_digits(desk: Desk, page: Page) -> None:
     first, second = desk.open_loom(n=2)
     desk.press("t")

@@ -297,6 +297,10 @@ const isField = (target: EventTarget | null) =>
     'input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]',
   )
 
+const GOES_ON = new Set(['n-more', 'n-fewer', 'alternative', 'alternative-back', 'hit-next', 'hit-previous'])
+/** Whether it is done again for as long as its key is held: steps are, what grows or removes is not. */
+const goesOn = ({ id, group }: Binding) => group === 'Move' || GOES_ON.has(id)
+
 /** Whether a key belongs to what has the focus: buttons are pressed by it, sliders moved. */
 function isOwn(target: EventTarget | null, key: string): boolean {
   if (!(target instanceof Element)) return false
@@ -317,6 +321,7 @@ export function listen(): () => void {
     const key = keyOf(event)
     if (!typing && isOwn(event.target, key)) return
     const isChild = /^[1-9]$/.test(key) && !(key === '9' && view.treeView.peek() === 'map')
+    if (!typing && isChild && event.repeat) return
     if (!typing && isChild && (handlers.digit(Number(key)) || pickChild(Number(key)))) {
       event.preventDefault()
       return
@@ -328,6 +333,7 @@ export function listen(): () => void {
     // A key that does nothing here scrolls, as everywhere; what a browser would do with Ctrl is not wanted.
     if (!can && why === null && !/^(?:Mod|Alt)\+/.test(key)) return
     event.preventDefault()
+    if (event.repeat && !goesOn(found)) return
     if (can) found.run()
     else if (why) toast(why)
   }
