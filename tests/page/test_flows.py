@@ -154,6 +154,28 @@ def test_when_nothing_is_left_to_undo_that_is_said(desk: Desk) -> None:
     told(desk, "There is nothing to undo")
 
 
+def test_what_grows_is_removed_with_what_it_has_and_brought_back(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    desk.open_loom()
+    gate.hold(20)
+    first, second = desk.grow(n=2, wait=False, **desk.endless())
+    desk.until(lambda: len(desk.lane(first).inner_text()) > 60, "text")
+    desk.press("1", "Delete")
+    gate.hold(2)
+    told(desk, "Removed 1 node")
+    at(desk, second)
+    assert desk.nodes()[second]["growing"]
+    desk.press("u")
+    at(desk, first)
+    assert desk.nodes()[first]["text"].strip()
+    desk.press("ArrowLeft", "x")
+    gate.open()
+    told(desk, "Removed 2 nodes")
+    desk.press("u")
+    desk.until(lambda: set(desk.nodes()) == {0, first, second}, "both are back")
+
+
 # Branches that fail
 
 
