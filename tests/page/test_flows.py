@@ -266,6 +266,21 @@ def test_escape_asks_again_before_it_stops_what_grows_elsewhere(
     desk.wait_grown(20)
 
 
+def test_what_must_wait_for_a_branch_says_so(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.watch.allow("409")
+    desk.open_loom()
+    gate.hold(10)
+    desk.grow(n=1, wait=False, **desk.endless())
+    desk.until(lambda: len(desk.lanes) == 1, "a lane")
+    for key in ("g", "m", "e"):
+        desk.press("1", key)
+        told(desk, "It grows still")
+        page.locator(".toasts").get_by_role("button", name="Dismiss").first.click()
+    gate.open()
+    desk.press("Escape", "Escape")
+    desk.wait_grown(20)
+
+
 def test_a_hoisted_subtree_is_left_by_its_key_only(bush: Desk) -> None:
     bush.row(1).click()
     bush.press("z", "ArrowRight", "z")

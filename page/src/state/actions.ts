@@ -101,8 +101,16 @@ function inTurn<Made>(call: () => Promise<Made>): Promise<Made> {
 
 // Growing
 
+/** What must wait for a branch is told, not asked for. Returns null where nothing must wait. */
+function waits(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
+  if (!isGrowing) return null
+  toast(`It grows still: stop it, or wait, ${what}.`)
+  return Promise.resolve(undefined)
+}
+
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
+  waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ??
   growing(async (loom, what) => {
     loom.asking.value = { parent: node, n: what.n ?? 1 }
     try {
@@ -216,6 +224,7 @@ function follow(made: Changed | undefined): number | null {
 export const split = (node: number, atToken: number) =>
   change((loom) => api.split(loom.id, node, { at_token: atToken }))
 export const merge = (node: number) =>
+  waits(open.peek()?.growsAt(node), 'to merge it') ??
   change(async (loom) => {
     const parent = loom.tree.parent(node)
     const made = await api.merge(loom.id, node)
