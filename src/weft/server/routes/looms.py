@@ -224,6 +224,7 @@ async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Resp
             n_added=each.n_added,
             n_removed=each.n_removed,
             n_changed=each.n_changed,
+            model=each.model,
         )
         for each in operations
     ]
