@@ -2,13 +2,20 @@ import { render } from 'preact'
 import './tokens.css'
 import './fonts.css'
 import './base.css'
+import { question } from './state/actions'
 import { listen } from './state/keys'
 import { followAddress, keepWatch, watchServer } from './state/session'
 import { failed } from './state/toasts'
+import { overlay } from './state/view'
 import { App } from './ui/App'
 
 listen()
-addEventListener('hashchange', () => void followAddress())
+addEventListener('hashchange', () => {
+  // What lies above was about the loom that is left.
+  overlay.value = null
+  question.peek()?.answer(false)
+  void followAddress()
+})
 render(<App />, document.getElementById('app')!)
 watchServer().catch(failed)
 keepWatch()

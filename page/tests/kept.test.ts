@@ -2,9 +2,10 @@ import { beforeEach, expect, it } from 'vitest'
 import { standIn } from './stand_ins'
 
 let kept: Map<string, string>
+let tellOtherTabs: (name: string) => void
 
 beforeEach(() => {
-  kept = standIn().kept
+  ;({ kept, tellOtherTabs } = standIn())
 })
 
 const GARBAGE = ['"x"', '5', 'null', '[null]', '{', '[1, {}]', '{"a": null}', '[{"name": 5}]', 'true']
@@ -36,4 +37,18 @@ it('takes of an object what is of its kind', async () => {
   const settings = await import('../src/state/settings')
   expect(view.panes.value).toMatchObject({ left: 288, right: 400 })
   expect(settings.asked()).toEqual({ ...settings.asked(settings.NEUTRAL), temperature: 0.8, max_tokens: 9 })
+})
+
+it('tabs have the same settings: what one sets is not lost when another one does', async () => {
+  const settings = await import('../src/state/settings')
+  settings.set({ n: 7 }, 'default')
+  keep('presets', JSON.stringify([...settings.presets.peek(), { name: 'of another tab', top_k: 3 }]))
+  tellOtherTabs('presets')
+  settings.savePreset('of this one')
+  const names = settings.presets.value.map((each) => each.name)
+  expect(names.slice(-2)).toEqual(['of another tab', 'of this one'])
+  expect(JSON.parse(kept.get('weft.presets')!).map((each: { name: string }) => each.name)).toEqual(names)
+  keep('settings', '{"n": 9}')
+  tellOtherTabs('settings')
+  expect(settings.settings.value.n).toBe(9)
 })

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { label, marks, meanP, plain, spoken } from '../src/model/label'
+import { label, marks, meanP, nothing, plain, spoken } from '../src/model/label'
 import { node } from './tree.test'
 
 const said = (text: string, more = {}) => label(node(1, 0, { text, ...more }), '', false)
@@ -14,6 +14,7 @@ describe('what a node says of itself', () => {
   it('is in words where there is no text', () => {
     expect(said('', { ended: true })).toEqual({ text: '(ended at once)', isNote: true })
     expect(said('').text).toBe('(empty)')
+    expect([nothing(true), nothing(false)]).toEqual(['(ended at once)', '(empty)'])
     expect(said('', { growing: true }).text).toBe('growing')
     expect(said(' \n')).toEqual({ text: '·⏎', isNote: true })
   })

@@ -56,6 +56,10 @@ describe('a node', () => {
     expect(python(made, 'http://x', false)).toContain('with weft.Client("http://x") as client:')
     const written = recipe(node(7, 3), 'l', againAsked(node(7, 3), {}), root)
     expect(python(written, 'http://x', false)).toContain('client.add("l", parent=3, text="text 7")')
+    const message = node(7, 3, { text: '<|user|>Hi<|end|>', said: 'Hi' })
+    expect(recipe(message, 'l', againAsked(message, {}), root).body).toEqual({ parent: 3, message: 'Hi' })
+    const half = node(7, 3, { text: '\ufffd', token_ids: [228] })
+    expect(recipe(half, 'l', againAsked(half, {}), root).body).toEqual({ parent: 3, token_ids: [228] })
   })
 })
 

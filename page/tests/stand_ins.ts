@@ -47,21 +47,29 @@ export class StandInDocument extends EventTarget {
   }
 }
 
+const storage = (kept: Map<string, string>) => ({
+  getItem: (name: string) => kept.get(name) ?? null,
+  setItem: (name: string, value: string) => void kept.set(name, value),
+})
+
 /** Put the stand-ins where modules look for them, before those are imported. */
 export function standIn(platform = 'Linux x86_64') {
   vi.resetModules()
   StandInSource.made = []
   const kept = new Map<string, string>()
   const document = new StandInDocument()
-  const storage = {
-    getItem: (name: string) => kept.get(name) ?? null,
-    setItem: (name: string, value: string) => void kept.set(name, value),
-  }
+  const tabs = new EventTarget()
+  vi.stubGlobal('addEventListener', tabs.addEventListener.bind(tabs))
+  vi.stubGlobal('removeEventListener', tabs.removeEventListener.bind(tabs))
+  vi.stubGlobal('sessionStorage', storage(new Map()))
   vi.stubGlobal('navigator', { platform })
-  vi.stubGlobal('localStorage', storage)
+  vi.stubGlobal('localStorage', storage(kept))
   vi.stubGlobal('document', document)
   vi.stubGlobal('EventSource', StandInSource)
   vi.stubGlobal('location', { hash: '' })
   vi.stubGlobal('window', globalThis)
-  return { kept, document }
+  /** What the other tabs of a browser hear when one keeps something. */
+  const tellOtherTabs = (name: string) =>
+    tabs.dispatchEvent(Object.assign(new Event('storage'), { key: `weft.${name}` }))
+  return { kept, document, tellOtherTabs }
 }

@@ -85,6 +85,21 @@ def test_join_undoes_split(engine: Engine, n_single: int) -> None:
     store.free(lower)
 
 
+def test_a_half_that_grows_leaves_the_other_as_it_was(engine: Engine) -> None:
+    if engine.info.kv == "sequence":
+        pytest.skip("there a fragment that others stand on does not grow")
+    store, lower = store_of(engine), grown(engine, 7)
+    upper = store.split(lower, 3)
+    before = store.export(lower)
+    engine.forward([Row((), [91, 92], 3, upper)]).wait()
+    for name, array in store.export(lower).items():
+        np.testing.assert_array_equal(array, before[name])
+    found = engine.forward([Row((Span(upper, 5),), [93], 5, None, (0,))]).logits(0)
+    assert_close(found, plain(engine, [*IDS[:3], 91, 92, 93])[-1])
+    store.free(lower)
+    store.free(upper)
+
+
 def test_exported_arrays_are_copies_of_the_slots_that_are_held(engine: Engine) -> None:
     store, fragment = store_of(engine), grown(engine, 3, 3)
     data = store.export(fragment)

@@ -151,6 +151,13 @@ def test_a_chat_is_exported_as_its_messages() -> None:
     assert pair["chosen"] == [{"role": "assistant", "content": first.text}]
 
 
+def test_a_raw_prompt_is_a_message_as_it_was_typed() -> None:
+    loom = Loom(model(), TEXT, template=False)
+    assert loom.text != TEXT  # it begins with the model's own token
+    (line,) = given(loom, "messages").splitlines()
+    assert json.loads(line)["messages"] == [{"role": "user", "content": TEXT}]
+
+
 @pytest.mark.parametrize(
     ("format", "options", "said"),
     [

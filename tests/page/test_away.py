@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from browsing import Desk, Gate, expect, watched
+from browsing import Desk, Gate, assert_accessible, expect, watched
 from serving import Served, serving
 from weft.server import ServerConfig
 
@@ -90,3 +90,31 @@ def test_what_grew_when_the_server_ended_is_kept_and_shown(browser: Browser, pla
         desk.until(
             lambda: desk.part(node).text_content() == told["text"], "all that the server has"
         )
+
+
+def test_a_server_that_has_other_looms_is_told_and_not_asked_on(
+    browser: Browser, place: Place, tmp_path: Path
+) -> None:
+    served = place.start()
+    with watched(browser, served.url) as (page, watch):
+        watch.allow("net::ERR|status of 5|404")
+        desk = Desk(served, page, watch)
+        desk.open_loom(n=2)
+        place.stop()
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=15_000)
+        (tmp_path / "looms.db").rename(tmp_path / "others.db")
+        place.start()
+        said = page.get_by_text("This server does not have this loom. It can be read for as long")
+        expect(said).to_be_visible(timeout=15_000)
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden()
+        expect(desk.tree.get_by_role("treeitem")).to_have_count(3)
+        assert_accessible(page)
+        n = len(watch.asked)
+        page.wait_for_timeout(2500)
+        assert not [each for each in watch.asked[n:] if "/looms/" in each]
+        desk.press("g")
+        expect(
+            page.get_by_role("status").filter(has_text="does not have this loom")
+        ).not_to_have_count(0)
+        page.reload()
+        expect(page.get_by_role("alert")).to_contain_text(desk.loom["name"])

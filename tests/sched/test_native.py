@@ -448,6 +448,38 @@ def test_siblings_are_of_one_length() -> None:
     rig.finish()
 
 
+def test_siblings_stop_at_the_same_tokens() -> None:
+    rig = Rig(engine := fake())
+    stops = [frozenset({40}), frozenset({40}), frozenset({41})]
+    items = [
+        run(rig.place(PROMPT), i, temperature=0.9, stop_ids=each) for i, each in enumerate(stops)
+    ]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert [(asked.stop_ids, len(asked.streams)) for asked in engine.native.started] == [
+        (frozenset({40}), 2),
+        (frozenset({41}), 1),
+    ]
+    rig.finish()
+
+
+def test_an_end_is_heard_once_and_nothing_that_ended_is_cancelled() -> None:
+    cancelled: list[int] = []
+
+    def told(asked: NativeRun, tell: Tell) -> None:
+        for sibling in (0, 0, 1):
+            tell(NativeEvent(sibling, (3,), (-1.0,), (0.5,), end="length"))
+
+    engine = made_by_hand(fake(), told)
+    engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]
+    rig = Rig(engine)
+    results = rig.drive(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(2)))
+    assert [(result.tokens, result.finish_reason) for result in results] == [([3], "length")] * 2
+    assert rig.scheduler.abroad is not None
+    assert (cancelled, rig.scheduler.abroad.n_away) == ([], 0)
+    rig.finish()
+
+
 def test_no_more_is_asked_for_than_the_context_has_room_for() -> None:
     rig = Rig(engine := fake(), n_ctx=len(PROMPT) + 3)
     item = run(rig.place(PROMPT), max_tokens=50, stop_ids=frozenset())

@@ -94,6 +94,7 @@ export class Feed {
     clearTimeout(this.resting)
     this.source?.close()
     this.source = null
+    this.connected.value = true // nothing is waited for
   }
 
   private open(): void {

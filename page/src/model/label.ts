@@ -27,8 +27,11 @@ export function label(node: Node, prompt: string, isChat: boolean, most = 80): L
   if (line) return { text: line, isNote: false }
   if (text) return { text: visible(text.slice(0, 24)), isNote: true }
   if (node.growing) return { text: 'growing', isNote: true }
-  return { text: node.ended ? '(ended at once)' : '(empty)', isNote: true }
+  return { text: nothing(node.ended), isNote: true }
 }
+
+/** What stands in the place of a text that is not there. */
+export const nothing = (hasEnded: boolean): string => (hasEnded ? '(ended at once)' : '(empty)')
 
 /** How likely the model found a node's tokens: the geometric mean of their probabilities. */
 export function meanP(node: Node): number | null {

@@ -18,6 +18,17 @@ interface TokenBytes {
  * null: the text is not made of these tokens, or their bytes are not known.
  */
 export function piecesOf(tokens: readonly TokenBytes[], shown: string): Piece[] | null {
+  const known = found.get(tokens)
+  if (known?.shown === shown) return known.pieces
+  const pieces = find(tokens, shown)
+  found.set(tokens, { shown, pieces })
+  return pieces
+}
+
+/** What was found last of a node's tokens: a long text is gone through once, not at every step in it. */
+const found = new WeakMap<readonly TokenBytes[], { shown: string; pieces: Piece[] | null }>()
+
+function find(tokens: readonly TokenBytes[], shown: string): Piece[] | null {
   const whole = decoded(tokens)
   if (!whole) return null
   const { pieces, text } = whole

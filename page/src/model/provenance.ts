@@ -87,6 +87,12 @@ export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   return asked as GrowAsked
 }
 
+/** What somebody wrote, as they did: a message without the template, parts of characters as tokens. */
+function said(node: Node): Json {
+  if (node.said != null) return { message: node.said }
+  return node.text.includes('\ufffd') && node.token_ids ? { token_ids: node.token_ids } : { text: node.text }
+}
+
 export interface Recipe {
   /** Below /api/v1. */
   path: string
@@ -110,7 +116,7 @@ export function recipe(
   if (typeof asked === 'string')
     return {
       path: `${at}/nodes`,
-      body: { parent: node.parent, text: node.text },
+      body: { parent: node.parent, ...said(node) },
       call: 'add',
       given: [loom],
       shows: 'added[0].node',

@@ -1,5 +1,5 @@
 /** What a person does to the open loom: each verb once, for keys, buttons and menus alike. */
-import { batch, effect, signal, untracked } from '@preact/signals'
+import { effect, signal, untracked } from '@preact/signals'
 import {
   ApiError,
   api,
@@ -9,13 +9,14 @@ import {
   type RunAsked,
   type Schemas,
 } from '../api/client'
+import type { Lane } from '../model/lane'
 import { againAsked, comparison } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, model, open } from './session'
 import { asked, blocked, refused, spent } from './settings'
-import { failed, toast } from './toasts'
+import { dismiss, failed, sentence, toast } from './toasts'
 import { troubled, ways } from './trouble'
 import { inspect } from './view'
 
@@ -73,7 +74,11 @@ async function growing(
 effect(() => {
   const failure = open.value?.lastError.value
   if (!failure) return
-  const again = (other: GrowAsked) => growMany(failure.nodes, other)
+  const loom = open.peek()!
+  const again = async (other: GrowAsked) => {
+    const failed = loom.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
+    if (await growMany(failure.nodes, other)) loom.dismissLanes(failed)
+  }
   untracked(() => troubled(failure.error, again) || failed(failure.error))
 })
 
@@ -121,6 +126,22 @@ export async function search(asked: RunAsked): Promise<void> {
   const job = await api.run(loom.id, asked)
   loom.begin(job.job, job.branches ?? [], { ...asked })
   inspect('run')
+}
+
+/** Grow branches that failed once more, each in its place: one goes as the other comes. */
+export async function retry(lanes: readonly Lane[]): Promise<void> {
+  const loom = open.peek()
+  for (const [parent, failed] of Map.groupBy(lanes, (lane) => lane.parent)) {
+    if (!(await grow(parent, { n: failed.length }))) return
+    loom?.dismissLanes(failed)
+  }
+}
+
+/** What a branch had before it failed, as a child like one that somebody wrote. */
+export async function keepFailed(lane: Lane): Promise<void> {
+  const loom = open.peek()
+  const made = await change((loom) => api.add(loom.id, { parent: lane.parent, text: lane.text }))
+  if (made) loom?.dismissLanes([lane])
 }
 
 /** End one branch; what it has is kept. */
@@ -204,7 +225,8 @@ export const merge = (node: number) =>
 /** Cut after so many tokens; what is cut off becomes a child with the children, or is dropped. */
 export const clip = (node: number, keep: number, children: 'keep' | 'drop') =>
   change((loom) => api.clip(loom.id, node, { keep, children })).then((made) => {
-    if (made && children === 'drop') undoable('Cut off')
+    if (made)
+      undoable(children === 'drop' ? 'Cut off' : 'Cut after the cursor. The rest is a child', made.rev)
     return made
   })
 export const move = (node: number, parent: number, index: number | null = null) =>
@@ -249,15 +271,9 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
     const next = standsAfter(loom, node, what)
     const fold = moves.removing(tops)
     loom.next = next // the feed may tell of it before the answer does
-    const made = await inTurn(() => api.remove(loom.id, node, what)).finally(() => {
-      loom.next = null
-    })
-    fold()
-    batch(() => {
-      if (next !== null) loom.go(next)
-      loom.apply(made)
-    })
-    undoable(`Removed ${plural(n, 'node')}`)
+    const made = await taken(loom, () => api.remove(loom.id, node, what), fold)
+    if (next !== null) loom.go(next)
+    undoable(`Removed ${plural(n, 'node')}`, made.rev)
   })
 }
 
@@ -286,17 +302,23 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
     const fold = moves.removing(tops)
     loom.next = stays ?? null
-    const made = await inTurn(() => api.remove(loom.id, tops[0]!, 'node', tops.slice(1))).finally(() => {
-      loom.next = null
-    })
-    fold()
-    batch(() => {
-      if (stays !== undefined && stays !== loom.current.peek()) loom.go(stays)
-      loom.apply(made)
-      loom.selected.value = new Set()
-    })
-    undoable(`Removed ${plural(n, 'node')}`)
+    const made = await taken(loom, () => api.remove(loom.id, tops[0]!, 'node', tops.slice(1)), fold)
+    if (stays !== undefined) loom.go(stays)
+    loom.selected.value = new Set()
+    undoable(`Removed ${plural(n, 'node')}`, made.rev)
   })
+}
+
+/** Make a removal, and show it; the loom's `next` says where one stands then. */
+async function taken(loom: OpenLoom, call: () => Promise<Changed>, fold: () => void): Promise<Changed> {
+  try {
+    const made = await inTurn(call)
+    fold()
+    loom.apply(made)
+    return made
+  } finally {
+    loom.next = null
+  }
 }
 
 /** Where to stand once a node has gone: its next sibling, else the one before, else its parent. */
@@ -309,12 +331,50 @@ function standsAfter(loom: OpenLoom, node: number, what: What): number | null {
   return siblings[at + 1] ?? siblings[at - 1] ?? loom.tree.parent(node)
 }
 
-function undoable(text: string): void {
-  toast(text, { action: { label: 'Undo', key: 'u', run: () => void undo() } })
+/** Tell what a change has done, and offer to take it back as long as it is the last one. */
+function undoable(text: string, rev: number): void {
+  toast(text, { action: { label: 'Undo', key: 'u', run: () => void undo() }, undoes: rev })
 }
 
-export const undo = () => change((loom) => api.undo(loom.id))
-export const redo = () => change((loom) => api.redo(loom.id))
+export const undo = () => goThrough('Undone', (loom) => api.undo(loom.id))
+export const redo = () => goThrough('Done again', (loom) => api.redo(loom.id))
+
+/** Go back or on in what was done, and say what that was: it may be far from where one looks. */
+async function goThrough(
+  verb: string,
+  call: (loom: OpenLoom) => Promise<Changed>,
+): Promise<Changed | undefined> {
+  const made = await on(async (loom) => {
+    try {
+      const made = await inTurn(() => call(loom))
+      loom.apply(made)
+      return made
+    } catch (error) {
+      if (!(error instanceof ApiError && error.code.startsWith('cannot_'))) throw error
+      sayTurn(`${sentence(error.message)}.`, sentence(error.hint)) // nothing went wrong
+      return undefined
+    }
+  })
+  if (made) sayTurn(`${verb}: ${turned(made)}.`)
+  return made
+}
+
+let saidTurn = 0
+/** Of several steps the last one is told. */
+function sayTurn(text: string, detail = ''): void {
+  dismiss(saidTurn)
+  saidTurn = toast(text, { detail })
+}
+
+function turned({ added = [], removed = [], changed = [] }: Changed): string {
+  const parts = [
+    added.length ? `${plural(added.length, 'node')} ${added.length === 1 ? 'is' : 'are'} back` : '',
+    removed.length ? `${plural(removed.length, 'node')} ${removed.length === 1 ? 'is' : 'are'} gone` : '',
+  ].filter(Boolean)
+  if (parts.length) return parts.join(', ')
+  const n = changed.length
+  return n ? `${plural(n, 'node')} ${n === 1 ? 'is' : 'are'} as before` : 'nothing that is seen here'
+}
 
 export const bookmark = (node: number, label?: string | null) =>
   change((loom) => {
@@ -467,7 +527,7 @@ export async function renameLoom(loom: Loom, name: string): Promise<boolean> {
 export async function rename(name: string): Promise<boolean> {
   const done = await on(async (loom) => {
     loom.info.value = await api.editLoom(loom.id, { name })
-    history.replaceState(null, '', linkTo(loom.info.peek().name, loom.current.peek()))
+    history.replaceState(history.state, '', linkTo(loom.info.peek().name, loom.current.peek()))
     await listLooms()
     return true
   })

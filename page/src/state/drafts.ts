@@ -1,6 +1,6 @@
 /** Texts that somebody is writing, kept by the browser until they are saved or thrown away. */
 import { signal } from '@preact/signals'
-import { isObject, isString, listOf, read, write } from './kept'
+import { isObject, isString, listOf, onOtherTab, read, readOwn, write, writeOwn } from './kept'
 
 export interface Draft {
   /** edit: of that node's text; child: of a text below it. */
@@ -14,18 +14,39 @@ export interface Draft {
   isMessage: boolean
   /** How it is saved unless somebody says otherwise. */
   inPlace: boolean
+  /** It is being written in this tab. */
   isOpen: boolean
+  /** The node that it was of went meanwhile: it waits where that hung. */
+  isStray?: boolean
 }
+type Place = Pick<Draft, 'kind' | 'node'>
+type List = readonly Draft[]
 
+/** The tabs of a browser share what is kept: each changes no more of it than it was told to. */
 export class Drafts {
   readonly all
+  /** Call this once the loom is closed. */
+  readonly end: () => void
 
   constructor(private readonly loom: string) {
-    this.all = signal<readonly Draft[]>(read<Draft[]>(this.name, [], listOf(isDraft)))
+    const open = readOwn<Place | null>(this.name, null, (kept) => (isPlace(kept) ? kept : null))
+    this.all = signal<List>(
+      this.stored
+        .map((each) => ({ ...each, isOpen: open !== null && isSame(each, open) }))
+        .filter((each) => each.isOpen || each.text !== each.base),
+    )
+    this.end = onOtherTab(this.name, () => {
+      const mine = this.open
+      this.all.value = mine ? put(this.stored, mine) : this.stored
+    })
   }
 
   private get name(): string {
     return `drafts.${this.loom}`
+  }
+
+  private get stored(): List {
+    return read<Draft[]>(this.name, [], listOf(isDraft)).map((each) => ({ ...each, isOpen: false }))
   }
 
   /** The one that is being written now. */
@@ -34,7 +55,7 @@ export class Drafts {
   }
 
   find(kind: Draft['kind'], node: number): Draft | undefined {
-    return this.all.peek().find((each) => each.kind === kind && each.node === node)
+    return this.all.peek().find((each) => isSame(each, { kind, node }))
   }
 
   /** Begin, or go on with what was kept. One is open at a time. */
@@ -42,39 +63,74 @@ export class Drafts {
     const kept = this.find(fresh.kind, fresh.node)
     const draft = { text: fresh.base, ...fresh, ...kept, inPlace: fresh.inPlace, isOpen: true }
     this.close()
-    this.keep([...this.all.peek().filter((each) => !isSame(each, draft)), draft])
+    this.keep((all) => put(all, draft))
     return draft
   }
 
   change(draft: Draft, changes: Partial<Draft>): void {
-    this.keep(this.all.peek().map((each) => (isSame(each, draft) ? { ...each, ...changes } : each)))
+    const now = this.find(draft.kind, draft.node) ?? draft
+    this.keep((all) => put(all, { ...now, ...changes }))
   }
 
   /** Leave what is open; what was changed stays as a draft. */
   close(): void {
-    this.keep(
-      this.all
-        .peek()
-        .filter((each) => !each.isOpen || each.text !== each.base)
-        .map((each) => ({ ...each, isOpen: false })),
-    )
+    const open = this.all.peek().find((each) => each.isOpen)
+    if (!open) return
+    if (open.text === open.base) this.drop(open)
+    else this.keep((all) => put(all, { ...open, isOpen: false }))
   }
 
   drop(draft: Draft): void {
-    this.keep(this.all.peek().filter((each) => !isSame(each, draft)))
+    this.keep((all) => all.filter((each) => !isSame(each, draft)))
   }
 
-  private keep(drafts: readonly Draft[]): void {
-    this.all.value = drafts
-    write(this.name, drafts)
+  /** A node has gone: what was written at it is to stand below another one. */
+  stray(node: number, to: number): void {
+    for (const draft of this.all.peek().filter((each) => each.node === node)) {
+      const there = this.find('child', to)
+      const text = there?.text ? `${there.text}\n\n${draft.text}` : draft.text
+      const moved = {
+        ...draft,
+        kind: 'child' as const,
+        node: to,
+        text,
+        base: '',
+        inPlace: false,
+        isStray: true,
+      }
+      this.keep((all) =>
+        put(
+          all.filter((each) => !isSame(each, draft)),
+          moved,
+        ),
+      )
+    }
+  }
+
+  /** Change what is known here and what is kept alike: other tabs keep theirs there. */
+  private keep(change: (all: List) => List): void {
+    this.all.value = change(this.all.peek())
+    write(
+      this.name,
+      change(this.stored).map((each) => ({ ...each, isOpen: false })),
+    )
+    const open = this.all.peek().find((each) => each.isOpen)
+    writeOwn(this.name, open ? { kind: open.kind, node: open.node } : null)
   }
 }
 
-const isDraft = (kept: unknown): kept is Draft =>
-  isObject(kept) &&
-  (kept['kind'] === 'edit' || kept['kind'] === 'child') &&
-  Number.isInteger(kept['node']) &&
-  isString(kept['text']) &&
-  isString(kept['base'])
+const isPlace = (kept: unknown): kept is Place => isObject(kept) && isOfNode(kept)
 
-const isSame = (one: Draft, other: Draft) => one.kind === other.kind && one.node === other.node
+const isDraft = (kept: unknown): kept is Draft =>
+  isObject(kept) && isOfNode(kept) && isString(kept['text']) && isString(kept['base'])
+
+const isOfNode = (kept: Record<string, unknown>) =>
+  (kept['kind'] === 'edit' || kept['kind'] === 'child') && Number.isInteger(kept['node'])
+
+const isSame = (one: Place, other: Place) => one.kind === other.kind && one.node === other.node
+
+/** In its place, or as the last. */
+const put = (all: List, draft: Draft): List =>
+  all.some((each) => isSame(each, draft))
+    ? all.map((each) => (isSame(each, draft) ? draft : each))
+    : [...all, draft]

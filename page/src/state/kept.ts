@@ -10,16 +10,31 @@ export function remembered<Value>(
   take?: (kept: unknown) => Value,
 ): Signal<Value> {
   const kept = signal(read(name, initial, take))
-  let isFirst = true
+  let known = kept.peek()
   effect(() => {
-    const value = kept.value
-    if (isFirst) {
-      isFirst = false
-      return
-    }
-    write(name, value)
+    if (kept.value === known) return
+    known = kept.value
+    write(name, known)
   })
   return kept
+}
+
+/** As `remembered`, and all tabs have the same: what one changes is not lost when another one changes it. */
+export function shared<Value>(name: string, initial: Value, take?: (kept: unknown) => Value): Signal<Value> {
+  const kept = remembered(name, initial, take)
+  onOtherTab(name, () => {
+    kept.value = read(name, initial, take)
+  })
+  return kept
+}
+
+/** Call when another tab keeps something of a name. Returns what ends it. */
+export function onOtherTab(name: string, call: () => void): () => void {
+  const onStorage = (event: StorageEvent) => {
+    if (event.key === PREFIX + name || event.key === null) call()
+  }
+  globalThis.addEventListener?.('storage', onStorage)
+  return () => globalThis.removeEventListener?.('storage', onStorage)
 }
 
 export function read<Value>(
@@ -27,8 +42,21 @@ export function read<Value>(
   initial: Value,
   take: (kept: unknown) => Value = (kept) => like(kept, initial),
 ): Value {
+  return readFrom(() => localStorage, name, initial, take)
+}
+
+/** Of this tab alone: it outlives a reload. */
+export const readOwn = <Value>(name: string, initial: Value, take: (kept: unknown) => Value): Value =>
+  readFrom(() => sessionStorage, name, initial, take)
+
+function readFrom<Value>(
+  storage: () => Storage,
+  name: string,
+  initial: Value,
+  take: (kept: unknown) => Value,
+): Value {
   try {
-    const text = localStorage.getItem(PREFIX + name)
+    const text = storage().getItem(PREFIX + name)
     return text === null ? initial : take(JSON.parse(text))
   } catch {
     return initial // broken, or the browser keeps nothing for us
@@ -62,9 +90,12 @@ export const isString = (value: unknown): value is string => typeof value === 's
 const kindOf = (value: unknown): string =>
   Array.isArray(value) ? 'array' : value === null ? 'null' : typeof value
 
-export function write(name: string, value: unknown): void {
+export const write = (name: string, value: unknown): void => writeTo(() => localStorage, name, value)
+export const writeOwn = (name: string, value: unknown): void => writeTo(() => sessionStorage, name, value)
+
+function writeTo(storage: () => Storage, name: string, value: unknown): void {
   try {
-    localStorage.setItem(PREFIX + name, JSON.stringify(value))
+    storage().setItem(PREFIX + name, JSON.stringify(value))
   } catch {
     // Full or forbidden: it is remembered for as long as the page is open.
   }

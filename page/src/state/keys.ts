@@ -16,6 +16,8 @@ export interface Binding {
   id: string
   group: 'Grow' | 'Move' | 'Write' | 'Shape' | 'Look' | 'Page'
   label: string
+  /** Other words for it, that it is found by. */
+  also?: string
   /** Keys while the tree has the focus, and while somebody types. As "Mod+Shift+Enter". */
   tree?: string[]
   text?: string[]
@@ -32,29 +34,34 @@ const has = () => here() !== null
 const canGrow = () => has() && cannotGrow.peek() === null
 const whyNot = () => cannotGrow.peek()
 const isBelowRoot = () => has() && at() !== ROOT
+/** What is shown alone is not left by a step: there is a key for that. */
+const isBelowTop = () => has() && at() !== here()!.top
 const hasSelected = () => (here()?.selected.peek().size ?? 0) > 0
 
 function go(to: number | null | undefined): void {
   if (to !== null && to !== undefined) here()?.go(to)
 }
 function sibling(by: 1 | -1): void {
+  if (!isBelowTop()) return
   const siblings = here()?.tree.siblings(at()) ?? []
   go(siblings[siblings.indexOf(at()) + by])
 }
 function branchPoint(direction: 1 | -1): void {
   const loom = here()
-  if (loom)
-    go(
-      loom.tree.branchPoint(
-        at(),
-        direction,
-        (children) => children.find((each) => each === loom.childOf(loom.tree.parent(each)!)) ?? children[0]!,
-      ),
-    )
+  if (!loom) return
+  const found = loom.tree.branchPoint(
+    at(),
+    direction,
+    (children) => children.find((each) => each === loom.childOf(loom.tree.parent(each)!)) ?? children[0]!,
+  )
+  if (found !== null && loom.tree.isBelow(found, loom.top)) go(found)
 }
 function nextBookmark(by: 1 | -1): void {
   const marks = here()?.bookmarks.peek() ?? []
-  if (!marks.length) return
+  if (!marks.length) {
+    toast(`No bookmarks yet. ${keyFor('bookmark')} marks the node where you are.`)
+    return
+  }
   const order = [...here()!.tree.preorder()]
   const place = order.indexOf(at())
   const places = marks.map((each) => order.indexOf(each))
@@ -79,6 +86,8 @@ export const handlers = {
   select: (_what: 'here' | 'leaves' | 'bookmarks'): void => {},
   menu: (): void => {},
   move: (): void => {},
+  /** Put what is being moved below the current node; false where nothing is. */
+  place: (): boolean => false,
   showBookmarks: (): void => {},
   nextMode: (): void => {},
   /** A digit, before it means a child. Returns whether it was taken. */
@@ -102,83 +111,86 @@ const more = (by: number) =>
   set({ n: Math.max(1, Math.min(limits.peek()?.n ?? Infinity, settings.peek().n + by)) })
 const preset = (k: number) => {
   const found = presets.peek()[k - 1]
-  if (found) applyPreset(found)
+  if (!found) return
+  applyPreset(found)
+  toast(`Settings: ${found.name}`)
 }
 
 // biome-ignore format: a table is read by lines
 export const bindings: Binding[] = [
-  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], can: canGrow, why: whyNot, run: () => handlers.withSelected('grow') || act.grow(at()) },
-  { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
-  { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], run: () => more(1) },
-  { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], run: () => more(-1) },
+  { id: 'grow', group: 'Grow', label: 'Grow branches', tree: ['g', 'Space'], text: ['Mod+Enter'], also: 'generate continue complete', can: canGrow, why: whyNot, run: () => handlers.withSelected('grow') || act.grow(at()) },
+  { id: 'siblings', group: 'Grow', label: 'Grow more siblings', tree: ['G'], text: ['Mod+Shift+Enter'], also: 'regenerate more', can: canGrow, why: whyNot, run: () => act.grow(here()?.tree.parent(at()) ?? ROOT) },
+  { id: 'n-more', group: 'Grow', label: 'One branch more', tree: ['Alt+ArrowUp'], also: 'count', run: () => more(1) },
+  { id: 'n-fewer', group: 'Grow', label: 'One branch fewer', tree: ['Alt+ArrowDown'], also: 'count less', run: () => more(-1) },
   { id: 'preset-1', group: 'Grow', label: 'First preset of settings', tree: ['Alt+1'], text: ['Alt+1'], can: () => presets.peek().length > 0, run: () => preset(1) },
   { id: 'preset-2', group: 'Grow', label: 'Second preset', tree: ['Alt+2'], text: ['Alt+2'], can: () => presets.peek().length > 1, run: () => preset(2) },
   { id: 'preset-3', group: 'Grow', label: 'Third preset', tree: ['Alt+3'], text: ['Alt+3'], can: () => presets.peek().length > 2, run: () => preset(3) },
   { id: 'preset-4', group: 'Grow', label: 'Fourth preset', tree: ['Alt+4'], text: ['Alt+4'], can: () => presets.peek().length > 3, run: () => preset(4) },
   { id: 'preset-5', group: 'Grow', label: 'Fifth preset', tree: ['Alt+5'], text: ['Alt+5'], can: () => presets.peek().length > 4, run: () => preset(5) },
-  { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], can: canGrow, why: whyNot, run: () => handlers.nextMode() },
-  { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], can: canGrow, why: whyNot, run: () => show('run') },
-  { id: 'stop', group: 'Grow', label: 'Stop this branch; twice: all', tree: ['Escape'], run: stop },
-  { id: 'stop-all', group: 'Grow', label: 'Stop all', can: has, run: () => act.stopAll() },
-  { id: 'parent', group: 'Move', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowRoot, run: () => go(here()?.tree.parent(at())) },
+  { id: 'next-token', group: 'Grow', label: 'One token at a time', tree: ['t'], also: 'step sample candidates', can: canGrow, why: whyNot, run: () => handlers.nextMode() },
+  { id: 'run', group: 'Grow', label: 'Search for an answer', tree: ['R'], also: 'reasoning beam mcts tree of thoughts', can: canGrow, why: whyNot, run: () => show('run') },
+  { id: 'stop', group: 'Grow', label: 'Stop this branch; twice: all', tree: ['Escape'], also: 'cancel abort', run: stop },
+  { id: 'retry', group: 'Grow', label: 'Grow again what failed', tree: ['f'], also: 'retry try again error', can: () => canGrow() && here()!.failedLanes().length > 0, why: whyNot, run: retryFailed },
+  { id: 'stop-all', group: 'Grow', label: 'Stop all', also: 'cancel abort', can: has, run: () => act.stopAll() },
+  { id: 'parent', group: 'Move', label: 'To the parent', tree: ['ArrowLeft', 'h'], text: ['Alt+ArrowLeft'], can: isBelowTop, run: () => go(here()?.tree.parent(at())) },
   { id: 'child', group: 'Move', label: 'To the child visited last', tree: ['ArrowRight', 'l'], text: ['Alt+ArrowRight'], can: has, run: () => go(here()?.childOf(at())) },
   { id: 'previous', group: 'Move', label: 'To the sibling before', tree: ['ArrowUp', 'k'], text: ['Alt+ArrowUp'], can: has, run: () => sibling(-1) },
   { id: 'next', group: 'Move', label: 'To the next sibling', tree: ['ArrowDown', 'j'], text: ['Alt+ArrowDown'], can: has, run: () => sibling(1) },
   { id: 'branch-up', group: 'Move', label: 'To the branch point above', tree: ['['], text: ['Alt+['], can: has, run: () => branchPoint(-1) },
   { id: 'branch-down', group: 'Move', label: 'To the branch point below', tree: [']'], text: ['Alt+]'], can: has, run: () => branchPoint(1) },
   { id: 'root', group: 'Move', label: 'To the prompt', tree: ['r'], can: has, run: () => go(here()?.top) },
-  { id: 'back', group: 'Move', label: 'To where you were', tree: ['`'], can: has, run: () => go(here()?.previous) },
+  { id: 'back', group: 'Move', label: 'To where you were', tree: ['`'], also: 'previous last', can: has, run: () => go(here()?.previous) },
   { id: 'bookmark-next', group: 'Move', label: 'To the next bookmark', tree: [';'], can: has, run: () => nextBookmark(1) },
   { id: 'bookmark-previous', group: 'Move', label: 'To the bookmark before', tree: [':'], can: has, run: () => nextBookmark(-1) },
-  { id: 'edit', group: 'Write', label: 'Edit, as a sibling', tree: ['e'], can: has, run: () => handlers.edit(false) },
-  { id: 'edit-in-place', group: 'Write', label: 'Edit in place', tree: ['E'], can: has, run: () => handlers.edit(true) },
-  { id: 'write', group: 'Write', label: 'Write a child', tree: ['Enter'], can: has, run: () => handlers.takeAlternative() || handlers.writeChild() },
-  { id: 'undo', group: 'Write', label: 'Undo', tree: ['u', 'Mod+z'], can: has, run: () => act.undo() },
-  { id: 'redo', group: 'Write', label: 'Do again', tree: ['Mod+Shift+z', 'Mod+y'], can: has, run: () => act.redo() },
+  { id: 'edit', group: 'Write', label: 'Edit, as a sibling', tree: ['e'], also: 'rewrite change', can: has, run: () => handlers.edit(false) },
+  { id: 'edit-in-place', group: 'Write', label: 'Edit in place', tree: ['E'], also: 'rewrite change', can: has, run: () => handlers.edit(true) },
+  { id: 'write', group: 'Write', label: 'Write a child', tree: ['Enter'], also: 'add reply type new', can: has, run: () => handlers.place() || handlers.takeAlternative() || handlers.writeChild() },
+  { id: 'undo', group: 'Write', label: 'Undo', tree: ['u', 'Mod+z'], also: 'revert back', can: has, run: () => act.undo() },
+  { id: 'redo', group: 'Write', label: 'Do again', tree: ['Mod+Shift+z', 'Mod+y'], also: 'redo', can: has, run: () => act.redo() },
   { id: 'split', group: 'Shape', label: 'Split at the cursor', tree: ['s'], text: ['Alt+s'], can: has, run: () => handlers.splitHere(false) },
-  { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], can: has, run: () => handlers.splitHere(true) },
-  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], can: has, run: () => handlers.clipHere(false) },
-  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', can: has, run: () => handlers.clipHere(true) },
+  { id: 'split-child', group: 'Shape', label: 'Split, and write a child', tree: ['c'], text: ['Alt+c'], also: 'add', can: has, run: () => handlers.splitHere(true) },
+  { id: 'clip', group: 'Shape', label: 'Cut off after the cursor', tree: ['C'], also: 'clip trim truncate', can: has, run: () => handlers.clipHere(false) },
+  { id: 'clip-drop', group: 'Shape', label: 'Cut off after the cursor, and drop it', also: 'clip trim truncate', can: has, run: () => handlers.clipHere(true) },
   { id: 'merge', group: 'Shape', label: 'Merge with the parent', tree: ['m'], text: ['Alt+m'], can: isBelowRoot, run: () => act.merge(at()) },
-  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], can: () => isBelowRoot() || hasSelected(), run: () => handlers.withSelected('remove') || act.remove(at()) },
-  { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], can: has, run: () => act.remove(at(), 'children') },
-  { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
-  { id: 'keep-path', group: 'Shape', label: 'Keep only this path', can: isBelowRoot, run: () => act.remove(at(), 'others') },
-  { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], can: isBelowRoot, run: () => handlers.move() },
-  { id: 'bookmark', group: 'Shape', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], can: has, run: () => act.bookmark(at()) },
-  { id: 'hoist', group: 'Look', label: 'Show only this subtree', tree: ['z'], can: has, run: () => act.hoist(at()) },
-  { id: 'unhoist', group: 'Look', label: 'Show what is around it again', tree: ['Z'], can: () => (here()?.hoisted.peek().length ?? 0) > 0, run: () => act.unhoist() },
-  { id: 'collapse', group: 'Look', label: 'Fold this subtree', tree: ['-'], can: has, run: () => act.collapse([at()], !here()!.collapsed.peek().has(at())) },
-  { id: 'collapse-others', group: 'Look', label: 'Fold everything else', tree: ['_'], can: has, run: collapseOthers },
-  { id: 'expand', group: 'Look', label: 'Unfold everything', tree: ['+'], can: has, run: () => act.collapse([...(here()?.collapsed.peek() ?? [])], false) },
-  { id: 'heat', group: 'Look', label: 'Heat: off, probability, entropy, rank', tree: ['p'], text: ['Alt+p'], can: has, run: view.cycleHeat },
-  { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], can: has, run: () => handlers.alternative(1) },
+  { id: 'remove', group: 'Shape', label: 'Remove', tree: ['Delete', 'Backspace'], text: ['Alt+Backspace'], also: 'delete prune', can: () => isBelowRoot() || hasSelected(), run: () => handlers.withSelected('remove') || act.remove(at()) },
+  { id: 'remove-children', group: 'Shape', label: 'Remove the children', tree: ['x'], also: 'delete prune', can: has, run: () => act.remove(at(), 'children') },
+  { id: 'remove-siblings', group: 'Shape', label: 'Remove the siblings', tree: ['X'], also: 'delete prune others', can: isBelowRoot, run: () => act.remove(at(), 'siblings') },
+  { id: 'keep-path', group: 'Shape', label: 'Keep only this path', also: 'prune delete others', can: isBelowRoot, run: () => act.remove(at(), 'others') },
+  { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], also: 'reparent', can: isBelowRoot, run: () => handlers.move() },
+  { id: 'bookmark', group: 'Shape', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], also: 'star favourite mark', can: has, run: () => act.bookmark(at()) },
+  { id: 'hoist', group: 'Look', label: 'Show only this subtree', tree: ['z'], also: 'hoist focus', can: has, run: () => act.hoist(at()) },
+  { id: 'unhoist', group: 'Look', label: 'Show what is around it again', tree: ['Z'], also: 'unhoist', can: () => (here()?.hoisted.peek().length ?? 0) > 0, run: () => act.unhoist() },
+  { id: 'collapse', group: 'Look', label: 'Fold this subtree', tree: ['-'], also: 'collapse', can: has, run: () => act.collapse([at()], !here()!.collapsed.peek().has(at())) },
+  { id: 'collapse-others', group: 'Look', label: 'Fold everything else', tree: ['_'], also: 'collapse', can: has, run: collapseOthers },
+  { id: 'expand', group: 'Look', label: 'Unfold everything', tree: ['+'], also: 'expand', can: has, run: () => act.collapse([...(here()?.collapsed.peek() ?? [])], false) },
+  { id: 'heat', group: 'Look', label: 'Heat: off, probability, entropy, rank', tree: ['p'], text: ['Alt+p'], also: 'heatmap probabilities logprobs', can: has, run: view.cycleHeat },
+  { id: 'alternative', group: 'Look', label: 'Next token of the text', tree: ['.'], text: ['Alt+.'], also: 'card', can: has, run: () => handlers.alternative(1) },
   { id: 'alternative-back', group: 'Look', label: 'Token before', tree: [','], text: ['Alt+,'], can: has, run: () => handlers.alternative(-1) },
-  { id: 'score', group: 'Look', label: 'Score what was written', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
-  { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', can: has, run: () => toggle(showsSpecial) },
+  { id: 'score', group: 'Look', label: 'Score what was written', also: 'logprobs', can: has, run: () => { const loom = here(); if (loom) scoreAll(loom) } },
+  { id: 'special', group: 'Look', label: 'Show special tokens, or hide them', also: 'template', can: has, run: () => toggle(showsSpecial) },
   { id: 'card-ctrl', group: 'Look', label: 'Token card: on resting, or only with Ctrl held', run: () => toggle(cardNeedsCtrl) },
   { id: 'select', group: 'Look', label: 'Select, or not any more', tree: ['a'], can: has, run: () => handlers.select('here') },
   { id: 'select-leaves', group: 'Look', label: 'Select all leaves', tree: ['A'], can: has, run: () => handlers.select('leaves') },
   { id: 'select-bookmarks', group: 'Look', label: 'Select all bookmarks', can: has, run: () => handlers.select('bookmarks') },
-  { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], can: has, run: () => handlers.showBookmarks() },
-  { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], can: has, run: () => handlers.menu() },
-  { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
-  { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], can: has, run: () => handlers.fit(false) },
-  { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], can: has, run: () => handlers.fit(true) },
-  { id: 'search', group: 'Look', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], can: has, run: () => handlers.search() },
+  { id: 'bookmarks', group: 'Look', label: 'Bookmarks', tree: ['B'], also: 'starred list', can: has, run: () => handlers.showBookmarks() },
+  { id: 'menu', group: 'Look', label: 'What can be done with this node', tree: ['Shift+F10', 'ContextMenu'], also: 'context', can: has, run: () => handlers.menu() },
+  { id: 'map', group: 'Look', label: 'Outline or map', tree: ['v'], also: 'view graph', can: has, run: () => { view.treeView.value = view.treeView.peek() === 'map' ? 'outline' : 'map' } },
+  { id: 'fit', group: 'Look', label: 'Map: fit the cursor', tree: ['0'], also: 'zoom centre', can: has, run: () => handlers.fit(false) },
+  { id: 'fit-all', group: 'Look', label: 'Map: fit all', tree: ['9'], also: 'zoom', can: has, run: () => handlers.fit(true) },
+  { id: 'search', group: 'Look', label: 'Search', tree: ['/'], text: ['Mod+Shift+f'], also: 'find filter', can: has, run: () => handlers.search() },
   { id: 'hit-next', group: 'Look', label: 'Next hit of the search', tree: ['n'], can: has, run: () => handlers.hit(1) },
   { id: 'hit-previous', group: 'Look', label: 'Hit before', tree: ['N'], can: has, run: () => handlers.hit(-1) },
-  { id: 'left', group: 'Page', label: 'Show or hide the tree', tree: ['Mod+['], run: () => pane('hasLeft') },
-  { id: 'right', group: 'Page', label: 'Show or hide the inspector', tree: ['Mod+]'], run: () => pane('hasRight') },
-  { id: 'looms', group: 'Page', label: 'Looms', tree: ['o'], run: () => show('looms') },
-  { id: 'new', group: 'Page', label: 'New loom', tree: ['Alt+n'], run: () => { location.hash = '' } },
-  { id: 'models', group: 'Page', label: 'Models', tree: ['M'], run: () => show('models') },
-  { id: 'export', group: 'Page', label: 'Export', tree: ['Mod+s'], can: has, run: () => show('export') },
-  { id: 'import', group: 'Page', label: 'Import', tree: ['i'], run: () => show('import') },
-  { id: 'gauge', group: 'Page', label: 'Memory: what KV takes and has saved', can: has, run: () => show('gauge') },
-  { id: 'look', group: 'Page', label: 'Theme, text size and width', tree: ['T'], run: () => show('look') },
+  { id: 'left', group: 'Page', label: 'Show or hide the tree', tree: ['Mod+['], also: 'sidebar panel', run: () => pane('hasLeft') },
+  { id: 'right', group: 'Page', label: 'Show or hide the inspector', tree: ['Mod+]'], also: 'sidebar panel settings', run: () => pane('hasRight') },
+  { id: 'looms', group: 'Page', label: 'Looms', tree: ['o'], also: 'open switch files', run: () => show('looms') },
+  { id: 'new', group: 'Page', label: 'New loom', tree: ['Alt+n'], also: 'create begin', run: () => { location.hash = '' } },
+  { id: 'models', group: 'Page', label: 'Models', tree: ['M'], also: 'load unload', run: () => show('models') },
+  { id: 'export', group: 'Page', label: 'Export', tree: ['Mod+s'], also: 'save download copy', can: has, run: () => show('export') },
+  { id: 'import', group: 'Page', label: 'Import', tree: ['i'], also: 'load open upload', run: () => show('import') },
+  { id: 'gauge', group: 'Page', label: 'Memory: what KV takes and has saved', also: 'kv cache', can: has, run: () => show('gauge') },
+  { id: 'look', group: 'Page', label: 'Theme, text size and width', tree: ['T'], also: 'dark light font', run: () => show('look') },
   { id: 'palette', group: 'Page', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
-  { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], run: () => show('help') },
+  { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], also: 'shortcuts keyboard', run: () => show('help') },
 ]
 
 ways.clip = () => void run('clip')
@@ -196,15 +208,29 @@ function collapseOthers(): void {
   act.collapse(others, true)
 }
 
-let escapedAt = -Infinity
+/** Those that failed here, or where else some did. */
+function retryFailed(): void {
+  const loom = here()
+  if (!loom) return
+  const failed = loom.failedLanes(at())
+  void act.retry(failed.length ? failed : loom.failedLanes())
+}
+
+const TWICE_MS = 1500
+let escaped = { when: -Infinity, node: -1 }
 /** Close what is open above; else stop the branch here, and a second time everything. */
 function stop(): void {
   if (handlers.closeTop() || closers.findLast((close) => close())) return
-  const now = performance.now()
-  const lane = here()?.lanes.peek().get(at())
-  if (now - escapedAt < 600 || !lane || lane.isOver) act.stopAll()
-  else act.stopBranch(at())
-  escapedAt = now
+  const loom = here()
+  if (!loom) return
+  const [when, node] = [performance.now(), at()]
+  const isAgain = node === escaped.node && when - escaped.when < TWICE_MS
+  escaped = { when, node }
+  const lane = loom.lanes.peek().get(node)
+  if (isAgain) act.stopAll()
+  else if (lane && !lane.isOver) act.stopBranch(node)
+  else if (loom.isGrowing || loom.runs.peek().some((run) => run.status === 'running'))
+    toast(`${shown('Escape')} again stops all that grows.`)
 }
 
 /** The name of a key event, as the table writes it. */
@@ -224,11 +250,11 @@ function plain(code: string): string {
   return named[code] ?? code.replace(/^(Key|Digit)/, '').toLowerCase()
 }
 
-/** A key as people read it. */
-export function shown(key: string): string {
+/** A key as people read it; the same key while they type. */
+export function shown(key: string, isTyping = false): string {
   const names: Record<string, string> = {
     Mod: isMac ? '⌘' : 'Ctrl',
-    Alt: isMac ? '⌥' : 'Alt',
+    Alt: isMac ? (isTyping ? '⌃⌥' : '⌥') : 'Alt',
     Shift: isMac ? '⇧' : 'Shift',
     ArrowLeft: '←',
     ArrowRight: '→',
@@ -256,28 +282,31 @@ export function keyFor(id: string): string {
   return key ? shown(key) : ''
 }
 
-const isTyping = (target: EventTarget | null) =>
+const isField = (target: EventTarget | null) =>
   target instanceof HTMLElement &&
   target.matches(
     'input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]',
   )
 
+/** Whether a key belongs to what has the focus: buttons are pressed by it, sliders moved. */
+function isOwn(target: EventTarget | null, key: string): boolean {
+  if (!(target instanceof Element)) return false
+  if (key === 'Enter' || key === 'Space')
+    return target.closest('button, a, [role=button], summary, input') !== null
+  return /^(?:Arrow|Home$|End$|Page)/.test(key) && target.matches('input[type=radio], input[type=range]')
+}
+
 /** Listen to the whole page. Returns what ends it. */
 export function listen(): () => void {
   const onKey = (event: KeyboardEvent) => {
     if (event.defaultPrevented || event.isComposing) return
-    const typing = isTyping(event.target)
+    const typing = isField(event.target)
     const dialog = event.target instanceof Element && event.target.closest('[role=dialog]')
     if (dialog) return
+    // There Option moves and deletes by words, and types symbols: with Control it is a command.
+    if (typing && isMac && event.altKey && !event.ctrlKey) return
     const key = keyOf(event)
-    // A button that has the focus is pressed by these, as everywhere.
-    if (
-      !typing &&
-      (key === 'Enter' || key === 'Space') &&
-      event.target instanceof Element &&
-      event.target.closest('button, a, [role=button], summary')
-    )
-      return
+    if (!typing && isOwn(event.target, key)) return
     const isChild = /^[1-9]$/.test(key) && !(key === '9' && view.treeView.peek() === 'map')
     if (!typing && isChild && (handlers.digit(Number(key)) || pickChild(Number(key)))) {
       event.preventDefault()
@@ -285,12 +314,16 @@ export function listen(): () => void {
     }
     const found = bindings.find((each) => (typing ? each.text : each.tree)?.includes(key))
     if (!found) return
+    const can = found.can?.() ?? true
+    const why = can ? null : (found.why?.() ?? null)
+    // A key that does nothing here scrolls, as everywhere; what a browser would do with Ctrl is not wanted.
+    if (!can && why === null && !/^(?:Mod|Alt)\+/.test(key)) return
     event.preventDefault()
-    if (found.can?.() ?? true) found.run()
-    else if (found.why?.()) toast(found.why()!)
+    if (can) found.run()
+    else if (why) toast(why)
   }
   const onFocus = () => {
-    view.zone.value = isTyping(document.activeElement) ? 'text' : 'tree'
+    view.zone.value = isField(document.activeElement) ? 'text' : 'tree'
   }
   addEventListener('keydown', onKey)
   addEventListener('focusin', onFocus)

@@ -8,11 +8,13 @@ import { LoomTree, ROOT } from '../model/tree'
 import { plural } from '../model/words'
 import { Drafts } from './drafts'
 import { read, write } from './kept'
-import { failed, toast } from './toasts'
+import { failed, overtaken, toast } from './toasts'
 import { inspectorTab } from './view'
 
 const PAGE = 1000 // nodes a request
 const PAINT_MS = 34 // at most 30 a second
+// A long text is laid out as a whole: it is painted as much less often as that takes longer.
+const LETTERS_A_MS = 1000
 const SEEN = 16 // tokens whose alternatives are asked for at once
 const TOP = 8
 const NONE: ReadonlySet<number> = new Set()
@@ -51,6 +53,8 @@ export class OpenLoom {
   previous = ROOT
   /** Where to stand when the current node goes, as long as its removal is under way. */
   next: number | null = null
+  /** The node that went while one stood there, and where one has stood since. */
+  private left: { node: number; at: number } | null = null
   /** The path that is shown: it goes on below the current node along last visited children. */
   readonly collapsed = signal<ReadonlySet<number>>(new Set())
   /** Nodes that were made the root for a while, the innermost last. */
@@ -88,8 +92,8 @@ export class OpenLoom {
     if (!run || (run.status !== 'running' && inspectorTab.value !== 'run')) return NONE
     return prunedIn(run.rounds, this.shownRound.value)
   })
-  /** It was removed while it was open: what is shown can still be read. */
-  readonly isGone = signal(false)
+  /** It went while it was open, or another server answers now: what is shown can still be read. */
+  readonly gone = signal<'removed' | 'unknown' | null>(null)
   /** What a call failed with last, and which nodes it grew. */
   readonly lastError = signal<{ error: ApiError; nodes: number[] } | null>(null)
   readonly visited = new Set<number>()
@@ -129,6 +133,7 @@ export class OpenLoom {
 
   close(): void {
     this.feed.close()
+    this.drafts.end()
     removeEventListener('pagehide', this.keep)
     this.keep()
   }
@@ -137,6 +142,12 @@ export class OpenLoom {
   get top(): number {
     const hoisted = this.hoisted.value
     return hoisted[hoisted.length - 1] ?? ROOT
+  }
+
+  /** There is nothing to follow any more. */
+  lose(how: 'removed' | 'unknown'): void {
+    this.gone.value = how
+    this.feed.close()
   }
 
   get isGrowing(): boolean {
@@ -166,6 +177,8 @@ export class OpenLoom {
       for (const take of this.early) take()
       this.early = []
       this.settle()
+      for (const each of this.drafts.all.peek())
+        if (!this.tree.get(each.node)) this.drafts.stray(each.node, this.current.peek())
     })
     for (const job of (await api.runs(this.id)).data.reverse()) this.adopt(job)
   }
@@ -231,10 +244,7 @@ export class OpenLoom {
       renamed: (data) => {
         this.info.value = { ...this.info.peek(), name: data.name }
       },
-      removed: () => {
-        this.isGone.value = true
-        this.feed.close()
-      },
+      removed: () => this.lose('removed'),
     }
   }
 
@@ -289,7 +299,9 @@ export class OpenLoom {
     if (asked !== undefined) this.noteRun(job, asked)
     let known = this.jobs.get(job)
     if (!known) {
-      if (!this.isGrowing) this.lanes.value = new Map() // those of the last call have had their time
+      // Those of the last call have had their time; of what failed nothing else is left.
+      if (!this.isGrowing)
+        this.lanes.value = new Map([...this.lanes.peek()].filter(([, lane]) => isFailed(lane)))
       known = { branches: new Map() }
       this.jobs.set(job, known)
     }
@@ -335,6 +347,16 @@ export class OpenLoom {
     node.ended = data.ended
     node.n_tokens = data.n_tokens
     this.tree.touch()
+  }
+
+  /** Branches that failed, below a node or anywhere. */
+  failedLanes(parent: number | null = null): Lane[] {
+    const all = [...this.lanes.peek().values()].filter(isFailed)
+    return parent === null ? all : all.filter((lane) => lane.parent === parent)
+  }
+
+  dismissLanes(gone: readonly Lane[]): void {
+    this.lanes.value = new Map([...this.lanes.peek()].filter(([, lane]) => !gone.includes(lane)))
   }
 
   private endLane(lane: Lane, finish: string | null): void {
@@ -427,8 +449,10 @@ export class OpenLoom {
   }
 
   private take(change: Change): void {
+    overtaken(change.rev)
     batch(() => {
-      const stands = this.standsAfter(change.removed ?? [])
+      const was = this.current.peek()
+      const stands = this.strayed(change.removed ?? []) ?? this.standsAfter(change.removed ?? [])
       // What stands below a node that was changed is seen in another light, too.
       if (change.changed?.length) this.tokens.clear()
       for (const node of change.added ?? []) this.forgetTokens(node.node)
@@ -438,7 +462,27 @@ export class OpenLoom {
       this.tree.rev = Math.max(this.tree.rev, change.rev)
       if (this.tree.get(stands)) this.current.value = stands
       this.settle()
+      this.goBack(was)
     })
+  }
+
+  /**
+   * Nodes will go: texts that are being written at them are to stand below what these hang from.
+   * Returns where that is for the one that is open, else null.
+   */
+  private strayed(removed: readonly number[]): number | null {
+    const { tree, drafts } = this
+    if (!removed.length || !drafts.all.peek().length) return null
+    const gone = new Set(removed)
+    let stands: number | null = null
+    for (const draft of drafts.all.peek()) {
+      const top = tree.path(draft.node).find((each) => gone.has(each))
+      const to = top === undefined ? null : tree.parent(top)
+      if (to === null) continue
+      if (draft.isOpen) stands = to
+      drafts.stray(draft.node, to)
+    }
+    return stands
   }
 
   /** Where one stands once nodes have gone: at the next sibling, else the one before, else the parent. */
@@ -448,12 +492,26 @@ export class OpenLoom {
     const gone = new Set(removed)
     const top = gone.size ? tree.path(current).find((each) => gone.has(each)) : undefined
     if (top === undefined) return current
+    if (this.next !== null && !gone.has(this.next)) return this.next
     const siblings = tree.siblings(top)
     const at = siblings.indexOf(top)
     const stays = (each: number) => !gone.has(each)
     return (
       siblings.slice(at + 1).find(stays) ?? siblings.slice(0, at).findLast(stays) ?? tree.parent(top) ?? ROOT
     )
+  }
+
+  /**
+   * Whoever stood at a node that went, and has not moved since, stands there again once it is back,
+   * but not in the middle of writing.
+   */
+  private goBack(was: number): void {
+    const now = this.current.peek()
+    if (!this.tree.get(was)) this.left = { node: was, at: now }
+    else if (this.left?.at === now && this.tree.get(this.left.node) && !this.drafts.open) {
+      this.current.value = this.left.node
+      this.left = null
+    }
   }
 
   /** After nodes went: stand at a node that is there. */
@@ -468,7 +526,6 @@ export class OpenLoom {
 
   /** Where to stand when a node has gone: its parent was noted when it was visited. */
   private nearest(number: number): number {
-    if (this.next !== null && this.tree.get(this.next)) return this.next
     for (const [parent, child] of this.lastChild) if (child === number && this.tree.get(parent)) return parent
     return this.top
   }
@@ -477,21 +534,24 @@ export class OpenLoom {
     this.dirty.add(lane)
     if (this.painting) return
     this.painting = true
-    setTimeout(() => {
-      this.painting = false
-      batch(() => {
-        for (const each of this.dirty) {
-          const node = this.tree.get(each.node)
-          if (node && !each.isOver) {
-            node.text = each.text
-            node.n_tokens = each.nTokens
-            node.mean_p = each.meanP
+    setTimeout(
+      () => {
+        this.painting = false
+        batch(() => {
+          for (const each of this.dirty) {
+            const node = this.tree.get(each.node)
+            if (node && !each.isOver) {
+              node.text = each.text
+              node.n_tokens = each.nTokens
+              node.mean_p = each.meanP
+            }
+            each.version.value += 1
           }
-          each.version.value += 1
-        }
-        this.dirty.clear()
-      })
-    }, PAINT_MS)
+          this.dirty.clear()
+        })
+      },
+      PAINT_MS + lane.text.length / LETTERS_A_MS,
+    )
   }
 
   // Standing and moving
@@ -510,8 +570,8 @@ export class OpenLoom {
           this.visitedVersion.value += 1
         }
       }
-      const top = this.top
-      if (!this.tree.isBelow(number, top)) this.hoisted.value = []
+      const holds = (top: number) => this.tree.isBelow(number, top)
+      if (!holds(this.top)) this.hoisted.value = this.hoisted.peek().filter(holds)
       const folded = [...this.collapsed.peek()].filter(
         (each) => each !== number && this.tree.isBelow(number, each),
       )
@@ -529,7 +589,7 @@ export class OpenLoom {
 
   isUnread(number: number): boolean {
     const node = this.tree.get(number)
-    return node !== undefined && node.mean_p !== null && !this.visited.has(number)
+    return node !== undefined && (node.growing || node.mean_p !== null) && !this.visited.has(number)
   }
 
   private remembering: number | undefined
@@ -583,6 +643,8 @@ export class OpenLoom {
     for (const key of [...this.tokens.keys()]) if (key.startsWith(`${number}/`)) this.tokens.delete(key)
   }
 }
+
+const isFailed = (lane: Lane) => lane.state === 'failed'
 
 function provisional(told: BranchEvent) {
   return {

@@ -1,6 +1,7 @@
 /** What is open: the server, its models, the list of looms, and one loom. */
 import { batch, computed, effect, signal } from '@preact/signals'
 import { ApiError, api, type Loom, type Model, type Schemas, whenLost } from '../api/client'
+import { isObject, isString } from './kept'
 import { OpenLoom } from './loom'
 import { failed } from './toasts'
 
@@ -25,11 +26,12 @@ export const model = computed<Model | null>(() => {
 })
 /** The open loom can be read but not grown: its model is not loaded. */
 export const isReadOnly = computed(() => open.value !== null && server.value !== null && model.value === null)
+const GONE = { removed: 'This loom was removed.', unknown: 'This server does not have this loom.' }
 /** Why the open loom cannot be grown, in words; null where it can. */
 export const cannotGrow = computed(() => {
   const loom = open.value
   if (!loom) return null
-  if (loom.isGone.value) return 'This loom was removed.'
+  if (loom.gone.value) return GONE[loom.gone.value]
   return isReadOnly.value ? `Read-only: load ${loom.info.value.model} to grow.` : null
 })
 /** A model that is being loaded now. */
@@ -59,22 +61,28 @@ export async function watchServer(): Promise<void> {
   }
 }
 
+/** The server tells of what it could bring back. */
+const wasRemoved = (error: ApiError) => error.hint.includes('restore')
+
 /** The server answers, for the first time or again: what was missed meanwhile. */
 async function cameBack(): Promise<void> {
   try {
     await listLooms()
     const loom = open.peek()
     if (loom) loom.info.value = await api.loom(loom.id)
+    else if (missing.peek()) await followAddress() // it may be here now
   } catch (error) {
     const isGone = error instanceof ApiError && error.status === 404
-    if (isGone && open.peek()) open.peek()!.isGone.value = true
+    if (isGone && open.peek()) open.peek()!.lose(wasRemoved(error) ? 'removed' : 'unknown')
     else failed(error)
   }
 }
 
 whenLost(() => void watchServer().catch(failed))
 effect(() => {
-  if (open.value?.feed?.isConnected.value === false) void watchServer().catch(failed)
+  if (open.value?.feed?.isConnected.value !== false) return
+  // Where the server answers, the loom itself may be what is not there.
+  void watchServer().then(() => (isAway.peek() ? undefined : cameBack()), failed)
 })
 
 const LOOKS_MS = 5000
@@ -89,7 +97,7 @@ export function keepWatch(): void {
     look()
     if (document.hidden) return
     if (open.peek() === null) listLooms().catch(failed)
-    if (open.peek()?.isGone.peek()) void openAgain()
+    if (open.peek()?.gone.peek()) void openAgain()
   })
   setInterval(() => open.peek() === null && look(), LOOKS_MS)
   effect(followName)
@@ -103,7 +111,7 @@ function followName(): void {
   const name = loom?.info.value.name
   if (loom && name !== undefined && shown?.loom === loom && shown.name !== name) {
     const link = readLink(location.hash)
-    if (link?.name === shown.name) history.replaceState(null, '', linkTo(name, link.node))
+    if (link?.name === shown.name) history.replaceState(history.state, '', linkTo(name, link.node))
   }
   shown = loom && name !== undefined ? { loom, name } : null
 }
@@ -130,6 +138,17 @@ export async function listLooms(): Promise<Loom[]> {
 export const linkTo = (name: string, node: number | null = null): string =>
   `#${encodeURIComponent(name)}${node ? `/${node}` : ''}`
 
+/** The browser's history remembers which loom it was: it may have another name when one comes back. */
+function noteAddress({ id, name }: Loom, node: number | null): void {
+  const link = readLink(location.hash)
+  if (link && (idHere() !== id || link.name !== name))
+    history.replaceState({ loom: id }, '', linkTo(name, node))
+}
+function idHere(): string | null {
+  const state: unknown = history.state
+  return isObject(state) && isString(state['loom']) ? state['loom'] : null
+}
+
 export function readLink(hash: string): { name: string; node: number | null } | null {
   const [name, node] = hash.replace(/^#/, '').split('/')
   if (!name) return null
@@ -142,19 +161,25 @@ export function readLink(hash: string): { name: string; node: number | null } | 
 
 let wanted = 0
 
-/** Open a loom by its name or id; what was open is closed. */
-export async function openLoom(name: string, node: number | null = null): Promise<void> {
+/** Open a loom by its name or id; what was open is closed. id: of the loom, where the name may be an old one. */
+export async function openLoom(
+  name: string,
+  node: number | null = null,
+  id: string | null = null,
+): Promise<void> {
   const turn = ++wanted
   const known = open.peek()
-  if (known && (known.info.peek().name === name || known.id === name)) {
+  if (known && (known.info.peek().name === name || known.id === name || known.id === id)) {
+    noteAddress(known.info.peek(), node)
     if (node !== null) known.go(node)
     missing.value = null
     return
   }
   opening.value = name
   try {
-    const info = await api.loom(name)
+    const info = await (id === null ? api.loom(name) : api.loom(id).catch(() => api.loom(name)))
     if (turn !== wanted) return
+    noteAddress(info, node)
     close()
     const loom = new OpenLoom(info, node)
     batch(() => {
@@ -167,15 +192,14 @@ export async function openLoom(name: string, node: number | null = null): Promis
     if (error instanceof ApiError && error.isAway) {
       close() // it may have come in part
       await new Promise((resolve) => setTimeout(resolve, 1000))
-      if (turn === wanted) await openLoom(name, node)
+      if (turn === wanted) await openLoom(name, node, id)
       return
     }
     const told = error instanceof ApiError && error.status === 404 ? error : null
     if (!told) failed(error)
     batch(() => {
       close()
-      // The server tells of what it could bring back.
-      missing.value = told && { name, error: told.message, wasRemoved: told.hint.includes('restore') }
+      missing.value = told && { name, error: told.message, wasRemoved: wasRemoved(told) }
     })
   } finally {
     if (turn === wanted) opening.value = null
@@ -190,7 +214,7 @@ export function close(): void {
 /** Go to what the address says; without a loom in it, to the last one, or to the beginning. */
 export async function followAddress(): Promise<void> {
   const link = readLink(location.hash)
-  if (link) await openLoom(link.name, link.node)
+  if (link) await openLoom(link.name, link.node, idHere())
   else {
     wanted++
     batch(() => {

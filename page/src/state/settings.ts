@@ -2,7 +2,7 @@
 import { batch, computed, signal } from '@preact/signals'
 import { ApiError, type GrowAsked } from '../api/client'
 import { type Constraint, FIGURES, type Figure, KINDS, type Limits, readConstraint } from '../model/fields'
-import { isObject, isString, listOf, remembered } from './kept'
+import { isObject, isString, listOf, shared } from './kept'
 import { open, server } from './session'
 
 export interface Settings {
@@ -54,8 +54,8 @@ function known(kept: unknown): Partial<Settings> {
   )
 }
 
-export const defaults = remembered<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
-const ofLooms = remembered<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
+export const defaults = shared<Settings>('settings', BROUGHT, (kept) => ({ ...BROUGHT, ...known(kept) }))
+const ofLooms = shared<Record<string, Partial<Settings>>>('settings.looms', {}, (kept) =>
   Object.fromEntries(
     Object.entries(isObject(kept) ? kept : {}).map(([loom, settings]) => [loom, known(settings)]),
   ),
@@ -74,7 +74,7 @@ const FIRST_PRESETS: Preset[] = [
   { name: 'Wild', ...drawn, temperature: 1.3, min_p: 0.05 },
 ]
 const isNamed = (each: unknown): each is Preset => isObject(each) && isString(each['name'])
-export const presets = remembered<Preset[]>('presets', FIRST_PRESETS, (kept) =>
+export const presets = shared<Preset[]>('presets', FIRST_PRESETS, (kept) =>
   Array.isArray(kept)
     ? listOf(isNamed)(kept).map((each) => ({ ...known(each), name: each.name }))
     : FIRST_PRESETS,

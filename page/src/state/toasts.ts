@@ -14,6 +14,8 @@ export interface Toast {
   /** What to do next. */
   detail: string
   action: ToastAction | null
+  /** The revision that its action takes back; once something else is done, that is not what it would do. */
+  undoes: number | null
   /** Ways out of what went wrong, the likeliest first. */
   offers: ToastAction[]
   /** What only who looks into it needs: the request, the code. Folded away. */
@@ -31,6 +33,7 @@ const NOTHING: Omit<Toast, 'id' | 'text'> = {
   kind: 'note',
   detail: '',
   action: null,
+  undoes: null,
   offers: [],
   more: '',
   onDismiss: null,
@@ -44,6 +47,12 @@ export function toast(text: string, more: Partial<Omit<Toast, 'id' | 'text'>> = 
   // What went wrong, or asks for something, stays until it was read.
   if (more.kind !== 'error' && !more.offers?.length) setTimeout(() => dismiss(id), 1000 * STAYS_S)
   return id
+}
+
+/** The tree has come to a revision: what offers to take back an earlier one offers it no more. */
+export function overtaken(rev: number): void {
+  const left = toasts.peek().filter((each) => each.undoes === null || each.undoes >= rev)
+  if (left.length < toasts.peek().length) toasts.value = left
 }
 
 export function dismiss(id: number): void {

@@ -1,19 +1,15 @@
 /** How the page looks to this person: remembered by the browser, never part of a loom. */
 import { signal } from '@preact/signals'
 import { HEAT_MODES, type HeatMode } from '../model/heat'
-import { among, isString, listOf, remembered } from './kept'
+import { among, isString, listOf, remembered, shared } from './kept'
 
 export const THEMES = ['system', 'light', 'dark'] as const
-export const theme = remembered('theme', 'system', among<(typeof THEMES)[number]>(THEMES, 'system'))
+export const theme = shared('theme', 'system', among<(typeof THEMES)[number]>(THEMES, 'system'))
 /** Of the text that one reads. */
 export const TEXT_SIZES = ['small', 'normal', 'large', 'larger'] as const
-export const textSize = remembered(
-  'textSize',
-  'normal',
-  among<(typeof TEXT_SIZES)[number]>(TEXT_SIZES, 'normal'),
-)
+export const textSize = shared('textSize', 'normal', among<(typeof TEXT_SIZES)[number]>(TEXT_SIZES, 'normal'))
 export const TEXT_WIDTHS = ['narrow', 'normal', 'wide'] as const
-export const textWidth = remembered(
+export const textWidth = shared(
   'textWidth',
   'normal',
   among<(typeof TEXT_WIDTHS)[number]>(TEXT_WIDTHS, 'normal'),
@@ -47,13 +43,19 @@ export const narrowTab = signal<'tree' | 'text' | 'inspector'>('text')
 export const zone = signal<'tree' | 'text'>('tree')
 export type Overlay = 'help' | 'palette' | 'export' | 'import' | 'looms' | 'models' | 'run' | 'gauge' | 'look'
 export const overlay = signal<Overlay | null>(null)
-export const notesSeen = remembered('notes', [], listOf(isString))
+export const notesSeen = shared('notes', [], listOf(isString))
 
 /** Show a tab of the inspector, wherever that is now. */
 export function inspect(tab: InspectorTab): void {
   inspectorTab.value = tab
   narrowTab.value = 'inspector'
   if (!panes.peek().hasRight) panes.value = { ...panes.peek(), hasRight: true }
+}
+
+/** Show the tree's pane, wherever that is now. */
+export function showTree(): void {
+  narrowTab.value = 'tree'
+  if (!panes.peek().hasLeft) panes.value = { ...panes.peek(), hasLeft: true }
 }
 
 export function cycleHeat(): void {

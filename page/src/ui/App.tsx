@@ -19,6 +19,7 @@ import { Stumbled } from './Stumbled'
 import { FirstRun } from './start/FirstRun'
 import { Toasts } from './Toasts'
 import { Workbench } from './Workbench'
+import './print.css'
 
 const OVERLAYS: Record<Overlay, () => preact.JSX.Element | null> = {
   help: Help,

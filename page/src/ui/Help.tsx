@@ -23,7 +23,7 @@ export function Help() {
                       {(inText ? each.text : each.tree)!.map((key, i) => (
                         <kbd key={key}>
                           {i > 0 && ' or '}
-                          {shown(key)}
+                          {shown(key, inText)}
                         </kbd>
                       ))}
                     </dd>

@@ -8,11 +8,15 @@ import { TextButton } from './Button'
 import { ModelState } from './model/ModelState'
 
 export function Notice({ loom }: { loom: OpenLoom }) {
-  if (loom.isGone.value)
+  if (loom.gone.value)
     return (
       <div class="notice row" role="status">
-        <span class="grow">This loom was removed. It can be read for as long as it is open here.</span>
-        <TextButton onClick={() => void restore(loom.info.peek().name)}>Bring it back</TextButton>
+        <span class="grow">{cannotGrow.value} It can be read for as long as it is open here.</span>
+        {loom.gone.value === 'removed' ? (
+          <TextButton onClick={() => void restore(loom.info.peek().name)}>Bring it back</TextButton>
+        ) : (
+          <TextButton onClick={() => (overlay.value = 'looms')}>Looms</TextButton>
+        )}
       </div>
     )
   if (!isReadOnly.value) return null

@@ -1,19 +1,28 @@
 /** All commands by name. */
 import { useState } from 'preact/hooks'
-import { bindings, shown } from '../state/keys'
+import { type Binding, bindings, shown } from '../state/keys'
+import { toast } from '../state/toasts'
 import { closeOverlay, Dialog } from './Overlay'
+
+/** What a command is found by: other programs have other words for it. */
+const said = ({ label, group, also = '' }: Binding) => `${label} ${group} ${also}`
 
 export function Palette() {
   const [query, setQuery] = useState('')
   const [at, setAt] = useState(0)
   const words = query.toLowerCase().split(/\s+/).filter(Boolean)
-  const found = bindings
-    .filter((each) => each.id !== 'palette')
-    .filter((each) => words.every((word) => `${each.label} ${each.group}`.toLowerCase().includes(word)))
+  const has = (text: string) => words.every((word) => text.toLowerCase().includes(word))
+  const known = bindings.filter((each) => each.id !== 'palette' && has(said(each)))
+  // What is called so comes before what others call so.
+  const found = [...known.filter((each) => has(each.label)), ...known.filter((each) => !has(each.label))]
   const chosen = Math.min(at, found.length - 1)
   const take = (i: number) => {
     const one = found[i]
-    if (!one || !(one.can?.() ?? true)) return
+    if (!one) return
+    if (!(one.can?.() ?? true)) {
+      if (one.why?.()) toast(one.why()!)
+      return
+    }
     closeOverlay()
     // Once the focus is back where it was.
     setTimeout(() => one.run())

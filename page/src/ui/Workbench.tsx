@@ -13,6 +13,7 @@ import { Notice } from './Notice'
 import { Reading } from './reading/Reading'
 import { StatusBar } from './StatusBar'
 import { Hints } from './start/Hints'
+import { RowMenu } from './tree/RowMenu'
 import { TreePane } from './tree/TreePane'
 import './workbench.css'
 
@@ -80,6 +81,7 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           <Inspector loom={loom} />
         </section>
       </main>
+      <RowMenu loom={loom} />
       <Hints loom={loom} />
       <StatusBar loom={loom} />
     </div>
@@ -89,6 +91,9 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
 /** The outline and the map have a width each. */
 const leftNow = () => (treeView.value === 'map' ? 'map' : 'left')
 const BOUNDS = { left: [200, 560], map: [280, 1200], right: [260, 560] } as const
+
+/** A pane may be narrower than it was set: the text keeps room. */
+const widthNow = (line: Element) => line.parentElement!.getBoundingClientRect().width
 
 /** The line between two panes: dragged, or moved with the arrow keys. */
 function Resizer({ side }: { side: 'left' | 'right' }) {
@@ -111,7 +116,7 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
       tabIndex={0}
       onPointerDown={(event) => {
         event.currentTarget.setPointerCapture(event.pointerId)
-        from.current = { x: event.clientX, width: panes.peek()[which] }
+        from.current = { x: event.clientX, width: widthNow(event.currentTarget) }
       }}
       onPointerMove={(event) =>
         from.current && resize(from.current.width + towards * (event.clientX - from.current.x))
@@ -122,7 +127,7 @@ function Resizer({ side }: { side: 'left' | 'right' }) {
         if (by === undefined) return
         event.preventDefault()
         event.stopPropagation()
-        resize(panes.peek()[which] + towards * by)
+        resize(widthNow(event.currentTarget) + towards * by)
       }}
     />
   )

@@ -1,7 +1,7 @@
-/** Put a text on the clipboard, and say so. */
+/** Put a text on the clipboard, and say so. Returns whether it is there. */
 import { toast } from '../state/toasts'
 
-export async function copyText(text: string, what: string): Promise<void> {
+export async function copyText(text: string, what: string): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text)
   } catch {
@@ -10,14 +10,16 @@ export async function copyText(text: string, what: string): Promise<void> {
     area.value = text
     area.readOnly = true
     area.className = 'visually-hidden'
-    document.body.append(area)
+    // Beside an open dialog nothing can be selected.
+    ;([...document.querySelectorAll('dialog[open]')].at(-1) ?? document.body).append(area)
     area.select()
     const done = document.execCommand('copy')
     area.remove()
     if (!done) {
       toast('The browser does not let the page copy.', { kind: 'error' })
-      return
+      return false
     }
   }
   toast(`Copied ${what}`)
+  return true
 }

@@ -46,7 +46,9 @@ def _asked(root: Heddle) -> list[Message]:
     if isinstance(root, Loom) and root.chat_template_used:
         noted = root.meta.get(MESSAGES)
         return list(noted) if noted else [{"role": "user", "content": root.user_prompt}]
-    return [{"role": "user", "content": root.text}] if root.text else []
+    # As it was typed: a model's begin token is no part of what somebody says.
+    text = (root.user_prompt if isinstance(root, Loom) else "") or root.text
+    return [{"role": "user", "content": text}] if text else []
 
 
 def _message(node: Heddle, role: str) -> Message:

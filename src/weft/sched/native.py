@@ -56,7 +56,7 @@ class NativeJob(RunJob):
         """Return what the engine is asked for, with this run as its only sibling."""
         sampler, line = self.sampler, self.line
         params = replace(sampler.params, n=1, seed=None, max_tokens=1)
-        n_left = min(self.limit - self.n_drawn, desk.n_ctx - line.depth)
+        n_left = min(self.limit, desk.n_ctx - line.depth)
         ids = tuple(line.end().ids())
         name = line.base.namespace
         return NativeRun(ids, params, (sampler.stream,), n_left, self.stops, name)
@@ -116,7 +116,7 @@ class NativeJob(RunJob):
         cursor = self.claims[0].cursor
         params = replace(self.sampler.params, n=1, seed=None, max_tokens=1)
         length = None if self.sampler.greedy else self.limit  # of greedy ones the longest goes
-        return (cursor, params, self.stops, length, self.n_drawn)
+        return (cursor, params, self.stops, length)
 
 
 class Flight:
@@ -163,7 +163,7 @@ class Abroad:
                 del self._waiting[job.family]
 
     def leave(self, job: NativeJob) -> None:
-        """A job is over, or waits again: what of it is on its way is not wanted any more."""
+        """A job is over: what of it is on its way is not wanted any more."""
         self._take(job)
         flight, job.flight = job.flight, None
         if flight is None:
@@ -251,8 +251,8 @@ class Abroad:
 
 
 def _prime(job: NativeJob, desk: Desk) -> None:
-    """Let penalties see the prompt, once."""
-    if job.sampler.needs_host and not job.n_drawn:
+    """Let penalties see the prompt."""
+    if job.sampler.needs_host:
         job.sampler.prime(job.line.base.ids())
 
 

@@ -8,6 +8,7 @@ import type { OpenLoom } from '../../state/loom'
 import { overlay } from '../../state/view'
 import { Facts } from './Facts'
 import { History } from './History'
+import { Typed } from './Typed'
 import { moment } from './told'
 import './node.css'
 
@@ -50,13 +51,13 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
         <p class="loom-prompt">{info.prompt}</p>
       </section>
       <section class="part" aria-label="Notes">
-        <textarea
-          class="field"
+        <Typed
+          kind="textarea"
           rows={4}
-          aria-label="Notes on the loom"
+          label="Notes on the loom"
           placeholder="Notes on this loom"
           value={noteOf(info.meta)}
-          onBlur={(event) => void act.noteLoom(event.currentTarget.value)}
+          onSave={(text) => void act.noteLoom(text)}
         />
       </section>
       <section class="part" aria-label="Files">

@@ -10,6 +10,7 @@ import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 import { Facts } from './Facts'
+import { Typed } from './Typed'
 
 interface NotesProps {
   node: Node
@@ -20,41 +21,26 @@ interface NotesProps {
 export function Notes({ node, known, onChange }: NotesProps) {
   const label = node.bookmark ?? null
   const note = known?.meta?.['note']
-  const saveLabel = (text: string) => {
-    if (label !== null && text !== label) void act.bookmark(node.node, text)
-  }
-  const saveNote = (text: string) => {
-    if (known && text !== (note ?? '')) act.note(node.node, text).then(onChange)
-  }
   return (
     <section class="part" aria-label="Notes">
       <div class="row">
-        <input
-          class="field"
-          aria-label="Label of the bookmark"
+        <Typed
+          kind="input"
+          label="Label of the bookmark"
           placeholder={label === null ? 'Not bookmarked' : 'A label'}
-          maxLength={200}
           disabled={label === null}
           value={label ?? ''}
-          onBlur={(event) => saveLabel(event.currentTarget.value)}
-          onKeyDown={(event) => event.key === 'Enter' && saveLabel(event.currentTarget.value)}
+          onSave={(text) => void act.bookmark(node.node, text)}
         />
         <IconButton icon={Bookmark} label="Bookmark" command="bookmark" pressed={label !== null} />
       </div>
-      <textarea
-        class="field"
-        rows={3}
-        aria-label="Note"
+      <Typed
+        kind="textarea"
+        label="Note"
         placeholder="A note"
         disabled={!known}
         value={typeof note === 'string' ? note : ''}
-        onBlur={(event) => saveNote(event.currentTarget.value)}
-        onKeyDown={(event) => {
-          if (event.key === 'Enter' && (event.metaKey || event.ctrlKey)) {
-            event.stopPropagation()
-            event.currentTarget.blur()
-          }
-        }}
+        onSave={(text) => void act.note(node.node, text).then(onChange)}
       />
     </section>
   )

@@ -1,5 +1,5 @@
 /** One token at a time: what may come next here, how likely it is, and taking it. */
-import { useEffect, useState } from 'preact/hooks'
+import { useEffect, useRef, useState } from 'preact/hooks'
 import { figure } from '../../model/heat'
 import { type ChanceRow, chanceRows, drawingAsked, drawingSays } from '../../model/next'
 import { oneLine, probability } from '../../model/words'
@@ -22,6 +22,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   const [filter, setFilter] = useState('')
   const [isFar, setFar] = useState(false)
   const [isLong, setLong] = useState(false)
+  const box = useRef<HTMLDivElement>(null)
   const most = server.value?.limits['top'] ?? TOP
   const drawing = drawingAsked(settings.value)
   const canAsk = node !== undefined && !node.growing && !isReadOnly.value
@@ -46,7 +47,9 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
   useEffect(() => {
     const before = handlers.digit
     handlers.digit = (k) => {
-      if (k > KEYED || !isHere) return false
+      // Nobody takes what they cannot see; while the next ones are on their way a digit means them.
+      if (k > KEYED || asked === null || !box.current?.offsetParent) return false
+      if (!isHere) return told.error === ''
       const row = wanted[k - 1]
       if (row) take(row.chance.id)
       return row !== undefined
@@ -65,7 +68,7 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
           ? told.error
           : ''
   return (
-    <div class="next">
+    <div class="next" ref={box}>
       <section class="part">
         <label class="caption" for="token-filter">
           After <q class="next-after">{tail(loom, at)}</q>

@@ -2,12 +2,14 @@
 import { useEffect, useState } from 'preact/hooks'
 import { ApiError, api } from '../../api/client'
 import { formatOf, inOrder, SCOPES, type Scope } from '../../model/formats'
+import { ROOT } from '../../model/tree'
 import { bytes } from '../../model/words'
 import { remembered } from '../../state/kept'
 import { open, server } from '../../state/session'
-import { failed, sentence, toast } from '../../state/toasts'
+import { failed, sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { Choice } from '../Choice'
+import { copyText } from '../copy'
 import { closeOverlay, Dialog } from '../Overlay'
 import { save } from './files'
 
@@ -29,14 +31,17 @@ export function Export() {
   const scope = wanted && !refuses.includes(wanted) ? wanted : usual
   const [made, setMade] = useState<Made | null>(null)
   const [error, setError] = useState('')
-  const node = loom?.current.value ?? 0
+  // Where a subtree is shown alone, that is the tree.
+  const top = loom?.top ?? 0
+  const node = scope === 'tree' ? top : (loom?.current.value ?? 0)
+  const isPart = scope === 'tree' && top !== ROOT
 
   useEffect(() => {
     if (!loom) return
     let isOld = false
     setError('')
     api
-      .exportFile(loom.id, { format, scope, node: scope === 'tree' ? 0 : node })
+      .exportFile(loom.id, { format, scope: isPart ? 'subtree' : scope, node })
       .then(async ({ file, name }) => {
         const head = await file.slice(0, 4 * PREVIEW).text()
         if (!isOld) setMade({ file, name, head: head.slice(0, PREVIEW) })
@@ -53,13 +58,7 @@ export function Export() {
   }, [loom?.id, format, scope, node])
 
   const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(await made!.file.text())
-      toast(`Copied ${bytes(made!.file.size)}.`)
-      closeOverlay()
-    } catch {
-      toast('The browser does not let the page copy.', { kind: 'error', detail: 'Save the file instead.' })
-    }
+    if (await copyText(await made!.file.text(), bytes(made!.file.size))) closeOverlay()
   }
   return (
     <Dialog title="Export" width={560}>
@@ -97,6 +96,7 @@ export function Export() {
             onChoose={setWanted}
           />
         </div>
+        {isPart && <p class="caption">Of the subtree that is shown alone.</p>}
         <pre class="preview" role="region" aria-label="Preview" tabIndex={0}>
           {error ? <span class="error">{error}</span> : made?.head}
         </pre>

@@ -1,7 +1,8 @@
 /** Looms of other programs: from files, or pasted; what was recognised, and what was left out. */
 import { useEffect, useRef, useState } from 'preact/hooks'
-import { bytes, count, plural } from '../../model/words'
+import { bytes, plural } from '../../model/words'
 import { linkTo, server } from '../../state/session'
+import { sentence } from '../../state/toasts'
 import { TextButton } from '../Button'
 import { closeOverlay, Dialog } from '../Overlay'
 import { type Arrival, arrivals, bring } from './files'
@@ -59,8 +60,8 @@ export function Import() {
             kind="main"
             disabled={!pasted.trim()}
             onClick={() => {
-              void bring([new File([pasted], 'What was pasted')])
-              setPasted('')
+              // It stays where it is until it has become a loom.
+              void bring([new File([pasted], 'What was pasted')]).then((isIn) => isIn && setPasted(''))
             }}
           >
             Import
@@ -95,28 +96,31 @@ function Report({ arrivals }: { arrivals: readonly Arrival[] }) {
   )
 }
 
+/** Notes begin with how many; they are written for several. */
+const noted = (note: string) => sentence(note.replace(/^1 /, ''))
+
 function Told({ recognised_as, nodes, looms, dropped }: NonNullable<Arrival['told']>) {
   return (
     <>
       <p>
         Recognised as {recognised_as}: {plural(nodes, 'node')} in {plural(looms.length, 'loom')}.
       </p>
-      <ul>
+      <ul class="came">
         {looms.map((each) => (
-          <li key={each.id}>
+          <li key={each.id} class="row">
             <a href={linkTo(each.name)} onClick={closeOverlay}>
               {each.name}
-            </a>{' '}
-            <span class="caption">{count(each.n_nodes)}</span>
+            </a>
+            <span class="caption">{plural(each.n_nodes, 'node')}</span>
           </li>
         ))}
       </ul>
       {dropped.length > 0 && (
         <>
-          <p class="muted">Left out, as a loom has no place for it:</p>
+          <p class="muted">Changed, or left out, as a loom has no place for it:</p>
           <ul class="dropped">
             {dropped.map((each) => (
-              <li key={each}>{each}</li>
+              <li key={each}>{noted(each)}</li>
             ))}
           </ul>
         </>

@@ -27,8 +27,8 @@ export function save(file: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000)
 }
 
-/** Bring files in, one after the other; the import dialog tells how it goes. */
-export async function bring(files: readonly File[]): Promise<void> {
+/** Bring files in, one after the other; the import dialog tells how it goes. Returns whether all are in. */
+export async function bring(files: readonly File[]): Promise<boolean> {
   overlay.value = 'import'
   const from = arrivals.peek().length
   arrivals.value = [
@@ -55,6 +55,10 @@ export async function bring(files: readonly File[]): Promise<void> {
     }
   }
   await listLooms().catch(failed)
+  return arrivals
+    .peek()
+    .slice(from)
+    .every((each) => each.state === 'done')
 }
 
 /** Nothing is sent that the server would refuse for its size. */

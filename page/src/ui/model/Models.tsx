@@ -57,7 +57,7 @@ function ModelRow({ model }: { model: Model }) {
     model.dtype,
     model.n_ctx && `context ${count(model.n_ctx)}`,
     model.n_vocab && `vocabulary ${count(model.n_vocab)}`,
-    model.bytes && bytes(model.bytes),
+    model.bytes && `up to ${bytes(model.bytes)} with KV`,
     model.has_chat_template && 'chat',
   ].filter(Boolean)
   const progress = loading(model.progress)

@@ -1,9 +1,10 @@
 /** A child of the current node, as a row: what it says, and how it ended. */
+import { Bookmark } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import { meanP } from '../../model/label'
+import { meanP, nothing } from '../../model/label'
 import { isHuman } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { finishWord, plural, probability } from '../../model/words'
+import { finishWord, plural, probability, visible } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 import { said } from './Lane'
@@ -23,10 +24,13 @@ export function Child({ loom, nodes, k }: ChildProps) {
   const node = loom.tree.get(number)
   if (!node) return null
   const text = shownText(node, loom.info.value, showsSpecial.value)
+  const words = text
+    .slice(0, MOST)
+    .replace(/^[^\S\n]+/, '')
+    .trimEnd()
   const below = loom.tree.below(number)
   const isSuggested = loom.searched.value.has(number)
   const isWritten = isHuman(node) && !isSuggested
-  const siblings = loom.tree.siblings(number)
   return (
     <>
       <li class="child">
@@ -39,18 +43,16 @@ export function Child({ loom, nodes, k }: ChildProps) {
         >
           <span class="k">{k}</span>
           <span class={`child-text ${isWritten ? 'written' : ''}`}>
-            {text ? (
-              text
-                .slice(0, MOST)
-                .replace(/^[^\S\n]+/, '')
-                .trimEnd()
-            ) : (
-              <span class="muted">(ended at once)</span>
-            )}
+            {words || <span class="muted">{text ? visible(text.slice(0, 24)) : nothing(node.ended)}</span>}
           </span>
           <span class="caption">
+            {node.bookmark != null && (
+              <>
+                <Bookmark size={12} aria-label="Bookmarked" />
+                <bdi class="label cut">{node.bookmark}</bdi>
+              </>
+            )}
             {said(
-              node.bookmark != null && `★ ${node.bookmark}`.trim(),
               meanP(node) !== null && `p̄ ${probability(meanP(node))}`,
               plural(node.n_tokens, 'token'),
               isWritten
@@ -77,7 +79,9 @@ export function Child({ loom, nodes, k }: ChildProps) {
       {isOpen &&
         nodes
           .slice(1)
-          .map((each) => <Child key={each} loom={loom} nodes={[each]} k={siblings.indexOf(each) + 1} />)}
+          .map((each) => (
+            <Child key={each} loom={loom} nodes={[each]} k={loom.tree.siblings(number).indexOf(each) + 1} />
+          ))}
     </>
   )
 }

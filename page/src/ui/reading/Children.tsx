@@ -1,9 +1,12 @@
 /** What stands below the current node: branches that grow, and those that are there. */
-import { useRef } from 'preact/hooks'
+import { useRef, useState } from 'preact/hooks'
 import { folded } from '../../model/turns'
+import { count } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { Child } from './Child'
 import { Expected, Lane } from './Lane'
+
+const MOST = 60 // rows at a time: what grows stands below them
 
 export function Children({ loom }: { loom: OpenLoom }) {
   loom.tree.version.value
@@ -11,33 +14,42 @@ export function Children({ loom }: { loom: OpenLoom }) {
   const children = loom.tree.children(current)
   const lanes = useLanes(loom)
   const gone = [...lanes.keys()].filter((each) => !children.includes(each))
+  const order = [...children, ...gone]
   const rows = folded(
     loom.tree,
     children.filter((each) => !lanes.has(each)),
   )
+  const [shown, setShown] = useState({ below: current, most: MOST })
+  const most = shown.below === current ? shown.most : MOST
   const asking = loom.asking.value?.parent === current ? loom.asking.value.n : 0
   if (!children.length && !lanes.size && !asking) return null
   return (
     <div class="below">
       {rows.length > 0 && (
         <ul class="children" aria-label="Children">
-          {rows.map((row) => (
+          {rows.slice(0, most).map((row) => (
             <Child key={row[0]} loom={loom} nodes={row} k={children.indexOf(row[0]!) + 1} />
           ))}
+          {rows.length > most && (
+            <li class="child">
+              <button
+                type="button"
+                class="child-in caption"
+                onClick={() => setShown({ below: current, most: most + MOST })}
+              >
+                Show more of {count(rows.length)}
+              </button>
+            </li>
+          )}
         </ul>
       )}
       {(lanes.size > 0 || asking > 0) && (
         <section class="lanes" aria-label="Growing">
-          {[...children.filter((each) => lanes.has(each)), ...gone].map((each, i) => (
-            <Lane
-              key={each}
-              loom={loom}
-              lane={lanes.get(each)!}
-              k={children.includes(each) ? children.indexOf(each) + 1 : children.length + i + 1}
-            />
+          {[...children.filter((each) => lanes.has(each)), ...gone].map((each) => (
+            <Lane key={each} loom={loom} lane={lanes.get(each)!} k={order.indexOf(each) + 1} />
           ))}
           {Array.from({ length: asking }, (_, i) => (
-            <Expected key={`asked${i}`} k={children.length + i + 1} />
+            <Expected key={`asked${i}`} k={order.length + i + 1} />
           ))}
         </section>
       )}

@@ -1,5 +1,6 @@
 /** What can be done at the end of the text: grow, write, edit. */
 import { Code, Flame, Pencil, Sprout, Square, TextCursorInput } from 'lucide-preact'
+import { ROOT } from '../../model/tree'
 import { plural } from '../../model/words'
 import * as act from '../../state/actions'
 import { handlers, isMac, keyFor } from '../../state/keys'
@@ -15,6 +16,7 @@ export function Doing({ loom }: { loom: OpenLoom }) {
   const { n } = settings.value
   const isChat = loom.info.value.chat_template_used === true
   loom.tree.version.value
+  const isYourTurn = isChat && current !== ROOT && loom.tree.get(current)?.said == null
   const lanes = [...loom.lanes.value.values()]
   const live = lanes.filter((lane) => !lane.isOver)
   const grown = lanes.filter((lane) => lane.parent === current)
@@ -35,12 +37,12 @@ export function Doing({ loom }: { loom: OpenLoom }) {
       <button
         type="button"
         class="button"
-        title={`${isChat ? 'Reply' : 'Write a child'}  ${keyFor('write')}`}
+        title={`${isYourTurn ? 'Reply' : 'Write a child'}  ${keyFor('write')}`}
         disabled={isReadOnly.value}
         onClick={() => handlers.writeChild()}
       >
         <TextCursorInput aria-hidden />
-        {isChat ? 'Reply' : 'Write'}
+        {isYourTurn ? 'Reply' : 'Write'}
       </button>
       <button
         type="button"

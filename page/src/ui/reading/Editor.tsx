@@ -2,12 +2,15 @@
 import { useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { ApiError } from '../../api/client'
 import { ROOT } from '../../model/tree'
+import { shownText } from '../../model/turns'
 import { count, plural } from '../../model/words'
 import * as act from '../../state/actions'
 import type { Draft } from '../../state/drafts'
 import { shown as keyShown } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
+import { cursor } from '../../state/reading'
 import { failed } from '../../state/toasts'
+import { letterOf } from './tokens'
 
 interface EditorProps {
   loom: OpenLoom
@@ -20,13 +23,14 @@ export function Editor({ loom, draft }: EditorProps) {
   const isRoot = draft.node === ROOT
   const isChanged = draft.text !== draft.base
 
-  const save = async (inPlace: boolean) => {
+  const save = async (inPlace: boolean, grows = false) => {
     if (isBusy) return
     if (!isChanged) return loom.drafts.drop(draft)
     setBusy(true)
     try {
       await act.edit(draft.node, draft.text, { ...draft, inPlace })
       loom.drafts.drop(draft)
+      if (grows) void act.grow(inPlace ? draft.node : loom.current.peek())
     } catch (error) {
       if (!(error instanceof ApiError)) return failed(error)
       const whole = loom.tree.get(draft.node)?.text ?? ''
@@ -44,6 +48,8 @@ export function Editor({ loom, draft }: EditorProps) {
     }
   }
   const recomputed = tokensBelow(loom, draft.node)
+  const node = loom.tree.get(draft.node)
+  const now = node ? shownText(node, loom.info.value, false) : ''
   return (
     <div class="editor" data-edits={draft.node}>
       <Area
@@ -51,8 +57,9 @@ export function Editor({ loom, draft }: EditorProps) {
         loom={loom}
         label={isRoot ? 'The prompt' : 'Text of the node'}
         onKey={(key) => {
-          if (key === 'Mod+s') void save(isRoot || draft.inPlace)
+          if (key === 'Mod+s' || key === 'Mod+Enter') void save(isRoot || draft.inPlace)
           else if (key === 'Mod+Shift+s') void save(true)
+          else if (key === 'Mod+Shift+Enter') void save(isRoot || draft.inPlace, true)
           else return false
           return true
         }}
@@ -61,6 +68,12 @@ export function Editor({ loom, draft }: EditorProps) {
         <p class="error" role="alert">
           {problem}
         </p>
+      )}
+      {problem && now !== draft.base && (
+        <details class="caption theirs">
+          <summary>What is there now</summary>
+          <p>{now}</p>
+        </details>
       )}
       <Trailing loom={loom} draft={draft} />
       <div class="row editing">
@@ -145,6 +158,11 @@ export function Writer({ loom, draft }: EditorProps) {
           return true
         }}
       />
+      {draft.isStray && (
+        <p class="caption warn" role="status">
+          What this was written at was removed meanwhile. It is kept, to be added below this node.
+        </p>
+      )}
       <Trailing loom={loom} draft={draft} />
       <div class="row editing">
         <button
@@ -192,7 +210,12 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
     const field = area.current!
     field.focus({ preventScroll: true })
     field.setSelectionRange(field.value.length, field.value.length)
-    field.closest('.editor')?.scrollIntoView({ block: 'nearest' })
+    const spot = draft.kind === 'edit' && draft.text === draft.base ? cursor.peek() : null
+    if (spot?.node === draft.node)
+      void letterOf(loom, spot, draft.base).then((at) => {
+        if (at !== null && field.value === draft.base) field.setSelectionRange(at, at)
+      })
+    else field.closest('.editor')?.scrollIntoView({ block: 'nearest' })
   }, [])
   useLayoutEffect(() => {
     const field = area.current!

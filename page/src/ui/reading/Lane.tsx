@@ -1,10 +1,15 @@
 /** One branch while it grows: of a fixed height, with its last lines in sight. */
-import { RotateCcw, Square } from 'lucide-preact'
+import { Check, Copy, RotateCcw, Square, X } from 'lucide-preact'
 import { useState } from 'preact/hooks'
+import { nothing } from '../../model/label'
 import type { Lane as LaneState } from '../../model/lane'
 import { count, finishWord, plural, probability } from '../../model/words'
 import * as act from '../../state/actions'
+import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
+import { isReadOnly } from '../../state/session'
+import { sentence } from '../../state/toasts'
+import { copyText } from '../copy'
 
 /** Beyond so many letters the beginning is not drawn: nobody sees it, and lines would be laid out anew. */
 const DRAWN = 6000
@@ -19,9 +24,12 @@ interface LaneProps {
 
 export function Lane({ loom, lane, k }: LaneProps) {
   lane.version.value
-  const [isWhole, setWhole] = useState(false)
+  const isFailed = lane.state === 'failed'
+  const [isUnfolded, setWhole] = useState(false)
+  // Nothing more comes, and nothing else has it: all of it is there to be read.
+  const isWhole = isUnfolded || isFailed
   const isThere = loom.tree.get(lane.node) !== undefined
-  const isEmpty = lane.isOver && !lane.text && lane.state !== 'failed'
+  const isEmpty = lane.isOver && !lane.text && !isFailed
   return (
     <article
       class="child lane"
@@ -43,13 +51,13 @@ export function Lane({ loom, lane, k }: LaneProps) {
       </button>
       <div
         class={`lane-text ${isWhole ? 'whole' : ''}`}
-        title={isWhole ? 'Fold' : 'Show all of it'}
-        onClick={() => !getSelection()?.toString() && setWhole(!isWhole)}
+        title={isFailed ? undefined : isWhole ? 'Fold' : 'Show all of it'}
+        onClick={() => !getSelection()?.toString() && setWhole(!isUnfolded)}
         onDblClick={() => loom.go(lane.node)}
       >
         <p>
           {isEmpty ? (
-            <span class="muted">(ended at once)</span>
+            <span class="muted">{nothing(lane.finish === 'stop')}</span>
           ) : (
             tail(lane.text, isWhole).replace(/^[^\S\n]+/, '')
           )}
@@ -61,16 +69,7 @@ export function Lane({ loom, lane, k }: LaneProps) {
 }
 
 function Caption({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
-  if (lane.state === 'failed')
-    return (
-      <p class="caption row">
-        <span class="error grow">{lane.error || 'It failed.'}</span>
-        <button type="button" class="button plain" onClick={() => retry(loom, lane)}>
-          <RotateCcw aria-hidden />
-          Retry
-        </button>
-      </p>
-    )
+  if (lane.state === 'failed') return <Failed loom={loom} lane={lane} />
   const node = loom.tree.get(lane.node)
   const figures = [
     lane.meanP !== null && `p̄ ${probability(lane.meanP)}`,
@@ -104,12 +103,50 @@ function tail(text: string, isWhole: boolean): string {
   return text.slice(Math.ceil((text.length - DRAWN) / STEP) * STEP)
 }
 
-/** Once more in its place: the branch that failed goes, one that begins comes. */
-async function retry(loom: OpenLoom, lane: LaneState): Promise<void> {
-  if (!(await act.grow(lane.parent, { n: 1 }))) return
-  const lanes = new Map(loom.lanes.peek())
-  lanes.delete(lane.node)
-  loom.lanes.value = lanes
+/** What can be done with a branch that failed: the tree has nothing of it. */
+function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
+  lane.version.value
+  return (
+    <div class="caption row">
+      <span class="error grow">{sentence(lane.error) || 'It failed.'}</span>
+      <button
+        type="button"
+        class="button plain"
+        title={`Retry  ${keyFor('retry')}`}
+        disabled={isReadOnly.value}
+        onClick={() => void act.retry([lane])}
+      >
+        <RotateCcw aria-hidden />
+        Retry
+      </button>
+      {lane.text !== '' && (
+        <>
+          <button
+            type="button"
+            class="button plain"
+            title="Add what it had as a branch"
+            onClick={() => void act.keepFailed(lane)}
+          >
+            <Check aria-hidden />
+            Keep
+          </button>
+          <button type="button" class="button plain" onClick={() => void copyText(lane.text, 'what it had')}>
+            <Copy aria-hidden />
+            Copy
+          </button>
+        </>
+      )}
+      <button
+        type="button"
+        class="button plain"
+        aria-label={`Dismiss branch ${lane.branch + 1}`}
+        title="Dismiss"
+        onClick={() => loom.dismissLanes([lane])}
+      >
+        <X aria-hidden />
+      </button>
+    </div>
+  )
 }
 
 /** A branch that was asked for and is not there yet. */

@@ -1,4 +1,5 @@
 /** What the tints mean, with numbers; for the status bar. Nothing while there is no heat. */
+import { useState } from 'preact/hooks'
 import { BOUNDS, type HeatMode } from '../../model/heat'
 import { keyFor } from '../../state/keys'
 import { threshold } from '../../state/reading'
@@ -7,6 +8,7 @@ import { cycleHeat, heatMode } from '../../state/view'
 const NAMES: Record<HeatMode, string> = { off: '', probability: 'p', entropy: 'entropy, nats', rank: 'rank' }
 
 export function HeatLegend() {
+  const [typed, setTyped] = useState<string | null>(null)
   const mode = heatMode.value
   if (mode === 'off') return null
   return (
@@ -38,11 +40,13 @@ export function HeatLegend() {
           step="0.05"
           placeholder="1"
           aria-label="Only show what is less likely than"
-          value={threshold.value ?? ''}
+          value={typed ?? threshold.value ?? ''}
           onInput={(event) => {
-            const given = event.currentTarget.valueAsNumber
+            const { value, valueAsNumber: given } = event.currentTarget
+            setTyped(value) // as it stands: "0." is on the way to a number
             threshold.value = given > 0 && given < 1 ? given : null
           }}
+          onBlur={() => setTyped(null)}
         />
       </label>
     </div>

@@ -2,6 +2,7 @@
 import { ChevronLeft, ChevronRight } from 'lucide-preact'
 import type { RefObject } from 'preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { placed } from '../../model/margin'
 import { turnsOf, type Who } from '../../model/turns'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -9,6 +10,8 @@ import { showsSpecial } from '../../state/reading'
 
 const APART = 20 // px between the tops of two notes
 const INSET = 9 // px from the top of an editor to its first line
+
+const MOST = 99 // of more siblings there is no room to tell how many
 
 interface Note {
   node: number
@@ -28,17 +31,14 @@ export function Margin({ loom, path, text }: MarginProps) {
   const tops = useTops(text, notes)
   return (
     <div class="margin">
-      {notes.map((note) => (
-        <div
-          key={note.node}
-          class="note"
-          style={{ transform: `translateY(${tops.get(note.node) ?? 0}px)` }}
-          hidden={!tops.has(note.node)}
-        >
-          {note.who && <span class="who caption cut">{saying(note.who, loom)}</span>}
-          {note.of > 1 && <Switch loom={loom} note={note} />}
-        </div>
-      ))}
+      {notes
+        .filter((note) => tops.has(note.node))
+        .map((note) => (
+          <div key={note.node} class="note" style={{ transform: `translateY(${tops.get(note.node)}px)` }}>
+            {note.who && <span class="who caption cut">{saying(note.who, loom)}</span>}
+            {note.of > 1 && <Switch loom={loom} note={note} />}
+          </div>
+        ))}
     </div>
   )
 }
@@ -61,7 +61,7 @@ function Switch({ loom, note }: { loom: OpenLoom; note: Note }) {
       >
         <ChevronLeft size={14} aria-hidden />
       </button>
-      <span class="caption" data-of={`${note.at}/${note.of}`} />
+      <span class="caption" data-of={note.of > MOST ? note.at : `${note.at}/${note.of}`} />
       <button
         type="button"
         aria-label="The next sibling"
@@ -98,7 +98,10 @@ function notesOf(loom: OpenLoom, path: number[]): Note[] {
   return notes
 }
 
-/** Where each note stands: beside its node's first line, below the note before. */
+/**
+ * Where each note stands: beside its node's first line, below the note before. Where many nodes share
+ * a line there is no room for all: those of the last node and of who speaks go before the others.
+ */
 function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, number> {
   const [tops, setTops] = useState(new Map<number, number>())
   const latest = useRef(notes)
@@ -107,15 +110,15 @@ function useTops(text: RefObject<HTMLElement>, notes: Note[]): Map<number, numbe
     const within = text.current
     if (!within) return
     const from = within.getBoundingClientRect().top
-    const next = new Map<number, number>()
-    let free = -Infinity
-    for (const { node, who, of } of latest.current) {
-      const element = within.querySelector(`[data-node="${node}"], [data-edits="${node}"]`)
-      if (!element) continue
-      const top = Math.max(firstLine(element) - from, free)
-      next.set(node, Math.round(top))
-      free = top + APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0))
-    }
+    const parts = new Map<number, HTMLElement>()
+    for (const each of within.querySelectorAll<HTMLElement>('[data-node], [data-edits]'))
+      parts.set(Number(each.dataset['node'] ?? each.dataset['edits']), each)
+    const wanted = latest.current.flatMap(({ node, who, of }) => {
+      const element = parts.get(node)
+      const height = APART * ((who ? 1 : 0) + (of > 1 ? 1 : 0))
+      return element ? [{ node, top: firstLine(element) - from, height, isFirm: who !== null }] : []
+    })
+    const next = placed(wanted)
     setTops((now) => (isEqual(now, next) ? now : next))
   }
   useLayoutEffect(measure)

@@ -4,6 +4,7 @@ import { memo } from 'preact/compat'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import type { Token } from '../../api/client'
 import { figure, type HeatMode, heat } from '../../model/heat'
+import { nothing } from '../../model/label'
 import { type Piece, pieceOf, piecesOf } from '../../model/pieces'
 import type { OpenLoom } from '../../state/loom'
 import { cursor, scored, threshold } from '../../state/reading'
@@ -36,7 +37,12 @@ export const NodeText = memo(function NodeText({ loom, number, text, isHuman }: 
   })
   const pieces = useMemo(() => (tokens ? piecesOf(tokens, shown) : null), [tokens, shown])
   return (
-    <span ref={element} data-node={number} class={isHuman ? 'written' : undefined}>
+    <span
+      ref={element}
+      data-node={number}
+      class={isHuman ? 'written' : undefined}
+      data-nothing={shown || isGrowing ? undefined : nothing(loom.tree.get(number)?.ended ?? false)}
+    >
       {!pieces || !tokens ? (
         shown
       ) : mode === 'off' || !isMeasured ? (

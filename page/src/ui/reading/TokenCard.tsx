@@ -10,7 +10,7 @@ import { probability, visible } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { card, showsSpecial } from '../../state/reading'
 import { IconButton } from '../Button'
-import { boxesOf, rangeOf } from './place'
+import { placesOf, rangeOf } from './place'
 import { chosen, clipAt, forkAt, splitAt } from './tokens'
 
 export function TokenCard({ loom }: { loom: OpenLoom }) {
@@ -203,7 +203,7 @@ async function boxOf(loom: OpenLoom, number: number, index: number): Promise<DOM
   const tokens = await loom.tokensOf(number).catch(() => null)
   const shown = shownText(node, loom.info.peek(), showsSpecial.peek())
   const piece = tokens && pieceOf(piecesOf(tokens, shown) ?? [], index)
-  const boxes = piece ? boxesOf(rangeOf(element, piece.start, piece.end)) : []
+  const boxes = piece ? placesOf(rangeOf(element, piece.start, piece.end)) : []
   if (!boxes.length) return null
   // A token may begin with the blank that ends a line: the card keeps off both lines.
   const widest = boxes.reduce((one, other) => (other.width > one.width ? other : one))

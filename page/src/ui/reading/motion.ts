@@ -17,11 +17,14 @@ export function showFork(element: Element, shared: number, end: number): void {
   if (!box) return
   const ghost = laid('ghost', box)
   ghost.textContent = range.toString()
-  const hidden = 'Highlight' in window ? new Highlight(range) : null
-  if (hidden) CSS.highlights.set('arriving', hidden)
-  play(ghost, [{ opacity: 0, transform: 'translateY(-14px)' }, { opacity: 1 }], PLACE_MS, () =>
-    CSS.highlights?.delete('arriving'),
-  )
+  ghost.style.color = getComputedStyle(element).color
+  // The letters wait, as they are now and as the cursor's own element, which comes with the tokens.
+  if ('Highlight' in window) CSS.highlights.set('arriving', new Highlight(range))
+  element.toggleAttribute('data-arriving', true)
+  play(ghost, [{ opacity: 0, transform: 'translateY(-14px)' }, { opacity: 1 }], PLACE_MS, () => {
+    CSS.highlights?.delete('arriving')
+    element.removeAttribute('data-arriving')
+  })
 }
 
 /** What is about to be removed: returns what folds it into the note that can bring it back. */

@@ -49,6 +49,12 @@ export function rangeOf(element: Element, start: number, end: number): Range {
 /** The boxes of a range's lines; none where nothing is drawn. */
 export const boxesOf = (range: Range): DOMRect[] => [...range.getClientRects()].filter((each) => each.width)
 
+/** The boxes of a range's lines; of a line's end, which has no width, where it stands. */
+export function placesOf(range: Range): DOMRect[] {
+  const boxes = boxesOf(range)
+  return boxes.length ? boxes : [...range.getClientRects()].slice(0, 1)
+}
+
 /** Whether a point lies on one of the lines, not only beside them. */
 export const isOn = (boxes: readonly DOMRect[], x: number, y: number): boolean =>
   boxes.some((box) => x >= box.left && x <= box.right && y >= box.top - 4 && y <= box.bottom + 4)

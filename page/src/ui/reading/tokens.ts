@@ -1,7 +1,7 @@
 /** What is done at a token: walking, forking, splitting, cutting. */
 import { signal } from '@preact/signals'
 import type { TokenChance } from '../../api/client'
-import { piecesOf } from '../../model/pieces'
+import { pieceOf, piecesOf } from '../../model/pieces'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
 import * as act from '../../state/actions'
@@ -37,6 +37,12 @@ export async function shownTokens(loom: OpenLoom, number: number): Promise<numbe
   if (!node || node.growing) return []
   const pieces = piecesOf(await loom.tokensOf(number), shownText(node, loom.info.peek(), showsSpecial.peek()))
   return (pieces ?? []).flatMap((each) => Array.from({ length: each.count }, (_, i) => each.first + i))
+}
+
+/** How many letters of a node's text stand before the end of a token; null where that is not known. */
+export async function letterOf(loom: OpenLoom, spot: Spot, text: string): Promise<number | null> {
+  const tokens = await loom.tokensOf(spot.node).catch(() => null)
+  return (tokens && pieceOf(piecesOf(tokens, text) ?? [], spot.token)?.end) ?? null
 }
 
 /** Go to the next token of the path, or the one before, and open its card. */
@@ -141,8 +147,4 @@ export async function clipAt(loom: OpenLoom, spot: Spot | null, children: 'keep'
   card.value = null
   if (!(await act.clip(cut.node, cut.keep, children))) return
   loom.go(cut.node)
-  if (children === 'keep')
-    toast('Cut after the cursor. The rest is a child', {
-      action: { label: 'Undo', key: 'u', run: () => void act.undo() },
-    })
 }

@@ -147,11 +147,9 @@ async function spotAt(loom: OpenLoom, x: number, y: number): Promise<Spot | null
   return null
 }
 
-/** The cursor goes with its node. */
+/** One has gone to a node: the cursor stays where it is in that one only, as keys mean the node now. */
 export function forgetLost(loom: OpenLoom): void {
   const current = loom.current.peek()
-  const at = cursor.peek()
-  if (at && !loom.tree.isBelow(current, at.node)) cursor.value = null
-  const open = card.peek()
-  if (open && !loom.tree.isBelow(current, open.node)) card.value = null
+  if (cursor.peek()?.node !== current) cursor.value = null
+  if (card.peek()?.node !== current) card.value = null
 }

@@ -2,6 +2,7 @@
 
 import { signal } from '@preact/signals'
 import { Bookmark, BookmarkX, PenLine } from 'lucide-preact'
+import { useLayoutEffect, useRef } from 'preact/hooks'
 import { label } from '../../model/label'
 import * as act from '../../state/actions'
 import { keyFor } from '../../state/keys'
@@ -13,11 +14,26 @@ export const hasBookmarks = signal(false)
 /** The bookmark whose label is being written. */
 export const labelling = signal<number | null>(null)
 
+const focusTree = () => document.querySelector<HTMLElement>('[role=tree]')?.focus()
+
 export function Bookmarks({ loom }: { loom: OpenLoom }) {
-  if (!hasBookmarks.value && labelling.value === null) return null
+  const box = useRef<HTMLElement>(null)
+  const isOpen = hasBookmarks.value
+  // At once: the next key is meant for the list.
+  useLayoutEffect(() => {
+    if (!isOpen) return
+    const find = (which: string) => box.current?.querySelector<HTMLElement>(`${which} > button`)
+    ;(find('[aria-current]') ?? find('li'))?.focus()
+  }, [isOpen])
+  if (!isOpen && labelling.value === null) return null
   const nodes = loom.bookmarks.value
   return (
-    <section class="panel bookmarks" aria-label="Bookmarks">
+    <section
+      ref={box}
+      class="panel bookmarks"
+      aria-label="Bookmarks"
+      onKeyDown={(event) => listKey(event, box.current!)}
+    >
       <h2 class="caption">Bookmarks</h2>
       {nodes.length === 0 && (
         <p class="caption">None yet. {keyFor('bookmark')} marks the node where you are.</p>
@@ -31,6 +47,26 @@ export function Bookmarks({ loom }: { loom: OpenLoom }) {
   )
 }
 
+/** Keys of the list: the arrows walk it, Delete takes a mark away, Escape closes it. */
+function listKey(event: KeyboardEvent, box: HTMLElement): void {
+  if (event.target instanceof HTMLInputElement) return
+  const rows = [...box.querySelectorAll<HTMLElement>('[data-bookmark]')]
+  const at = rows.findIndex((each) => each.contains(event.target as Node))
+  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key]
+  if (by) rows[at + by]?.querySelector('button')?.focus()
+  else if (event.key === 'Escape') {
+    hasBookmarks.value = false
+    focusTree()
+  } else if ((event.key === 'Delete' || event.key === 'Backspace') && at >= 0) {
+    const next = rows[at + 1] ?? rows[at - 1]
+    void act.bookmark(Number(rows[at]!.dataset['bookmark']), null)
+    if (next) next.querySelector('button')?.focus()
+    else focusTree()
+  } else return
+  event.preventDefault()
+  event.stopPropagation()
+}
+
 function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
   loom.tree.version.value
   const node = loom.tree.get(number)
@@ -41,7 +77,14 @@ function BookmarkRow({ loom, number }: { loom: OpenLoom; number: number }) {
   if (labelling.value === number) return <LabelField number={number} label={node.bookmark ?? ''} />
   return (
     <li class="bookmark-row row" data-bookmark={number} aria-current={isHere ? 'true' : undefined}>
-      <button type="button" class="grow cut" onClick={() => loom.go(number)}>
+      <button
+        type="button"
+        class="grow cut"
+        onClick={() => {
+          loom.go(number)
+          focusTree()
+        }}
+      >
         <Bookmark size={12} aria-hidden />
         {node.bookmark && <b dir="auto">{node.bookmark}</b>}
         <span class={node.bookmark ? 'muted' : ''} dir="auto">
@@ -65,7 +108,7 @@ function LabelField({ number, label: now }: { number: number; label: string }) {
     if (labelling.peek() !== number) return
     labelling.value = null
     if (text !== null && text !== now) act.bookmark(number, text)
-    document.querySelector<HTMLElement>('[role=tree]')?.focus()
+    focusTree()
   }
   return (
     <li class="bookmark-row row">

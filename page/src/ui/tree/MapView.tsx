@@ -39,7 +39,11 @@ export function MapView({ loom }: { loom: OpenLoom }) {
     }
   }, [loom])
   loom.tree.version.value
-  const drag = useDrag(stage, (event) => stage && press(loom, stage, event))
+  const askMenu = (event: MouseEvent) => {
+    const found = stage?.at(event.offsetX, event.offsetY)
+    if (found) menu.value = { node: found.node, x: event.clientX, y: event.clientY }
+  }
+  const drag = useDrag(stage, (event) => stage && press(loom, stage, event), askMenu)
   return (
     <div class="map">
       <canvas
@@ -51,10 +55,10 @@ export function MapView({ loom }: { loom: OpenLoom }) {
         onKeyDown={(event) => stage && key(stage, event)}
         onContextMenu={(event) => {
           event.preventDefault()
-          const found = stage?.at(event.offsetX, event.offsetY)
-          if (found) menu.value = { node: found.node, x: event.clientX, y: event.clientY }
+          drag.letGo()
+          askMenu(event)
         }}
-        {...drag}
+        {...drag.on}
       />
       <canvas
         ref={small}
@@ -150,16 +154,34 @@ function key(stage: Stage, event: KeyboardEvent): void {
 
 const STILL = 4 // pixels: a press that moves less is a click
 
-/** Dragging pans, two fingers pinch, and what did not move is a press. */
-function useDrag(stage: Stage | null, onPress: (event: PointerEvent) => void) {
-  const state = useRef({ points: new Map<number, { x: number; y: number }>(), moved: 0 }).current
+const HOLD_MS = 500
+
+/** Dragging pans, two fingers pinch, what did not move is a press, and a finger that stays asks. */
+function useDrag(
+  stage: Stage | null,
+  onPress: (event: PointerEvent) => void,
+  onHold: (event: PointerEvent) => void,
+) {
+  const state = useRef({ points: new Map<number, { x: number; y: number }>(), moved: 0, timer: 0 }).current
   const point = (event: PointerEvent) => ({ x: event.offsetX, y: event.offsetY })
-  return {
+  const letGo = () => {
+    clearTimeout(state.timer)
+    state.points.clear()
+  }
+  const on = {
     onPointerDown: (event: PointerEvent) => {
       if (event.button !== 0) return
       ;(event.currentTarget as Element).setPointerCapture(event.pointerId)
       if (!state.points.size) state.moved = 0
       state.points.set(event.pointerId, point(event))
+      clearTimeout(state.timer)
+      if (event.pointerType === 'mouse' || state.points.size > 1) return
+      // Not all browsers make of a long touch what a right button does.
+      state.timer = window.setTimeout(() => {
+        if (state.moved > STILL) return
+        letGo()
+        onHold(event)
+      }, HOLD_MS)
     },
     onPointerMove: (event: PointerEvent) => {
       if (!stage) return
@@ -184,12 +206,17 @@ function useDrag(stage: Stage | null, onPress: (event: PointerEvent) => void) {
       state.points.set(event.pointerId, now)
     },
     onPointerUp: (event: PointerEvent) => {
+      clearTimeout(state.timer)
       const isPress = state.points.delete(event.pointerId) && state.moved <= STILL && !state.points.size
       if (isPress) onPress(event)
     },
-    onPointerCancel: (event: PointerEvent) => state.points.delete(event.pointerId),
+    onPointerCancel: (event: PointerEvent) => {
+      clearTimeout(state.timer)
+      state.points.delete(event.pointerId)
+    },
     onPointerLeave: () => {
       if (stage) stage.hovered.value = null
     },
   }
+  return { on, letGo }
 }

@@ -5,6 +5,7 @@ import type { Outline } from '../../model/outline'
 import { onlyHits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
 import { clickRow, dragged, menuAt, moving, nodeAt, rowKey } from './deeds'
+import { Hold } from './hold'
 import { OutlineRow, rowId } from './Row'
 import { rowsOf } from './rows'
 
@@ -26,6 +27,7 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
     const top = Math.floor(scrollTop / (4 * ROW)) * 4
     setSeen((now) => (now.top === top && now.height === clientHeight ? now : { top, height: clientHeight }))
   }
+  const hold = useRef(new Hold()).current
   const [pointed, setPointed] = useState(-1)
   useSize(box, look)
   useKeptPlace(box, outline, current, look)
@@ -49,7 +51,11 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
       onScroll={look}
       onPointerOver={(event) => setPointed(event.pointerType === 'mouse' ? nodeAt(event.target) : -1)}
       onPointerLeave={() => setPointed(-1)}
-      onClick={(event) => clickRow(loom, event)}
+      onPointerDown={(event) => hold.down(event, () => menuAt(loom, event))}
+      onPointerMove={(event) => hold.move(event)}
+      onPointerUp={() => hold.end()}
+      onPointerCancel={() => hold.end()}
+      onClick={(event) => hold.takesClick() || clickRow(loom, event)}
       onContextMenu={(event) => menuAt(loom, event)}
       onKeyDown={(event) => rowKey(loom, event)}
       onDragStart={(event) => dragged(loom, event)}

@@ -5,15 +5,14 @@ import * as act from '../../state/actions'
 import { closeSearch, goToHit, hits, isSearching } from '../../state/finding'
 import { closers, handlers, keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { narrowTab, panes, treeView } from '../../state/view'
+import { showTree, treeView } from '../../state/view'
 import { IconButton } from '../Button'
 import { Bookmarks, hasBookmarks, labelling } from './Bookmarks'
 import { Crumbs } from './Crumbs'
-import { beginMove, menu, menuHere, moving, select, selectAll } from './deeds'
+import { beginMove, carried, menu, menuHere, moveTo, moving, select, selectAll } from './deeds'
 import { MapView } from './MapView'
 import { Moving } from './Moving'
 import { OutlineTree } from './OutlineTree'
-import { RowMenu } from './RowMenu'
 import { Search } from './Search'
 import { growSelected, Selected } from './Selected'
 import { openSelectMenu, SelectMenu } from './SelectMenu'
@@ -44,7 +43,6 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
         {isMap && <MapView loom={loom} />}
       </div>
       <Selected loom={loom} />
-      <RowMenu loom={loom} />
       <SelectMenu loom={loom} />
     </div>
   )
@@ -68,13 +66,13 @@ function ViewTab({ to, children }: { to: 'outline' | 'map'; children: string }) 
 function takeKeys(loom: OpenLoom): () => void {
   const before = { ...handlers }
   handlers.search = () => {
-    panes.value = { ...panes.peek(), hasLeft: true }
-    narrowTab.value = 'tree'
+    showTree()
     if (isSearching.peek()) document.querySelector<HTMLElement>('.search input')?.focus()
     isSearching.value = true
   }
   handlers.hit = goToHit
   handlers.select = (what) => {
+    showTree()
     if (what === 'here') select(loom, loom.current.peek())
     else selectAll(loom, what)
   }
@@ -87,14 +85,20 @@ function takeKeys(loom: OpenLoom): () => void {
   }
   handlers.menu = () => menuHere(loom)
   handlers.move = () => beginMove(loom, loom.current.peek())
+  handlers.place = () => {
+    if (carried(loom) === null) return false
+    moveTo(loom, loom.current.peek())
+    return true
+  }
   handlers.showBookmarks = () => {
     hasBookmarks.value = !hasBookmarks.peek()
+    if (hasBookmarks.peek()) showTree()
   }
   const close = () => closeTop(loom)
   closers.push(close)
   return () => {
-    const { search, hit, select, withSelected, menu, move, showBookmarks } = before
-    Object.assign(handlers, { search, hit, select, withSelected, menu, move, showBookmarks })
+    const { search, hit, select, withSelected, menu, move, place, showBookmarks } = before
+    Object.assign(handlers, { search, hit, select, withSelected, menu, move, place, showBookmarks })
     closers.splice(closers.indexOf(close), 1)
     closeTree()
   }

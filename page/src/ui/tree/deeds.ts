@@ -4,6 +4,7 @@ import { ROOT } from '../../model/tree'
 import * as act from '../../state/actions'
 import { type OpenLoom, without } from '../../state/loom'
 import { toast } from '../../state/toasts'
+import { showTree } from '../../state/view'
 import { rowsOf } from './rows'
 
 /** The menu of a node, and where it was asked for. */
@@ -30,7 +31,7 @@ export function clickRow(loom: OpenLoom, event: MouseEvent): void {
   if (button) {
     if (button.dataset['do'] === 'go') loom.go(Number(button.dataset['to']))
     else doTo(loom, button.dataset['do']!, row.node, event.shiftKey)
-  } else if (moving.peek() !== null) moveTo(loom, row.node)
+  } else if (carried(loom) !== null) moveTo(loom, row.node)
   else if (event.shiftKey) selectTo(loom, row.node)
   else if (event.ctrlKey || event.metaKey) select(loom, row.node)
   else {
@@ -110,9 +111,6 @@ export function rowKey(loom: OpenLoom, event: KeyboardEvent): void {
     const row = outline.rows[outline.rowOf(range.to) + by]
     if (row) selectTo(loom, row.face)
     event.preventDefault()
-  } else if (event.key === 'Enter' && moving.peek() !== null) {
-    moveTo(loom, loom.current.peek())
-    event.preventDefault()
   }
 }
 
@@ -121,12 +119,19 @@ export function rowKey(loom: OpenLoom, event: KeyboardEvent): void {
 export function beginMove(loom: OpenLoom, node: number): void {
   if (node === ROOT) return
   moving.value = node
+  showTree()
   document.querySelector<HTMLElement>('[role=tree]')?.focus()
   if (loom.current.peek() !== node) loom.go(node)
 }
 
-export function moveTo(loom: OpenLoom, parent: number): void {
+/** The node that is being moved; null: none, or it has gone meanwhile. */
+export function carried(loom: OpenLoom): number | null {
   const node = moving.peek()
+  return node !== null && loom.tree.get(node) ? node : null
+}
+
+export function moveTo(loom: OpenLoom, parent: number): void {
+  const node = carried(loom)
   if (node === null) return
   if (loom.tree.isBelow(parent, node)) {
     toast('A node cannot stand below itself.')
@@ -174,5 +179,11 @@ export function menuHere(loom: OpenLoom): void {
   const node = loom.current.peek()
   const row = document.querySelector(`[role=treeitem][data-node="${node}"]`)?.getBoundingClientRect()
   const box = document.querySelector('[role=tree]')?.getBoundingClientRect()
-  if (row) menu.value = { node, x: Math.max(row.left + 40, box?.left ?? 0), y: row.bottom }
+  if (row && box && row.height && row.bottom > box.top && row.top < box.bottom) {
+    menu.value = { node, x: Math.max(row.left + 40, box.left), y: row.bottom }
+    return
+  }
+  // On the map, or with the tree hidden: beside what can be done at the end of the text.
+  const end = document.querySelector('.reading .doing')?.getBoundingClientRect()
+  menu.value = { node, x: end?.left ?? innerWidth / 2, y: Math.min(end?.top ?? innerHeight, innerHeight) / 2 }
 }

@@ -15,6 +15,7 @@ import {
   visible,
   zoomed,
 } from '../../model/map'
+import { ROOT } from '../../model/tree'
 import { oneLine } from '../../model/words'
 import { hits } from '../../state/finding'
 import { among, remembered } from '../../state/kept'
@@ -28,6 +29,8 @@ const GLIDE_MS = 200
 const NEAR = 8 // pixels
 /** Trees up to so many nodes are shown as a whole at first. */
 const SMALL = 60
+/** So few nodes tell nothing of a tree. */
+const FEW = 4
 
 export class Stage {
   readonly hovered = signal<{ node: number; x: number; y: number } | null>(null)
@@ -38,6 +41,8 @@ export class Stage {
   private asked = 0
   private glide = 0
   private hasView = false
+  /** Where the map begins. */
+  private top = ROOT
   /** Somebody has looked elsewhere: from now on the view is theirs. */
   private isTouched = false
   private readonly ends: (() => void)[] = []
@@ -47,6 +52,7 @@ export class Stage {
     private readonly canvas: HTMLCanvasElement,
     private readonly small: HTMLCanvasElement,
   ) {
+    this.top = loom.top
     const watch = new ResizeObserver(() => this.resize())
     watch.observe(canvas)
     const shade = matchMedia('(prefers-color-scheme: dark)')
@@ -65,6 +71,7 @@ export class Stage {
       }),
       effect(() => {
         mapOf(loom).value
+        if (this.top !== loom.top) this.begin(loom.top)
         if (!this.isTouched && this.hasView && loom.loading.value !== null) this.first()
         loom.bookmarks.value
         hits.value
@@ -101,10 +108,23 @@ export class Stage {
     this.draw()
   }
 
-  /** A small tree as a whole; of a large one where one stands. */
+  /** A small tree as a whole; of a large one where one stands, if anything else is seen there. */
   private first(): void {
-    this.fit(this.map.places.size <= SMALL, false)
+    this.fit(this.isOverview(), false)
     this.isTouched = this.loom.loading.peek() === null
+  }
+
+  private isOverview(): boolean {
+    if (this.map.places.size <= SMALL) return true
+    const around = this.map.within(visible(this.viewOf(false), this.width, this.height))
+    return [...around].length < FEW
+  }
+
+  /** Another part of the tree is the whole now: it stands elsewhere. */
+  private begin(top: number): void {
+    this.top = top
+    // Once the line above the map has taken its room.
+    requestAnimationFrame(() => this.hasView && this.fit(this.isOverview()))
   }
 
   // Looking elsewhere
@@ -119,12 +139,16 @@ export class Stage {
 
   /** Show all, or the current node large enough to read. */
   fit(isAll: boolean, isSmooth = true): void {
-    const place = this.map.places.get(this.loom.current.peek())
-    const all = fitAll(this.map.box, this.width, this.height)
-    const to =
-      isAll || !place ? all : fitPlace(place, { ...this.view, across: all.across }, this.width, this.height)
+    const to = this.viewOf(isAll)
     if (isSmooth) this.move(to)
     else this.look(to)
+  }
+
+  private viewOf(isAll: boolean): View {
+    const place = this.map.places.get(this.loom.current.peek())
+    const all = fitAll(this.map.box, this.width, this.height)
+    if (isAll || !place) return all
+    return fitPlace(place, { ...this.view, across: all.across }, this.width, this.height)
   }
 
   /** Move the part that the small map shows so that a place of it is in the middle. */

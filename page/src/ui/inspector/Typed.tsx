@@ -1,0 +1,51 @@
+/** A field whose text is saved once somebody leaves it; until then nothing that happens elsewhere changes it. */
+import { useEffect, useRef, useState } from 'preact/hooks'
+
+interface TypedProps {
+  kind: 'input' | 'textarea'
+  label: string
+  placeholder: string
+  /** What is saved now. */
+  value: string
+  disabled?: boolean
+  rows?: number
+  onSave: (text: string) => void
+}
+
+export function Typed({ kind: Field, label, placeholder, value, disabled, rows = 3, onSave }: TypedProps) {
+  /** null: nobody types. */
+  const [typed, setTyped] = useState<string | null>(null)
+  const sent = useRef<string | null>(null)
+  const save = () => {
+    if (typed === null || typed === value || typed === sent.current) return
+    sent.current = typed
+    onSave(typed)
+  }
+  // Whoever goes elsewhere in the tree leaves the field, too.
+  const leave = useRef(save)
+  leave.current = save
+  useEffect(() => () => leave.current(), [])
+  // What was saved has come back.
+  useEffect(() => setTyped((now) => (now === value ? null : now)), [value])
+  return (
+    <Field
+      class="field"
+      {...(Field === 'textarea' ? { rows } : { maxLength: 200 })}
+      aria-label={label}
+      placeholder={placeholder}
+      disabled={disabled}
+      value={typed ?? value}
+      onInput={(event) => {
+        sent.current = null
+        setTyped(event.currentTarget.value)
+      }}
+      onBlur={save}
+      onKeyDown={(event) => {
+        if (event.key !== 'Enter' || event.isComposing) return
+        if (Field === 'textarea' && !event.metaKey && !event.ctrlKey) return
+        event.stopPropagation()
+        event.currentTarget.blur()
+      }}
+    />
+  )
+}

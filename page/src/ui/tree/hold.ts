@@ -1,0 +1,36 @@
+/** A finger that stays where it is does what a mouse's right button does. Not all browsers say so. */
+const HOLD_MS = 500
+const STILL = 8 // pixels
+
+export class Hold {
+  private timer = 0
+  private from = { x: 0, y: 0 }
+  /** What has been held is no click when it is let go. */
+  private isOver = false
+
+  down(event: PointerEvent, then: () => void): void {
+    clearTimeout(this.timer)
+    this.isOver = false
+    if (event.pointerType !== 'touch' || !event.isPrimary) return
+    this.from = { x: event.clientX, y: event.clientY }
+    this.timer = window.setTimeout(() => {
+      this.isOver = true
+      then()
+    }, HOLD_MS)
+  }
+
+  move(event: PointerEvent): void {
+    if (Math.hypot(event.clientX - this.from.x, event.clientY - this.from.y) > STILL) this.end()
+  }
+
+  end(): void {
+    clearTimeout(this.timer)
+  }
+
+  /** Whether the click that comes now is the end of a hold. */
+  takesClick(): boolean {
+    const takes = this.isOver
+    this.isOver = false
+    return takes
+  }
+}

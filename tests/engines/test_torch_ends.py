@@ -1,0 +1,95 @@
+"""The ends of recent paths: which are found, which are handed on, which go first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from transformers import DynamicCache  # noqa: E402
+
+from weft.engines.torch.ends import Ends  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+BYTES = 2 * 4 * 4 * 3  # of a path of three tokens: keys and values, four floats a token
+
+
+def cache_of(*values: float, n_tokens: int = 3) -> DynamicCache:
+    """A cache of one layer; the rows hold the values."""
+    rows = torch.tensor(values)[:, None, None, None].expand(-1, 1, n_tokens, 4).contiguous()
+    cache = DynamicCache()
+    cache.update(rows, rows.clone(), 0)
+    return cache
+
+
+def values_of(cache: DynamicCache) -> list[float]:
+    return cache.layers[0].keys[:, 0, 0, 0].tolist()
+
+
+def keys(*paths: Sequence[int]) -> list[tuple[None, tuple[int, ...]]]:
+    return [(None, tuple(path)) for path in paths]
+
+
+def test_the_longest_beginning_is_found_and_no_longer_than_is_wanted() -> None:
+    ends = Ends(1 << 20)
+    ends.keep(cache_of(1.0, n_tokens=2), keys([5, 6]))
+    ends.keep(cache_of(2.0), keys([5, 6, 7]))
+    found = [ends.find(None, (5, 6, 7, 8), most) for most in (4, 3, 2, 1)]
+    assert [None if end is None else end.length for end in found] == [3, 3, 2, None]
+    assert ends.find("an adapter", (5, 6, 7), 3) is None
+
+
+def test_a_batch_goes_on_itself_only_where_all_of_it_does() -> None:
+    ends = Ends(1 << 20)
+    cache = cache_of(1.0, 2.0)
+    ends.keep(cache, keys([1, 2, 3], [1, 2, 4]))
+    end = ends.find(None, (1, 2, 3), 3)
+    assert end is not None
+    for rows, alone in (([0], True), ([1, 0], True), ([0, 1], False), ([0, 0, 1], True)):
+        taken = ends.take(end.batch, rows, alone=alone)
+        assert taken is not cache
+        assert values_of(taken) == [[1.0, 2.0][row] for row in rows]
+    assert ends.take(end.batch, [0, 1], alone=True) is cache
+    assert ends.find(None, (1, 2, 3), 3) is None
+
+
+def test_what_whole_paths_have_made_is_not_given_away() -> None:
+    ends = Ends(1 << 20)
+    ends.keep(cache_of(1.0), keys([1, 2, 3]), first_hand=True)
+    end = ends.find(None, (1, 2, 3), 3)
+    assert end is not None
+    taken = ends.take(end.batch, [0], alone=True)
+    taken.update(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), 0)
+    again = ends.find(None, (1, 2, 3), 3)
+    assert again is not None
+    assert again.batch.cache.get_seq_length() == 3
+
+
+def test_what_was_used_last_goes_last() -> None:
+    ends = Ends(2 * BYTES)
+    ends.keep(cache_of(1.0), keys([1, 2, 3]), first_hand=True)
+    ends.keep(cache_of(2.0), keys([4, 5, 6]), first_hand=True)
+    end = ends.find(None, (1, 2, 3), 3)
+    assert end is not None
+    ends.take(end.batch, [0], alone=True)
+    ends.keep(cache_of(3.0), keys([7, 8, 9]))
+    left = [ends.find(None, path, 3) for path in ((1, 2, 3), (4, 5, 6), (7, 8, 9))]
+    assert [end is not None for end in left] == [True, False, True]
+    ends.keep(cache_of(*range(3)), keys([1, 1, 1], [2, 2, 2], [3, 3, 3]))
+    assert len(ends) == 2  # what has no room at all takes no other's
+
+
+def test_a_path_that_is_kept_again_outlives_the_older_one() -> None:
+    ends = Ends(2 * BYTES)
+    ends.keep(cache_of(1.0), keys([1, 2, 3]))
+    ends.keep(cache_of(2.0), keys([1, 2, 3]))
+    ends.keep(cache_of(3.0), keys([4, 5, 6]))  # the first one goes
+    end = ends.find(None, (1, 2, 3), 3)
+    assert end is not None
+    assert values_of(end.batch.cache) == [2.0]
+    ends.clear()
+    assert len(ends) == 0
+    assert ends.find(None, (1, 2, 3), 3) is None
