@@ -212,9 +212,12 @@ class LiveLoom:
         await self._keeping.do(branches)
 
     async def _keep_grown(self, those: list[JobBranches]) -> None:
-        for author in dict.fromkeys(each.author._replace(act=None) for each in those):
-            own = [each for each in those if each.author._replace(act=None) == author]
-            await self.keep(own[0].author if len(own) == 1 else author, own)
+        for author in dict.fromkeys(each.author.alone for each in those):
+            # Those that are over by now come along, and find nothing to do.
+            over = [each for each in self.growing if each in those or not each.nodes]
+            own = [each for each in over if each.author.alone == author]
+            if not all(self.kept.has(shoot.child) for each in own for shoot in each.growth.shoots):
+                await self.keep(own[0].author if len(own) == 1 else author, own)
 
     async def settle(self) -> None:
         """Keep what has ended, each job's as its own: an edit is no more than that.
