@@ -179,7 +179,9 @@ def test_the_async_client_does_the_same(served: Served) -> None:
             loom = (await client.create_loom("Once upon a time", template=False)).id
             found = [delta async for delta in client.grow(loom, n=2, **FEW)]
             assert (await client.loom(loom)).n_nodes == 3
-            async with aclosing(client.grow(loom, n=1, max_tokens=1500, temperature=50.0)) as more:
+            async with aclosing(
+                client.grow(loom, n=1, seed=2, max_tokens=1500, temperature=50.0)
+            ) as more:
                 async for _ in more:
                     break
             job = (await client.jobs()).data[0]

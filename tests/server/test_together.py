@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from serving import Served, serving
 from weft.server import ServerConfig
+from weft.server.branches import Author
 from weft.store.library import Library
 
 Json = dict[str, Any]
@@ -281,3 +283,24 @@ def test_a_new_name_from_elsewhere_is_told_while_something_grows(
             time.sleep(0.3)
             other.rename(shared.id, f"{turn}-{shared.id}")
             assert came.result(10)[-1][2]["name"] == f"{turn}-{shared.id}"
+
+
+def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
+    served: Served, shared: Shared
+) -> None:
+    rev = shared.client.get(f"{shared.base}/nodes").json()["rev"]
+    live = served.service.looms.open_one(shared.id)
+    assert live is not None
+
+    async def work() -> None:
+        async with live.lock:
+            live.kept.loom.add(" there")
+            keeping = asyncio.create_task(live.keep(Author("run")))
+            await asyncio.sleep(0)  # it has begun, in a thread
+            keeping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await keeping
+
+    served.on_loop(work())
+    page = shared.client.get(f"{shared.base}/nodes", params={"since": rev}).json()
+    assert [each["text"] for each in page["data"]][1:] == [" there"]

@@ -135,5 +135,8 @@ def test_a_node_tells_the_model_that_grew_it_and_not_the_loom_s(served: Served, 
         for node in (own["node"], others["node"], best, written["node"], 0)
     ]
     assert models == ["tiny", "other", "other", None, None]
+    log = client.get(f"{loom}/history").json()["data"][::-1]
+    models = [each["model"] for each in log if each["n_added"]]  # scores are nobody's growth
+    assert models == [None, "tiny", "other", "other", None]
     assert client.get(loom).json()["model"] == "tiny"
     client.delete("/api/v1/models/other")

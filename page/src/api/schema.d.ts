@@ -809,6 +809,8 @@ export interface components {
             /** @description ISO 8601. */
             at: string;
             kind: string;
+            /** @description That grew what was added. */
+            model?: string | null;
             n_added: number;
             n_changed: number;
             n_removed: number;

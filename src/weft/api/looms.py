@@ -91,6 +91,7 @@ class OperationObject(Reply):
     n_added: int
     n_removed: int
     n_changed: int
+    model: str | None = Field(default=None, description="That grew what was added.")
 
 
 class OperationList(Reply):

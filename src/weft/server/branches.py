@@ -31,6 +31,11 @@ class Author(NamedTuple):
     act: str | None = None
     model: str | None = None
 
+    @property
+    def alone(self) -> Author:
+        """The same without the act: equal for all that may be one operation."""
+        return self._replace(act=None)
+
 
 class JobBranches:
     """A growth in a live loom: its nodes are there, with their numbers, from the beginning.

@@ -118,6 +118,20 @@ class LiveLoom:
                 if future.done():
                     raise
 
+    async def told(self, work: Callable[[], Change]) -> Change:
+        """As `call`, and tell what was changed; also where the caller is cancelled meanwhile."""
+        done: list[Change] = []
+
+        def noted() -> Change:
+            done.append(change := work())
+            return change
+
+        try:
+            return await self.call(noted)
+        finally:
+            for change in done:
+                self.publish(change)
+
     @asynccontextmanager
     async def unlocked(self) -> AsyncIterator[None]:
         """Let others have the tree, while the model works for who holds the lock."""
@@ -141,7 +155,7 @@ class LiveLoom:
         now: even if that was done a moment ago.
         """
         if now or time.monotonic() - self._synced > _FRESH_S:
-            self.publish(await self.call(self.kept.sync))
+            await self.told(self.kept.sync)
             if self.kept.name != self._name:
                 self._name = self.kept.name
                 self.events.put("renamed", {"loom": self.kept.id, "name": self._name})
@@ -159,12 +173,10 @@ class LiveLoom:
             return self.kept.commit(kind, actor=actor, leave=self.ended())
 
         try:
-            change = await self.call(work)
+            return await self.told(work)
         except Exception as error:
             await self._take_back(error)
             raise
-        self.publish(change)
-        return change
 
     async def _take_back(self, error: Exception) -> None:
         """Let an edit that failed leave nothing: the next commit, whosever it is, would keep it."""
@@ -191,7 +203,7 @@ class LiveLoom:
             return self.kept.commit(kind, actor=actor, act=act, model=model, leave=leave)
 
         try:
-            self.publish(await self.call(commit))
+            await self.told(commit)
         except LeaseLost:
             self._lose()
             raise
@@ -212,9 +224,12 @@ class LiveLoom:
         await self._keeping.do(branches)
 
     async def _keep_grown(self, those: list[JobBranches]) -> None:
-        for author in dict.fromkeys(each.author._replace(act=None) for each in those):
-            own = [each for each in those if each.author._replace(act=None) == author]
-            await self.keep(own[0].author if len(own) == 1 else author, own)
+        for author in dict.fromkeys(each.author.alone for each in those):
+            # Those that are over by now come along, and find nothing to do.
+            over = [each for each in self.growing if each in those or not each.nodes]
+            own = [each for each in over if each.author.alone == author]
+            if not all(self.kept.has(shoot.child) for each in own for shoot in each.growth.shoots):
+                await self.keep(own[0].author if len(own) == 1 else author, own)
 
     async def settle(self) -> None:
         """Keep what has ended, each job's as its own: an edit is no more than that.

@@ -90,8 +90,7 @@ async def edit_node(
         if "bookmark" in asked.model_fields_set:
             await live.settle()
             label = asked.bookmark
-            change = await live.call(lambda: live.kept.bookmark(found, label, actor=actor))
-            live.publish(change)
+            change = await live.told(lambda: live.kept.bookmark(found, label, actor=actor))
             if asked.model_fields_set <= {"bookmark", "in_place"}:
                 return answer(changed_reply(live, change), rev=live.kept.rev)
         return await changed(live, "edit", lambda: _edit(found, asked), actor)

@@ -36,6 +36,8 @@ async def read_kv(
         told.looms = []
         for live in service.looms.open_ones():
             async with live.lock:
+                if service.looms.open_one(live.kept.id) is not live:  # closed, while this waited
+                    continue
                 told.looms.append(await live.call(partial(loom_kv, service, live)))
     return answer(told)
 

@@ -184,14 +184,13 @@ async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> R
         leave, running = live.ended(), {job.id for job in live.jobs}
         try:
             if kind == "undo":
-                change = await live.call(lambda: live.kept.undo(leave=leave, running=running))
+                change = await live.told(lambda: live.kept.undo(leave=leave, running=running))
             else:
-                change = await live.call(lambda: live.kept.redo(leave=leave))
+                change = await live.told(lambda: live.kept.redo(leave=leave))
         except StoreUnavailable:
             raise
         except StoreError as error:
             raise Refused(409, f"cannot_{kind}", str(error), hint=error.hint) from error
-        live.publish(change)
         return answer(changed_reply(live, change), rev=live.kept.rev)
 
 
@@ -224,6 +223,7 @@ async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Resp
             n_added=each.n_added,
             n_removed=each.n_removed,
             n_changed=each.n_changed,
+            model=each.model,
         )
         for each in operations
     ]
