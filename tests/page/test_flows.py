@@ -262,6 +262,7 @@ def test_escape_asks_again_before_it_stops_what_grows_elsewhere(
     told(desk, "again stops all")
     assert desk.ask("GET", desk.of())["growing"] == 2
     desk.press("Escape")
+    expect(page.locator(".toasts")).not_to_contain_text("again")
     gate.open()
     desk.wait_grown(20)
 

@@ -6,7 +6,7 @@ import * as act from './actions'
 import { cardNeedsCtrl, scoreAll, showsSpecial } from './reading'
 import { cannotGrow, open } from './session'
 import { applyPreset, limits, presets, set, settings } from './settings'
-import { toast } from './toasts'
+import { dismiss, toast } from './toasts'
 import { ways } from './trouble'
 import * as view from './view'
 
@@ -226,7 +226,7 @@ function retryFailed(): void {
 }
 
 const TWICE_MS = 1500
-let escaped = { when: -Infinity, node: -1 }
+let escaped = { when: -Infinity, node: -1, hint: 0 }
 /** Close what is open above; else stop the branch here, and a second time everything. */
 function stop(): void {
   if (handlers.closeTop() || closers.findLast((close) => close())) return
@@ -234,12 +234,14 @@ function stop(): void {
   if (!loom) return
   const [when, node] = [performance.now(), at()]
   const isAgain = node === escaped.node && when - escaped.when < TWICE_MS
-  escaped = { when, node }
   const lane = loom.lanes.peek().get(node)
+  dismiss(escaped.hint)
+  let hint = 0
   if (isAgain) act.stopAll()
   else if (lane && !lane.isOver) act.stopBranch(node)
   else if (loom.isGrowing || loom.runs.peek().some((run) => run.status === 'running'))
-    toast(`${shown('Escape')} again stops all that grows.`)
+    hint = toast(`${shown('Escape')} again stops all that grows.`)
+  escaped = { when, node, hint }
 }
 
 /** The name of a key event, as the table writes it. */
