@@ -88,6 +88,7 @@ describe.each(['Linux x86_64', 'MacIntel'])('the table of keys on %s', (platform
     for (const [key] of [...of('tree'), ...of('text')]) expect(keys.shown(key), key).toMatch(/\S/)
     const isMac = platform === 'MacIntel'
     expect(keys.shown('Mod+Shift+z')).toBe(isMac ? '⌘⇧Z' : 'Ctrl+Shift+Z')
+    expect(keys.shown('Alt+s', true)).toBe(isMac ? '⌃⌥S' : 'Alt+S') // Option alone types
     expect(keys.shown('G')).toBe(isMac ? '⇧G' : 'Shift+G')
     expect(keys.shown('g')).toBe('G')
     expect(keys.shown('+')).toBe('+')

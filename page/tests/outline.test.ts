@@ -115,6 +115,21 @@ describe('the lines of an outline', () => {
     expect(lines(outline, 3, 4)).toContain(`M${indent(0)} ${y(1)}V${y(4) - 6}`)
   })
 
+  it('of deep levels are not drawn through a crowd of rows', () => {
+    const deep = new LoomTree()
+    const nodes = [node(0, null)]
+    for (let last = 0; nodes.length < 200; last = nodes.length - 2)
+      nodes.push(node(nodes.length, last), node(nodes.length + 1, last))
+    deep.put(nodes)
+    const outline = laid({}, deep)
+    const verticals = (from: number) =>
+      [...lines(outline, from, from + 20).matchAll(/M(\d+) \d+V/g)].map((each) => Number(each[1]))
+    expect(Math.max(...verticals(4))).toBeGreaterThan(indent(3))
+    // In the middle of all rows a hundred ancestors have more to come.
+    expect(new Set(verticals(60).filter((x) => x > indent(8))).size).toBeLessThan(4)
+    expect(new Set(verticals(60).filter((x) => x < indent(8))).size).toBe(8)
+  })
+
   it('go in less the deeper, and at last no more', () => {
     const steps = Array.from({ length: 60 }, (_, i) => indent(i + 1) - indent(i))
     expect(steps).toEqual([...steps].sort((a, b) => b - a))

@@ -154,6 +154,28 @@ def test_when_nothing_is_left_to_undo_that_is_said(desk: Desk) -> None:
     told(desk, "There is nothing to undo")
 
 
+def test_what_grows_is_removed_with_what_it_has_and_brought_back(
+    desk: Desk, page: Page, gate: Gate
+) -> None:
+    desk.open_loom()
+    gate.hold(20)
+    first, second = desk.grow(n=2, wait=False, **desk.endless())
+    desk.until(lambda: len(desk.lane(first).inner_text()) > 60, "text")
+    desk.press("1", "Delete")
+    gate.hold(2)
+    told(desk, "Removed 1 node")
+    at(desk, second)
+    assert desk.nodes()[second]["growing"]
+    desk.press("u")
+    at(desk, first)
+    assert desk.nodes()[first]["text"].strip()
+    desk.press("ArrowLeft", "x")
+    gate.open()
+    told(desk, "Removed 2 nodes")
+    desk.press("u")
+    desk.until(lambda: set(desk.nodes()) == {0, first, second}, "both are back")
+
+
 # Branches that fail
 
 
@@ -204,6 +226,22 @@ def test_keys_of_a_control_stay_its_own(desk: Desk, page: Page) -> None:
     assert set(desk.nodes()) == {0, first}  # a blank grows nothing here
 
 
+def test_a_key_that_is_held_steps_and_does_nothing_else_twice(bush: Desk, page: Page) -> None:
+    keyboard = page.keyboard
+    bush.row(5).click()
+    for _ in range(4):  # as it is without going up in between
+        keyboard.down("Delete")
+    keyboard.up("Delete")
+    at(bush, 4)
+    page.wait_for_timeout(200)
+    assert set(bush.nodes()) == {0, 1, 2, 3, 4, 6, 7}
+    bush.press("r", "1")
+    for _ in range(3):
+        keyboard.down("j")
+    keyboard.up("j")
+    at(bush, 3)
+
+
 def test_what_cannot_be_seen_takes_no_digits(desk: Desk, page: Page) -> None:
     first, second = desk.open_loom(n=2)
     desk.press("t")
@@ -225,6 +263,21 @@ def test_escape_asks_again_before_it_stops_what_grows_elsewhere(
     assert desk.ask("GET", desk.of())["growing"] == 2
     desk.press("Escape")
     gate.open()
+    desk.wait_grown(20)
+
+
+def test_what_must_wait_for_a_branch_says_so(desk: Desk, page: Page, gate: Gate) -> None:
+    desk.watch.allow("409")
+    desk.open_loom()
+    gate.hold(10)
+    desk.grow(n=1, wait=False, **desk.endless())
+    desk.until(lambda: len(desk.lanes) == 1, "a lane")
+    for key in ("g", "m", "e"):
+        desk.press("1", key)
+        told(desk, "It grows still")
+        page.locator(".toasts").get_by_role("button", name="Dismiss").first.click()
+    gate.open()
+    desk.press("Escape", "Escape")
     desk.wait_grown(20)
 
 
@@ -338,3 +391,17 @@ def test_a_message_is_copied_as_a_program_that_says_it(desk: Desk, page: Page) -
     page.get_by_role("button", name="Copy as Python").click()
     page.wait_for_function("window.copied")
     assert 'message="And then?"' in page.evaluate("window.copied")
+
+
+def test_what_stands_beside_the_text_is_reached_by_name(bush: Desk, page: Page) -> None:
+    for word, tab in (("temperature", "Generate"), ("curl", "Node"), ("rename", "Loom")):
+        bush.press("Control+k")
+        page.keyboard.type(word)
+        bush.press("Enter")
+        expect(page.get_by_role("tab", name=tab, exact=True)).to_have_attribute(
+            "aria-selected", "true"
+        )
+        page.wait_for_function(
+            "document.querySelector('#inspector-panel').contains(document.activeElement)"
+        )
+        page.evaluate("document.activeElement.blur()")

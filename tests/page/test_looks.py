@@ -148,6 +148,9 @@ def test_what_is_chosen_among_commands_is_seen(desk: Desk, page: Page) -> None:
     for _ in range(60):
         page.keyboard.press("ArrowDown")
     expect(page.get_by_role("combobox", name="What to do")).to_be_in_viewport()
+    page.keyboard.type("loom")
+    expect(options).to_have_count(2)
+    assert box(page.get_by_role("combobox", name="What to do")) == field  # it stays where it is
 
 
 def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) -> None:
@@ -169,6 +172,21 @@ def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) ->
     }"""
     )
     assert seen > 200
+
+
+def test_a_map_that_shows_all_does_so_in_any_size(told: Desk, page: Page) -> None:
+    told.press("v")
+    small = page.locator(".map-small")
+    page.wait_for_timeout(300)
+    expect(small).to_be_hidden()  # as there is nothing beyond the edges
+    page.set_viewport_size({"width": 900, "height": 500})
+    page.wait_for_timeout(300)
+    expect(small).to_be_hidden()
+    page.get_by_role("button", name="Larger").click(click_count=4)
+    expect(small).to_be_visible()
+    page.set_viewport_size({"width": 1024, "height": 500})
+    page.wait_for_timeout(300)
+    expect(small).to_be_visible()  # where somebody looks is left alone
 
 
 def test_the_end_of_a_line_has_a_card_too(desk: Desk, page: Page) -> None:
@@ -193,6 +211,22 @@ def test_what_is_blank_or_was_never_seen_says_so(desk: Desk, page: Page, gate: G
     gate.open()
     desk.press("Escape", "Escape")
     desk.wait_grown()
+
+
+def test_lanes_go_with_their_nodes(desk: Desk, page: Page) -> None:
+    desk.sets(n=3, max_tokens=8)
+    desk.open_loom()
+    desk.press("g")
+    desk.until(lambda: len(desk.lanes) == 3, "three lanes")
+    desk.wait_grown()
+    desk.row(desk.lanes[0]).locator(".row-words").hover()
+    page.locator("[data-do=remove]").click()
+    desk.until(lambda: len(desk.lanes) == 2, "two are left")
+    desk.press("x")
+    desk.until(lambda: not desk.lanes, "none is left")
+    expect(page.locator(".reading [data-child]")).to_have_count(0)
+    desk.press("u")
+    desk.until(lambda: page.locator(".reading [data-child]").count() == 2, "they are back")
 
 
 def test_what_is_told_covers_no_hint_and_is_whole(desk: Desk, page: Page, gate: Gate) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving import Served
+from serving import Served, serving
+from weft.server import ServerConfig
 
 Json = dict[str, Any]
 
@@ -741,3 +742,17 @@ def test_an_edit_that_fails_in_the_middle_leaves_nothing(desk: Desk) -> None:
     )  # fmt: skip
     desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1})
     assert desk.nodes(fields="tokens") == [{**before[0], "score": 1.0}, *before[1:]]
+
+
+def test_below_a_full_context_nothing_is_grown() -> None:
+    """Branches without a token would stand there, one for each that was asked for."""
+    with serving(ServerConfig(port=0, n_ctx=12)) as served:
+        desk = Desk(served, "a b c d e f", template=False)
+        body = {**desk.endless(served), "n": 2, "max_tokens": 40, "wait": True}
+        grown = desk.post("/nodes/0/generate", **body)["branches"]
+        assert {each["finish_reason"] for each in grown} == {"context"}
+        error = desk.post(f"/nodes/{grown[0]['node']}/generate", 400, **body)["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"] == "the path has 12 tokens, and the model holds 12"
+        assert (error["details"]["n_prompt_tokens"], error["details"]["n_ctx"]) == (12, 12)
+        assert len(desk.get("/nodes")["data"]) == 3

@@ -10,6 +10,9 @@ const STEPS: readonly (readonly [levels: number, step: number])[] = [
   [16, 3],
 ]
 
+/** Lines of deep levels stand close together: those that go further than so many rows are left out. */
+const NEAR = 24
+
 /** Where the line stands that hangs from rows of a depth, in pixels. */
 export function indent(depth: number): number {
   let x = LEFT
@@ -27,18 +30,23 @@ const middle = (index: number) => index * ROW + ROW / 2
 export function lines(outline: Outline, from: number, to: number): string {
   const { rows } = outline
   const parts: string[] = []
+  const hangs = (at: number) => {
+    const { depth, next } = rows[at]!
+    return next >= 0 && (depth - 1 < STEPS[0]![0] || next - at <= NEAR)
+  }
   // What began above and goes on below.
   for (let at = from; at >= 0; at = rows[at]!.above) {
     const row = rows[at]
     if (!row) break
-    if (at < from && row.next >= from) parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
+    if (at < from && row.next >= from && hangs(at))
+      parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
   }
   for (let at = from; at < Math.min(to, rows.length); at++) {
     const row = rows[at]!
     if (row.above < 0) continue
     parts.push(elbow(row.depth, at))
     if (row.at === 1) parts.push(down(row.depth - 1, row.above, at))
-    if (row.next >= 0) parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
+    if (hangs(at)) parts.push(down(row.depth - 1, at, Math.min(row.next, to)))
   }
   return parts.join('')
 }

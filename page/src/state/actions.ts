@@ -101,8 +101,16 @@ function inTurn<Made>(call: () => Promise<Made>): Promise<Made> {
 
 // Growing
 
+/** What must wait for a branch is told, not asked for. Returns null where nothing must wait. */
+function waits(isGrowing: boolean | undefined, what: string): Promise<undefined> | null {
+  if (!isGrowing) return null
+  toast(`It grows still: stop it, or wait, ${what}.`)
+  return Promise.resolve(undefined)
+}
+
 /** Grow n children of a node. */
 export const grow = (node: number, more: GrowAsked = {}) =>
+  waits(open.peek()?.tree.get(node)?.growing, 'to grow below it') ??
   growing(async (loom, what) => {
     loom.asking.value = { parent: node, n: what.n ?? 1 }
     try {
@@ -216,6 +224,7 @@ function follow(made: Changed | undefined): number | null {
 export const split = (node: number, atToken: number) =>
   change((loom) => api.split(loom.id, node, { at_token: atToken }))
 export const merge = (node: number) =>
+  waits(open.peek()?.growsAt(node), 'to merge it') ??
   change(async (loom) => {
     const parent = loom.tree.parent(node)
     const made = await api.merge(loom.id, node)
@@ -268,12 +277,14 @@ export async function remove(node: number, what: What = 'node'): Promise<void> {
       !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
     )
       return
+    await stopped(loom, tops)
+    if (!loom.tree.get(node)) return // it had nothing yet
     const next = standsAfter(loom, node, what)
     const fold = moves.removing(tops)
     loom.next = next // the feed may tell of it before the answer does
     const made = await taken(loom, () => api.remove(loom.id, node, what), fold)
     if (next !== null) loom.go(next)
-    undoable(`Removed ${plural(n, 'node')}`, made.rev)
+    toldRemoved(n, made)
   })
 }
 
@@ -297,16 +308,45 @@ export async function removeMany(nodes: readonly number[]): Promise<void> {
       !(await confirm(`Remove ${count(n)} nodes?`, 'They can be brought back with Undo.', 'Remove'))
     )
       return
+    await stopped(loom, tops)
+    const [first, ...others] = tops.filter((each) => tree.get(each))
+    if (first === undefined) return // none had anything yet
     const stays = tree
       .path(loom.current.peek())
       .findLast((_, i, path) => path.slice(0, i + 1).every((up) => !going.has(up)))
     const fold = moves.removing(tops)
     loom.next = stays ?? null
-    const made = await taken(loom, () => api.remove(loom.id, tops[0]!, 'node', tops.slice(1)), fold)
+    const made = await taken(loom, () => api.remove(loom.id, first, 'node', others), fold)
     if (stays !== undefined) loom.go(stays)
     loom.selected.value = new Set()
-    undoable(`Removed ${plural(n, 'node')}`, made.rev)
+    toldRemoved(n, made)
   })
+}
+
+const STOPS_MS = 2000
+/** End what grows in what is about to go: what it has is kept then, and Undo brings it back. */
+async function stopped(loom: OpenLoom, tops: readonly number[]): Promise<void> {
+  const lanes = [...loom.lanes.peek().values()].filter(
+    (lane) => !lane.isOver && tops.some((top) => loom.tree.isBelow(lane.node, top)),
+  )
+  const byJob = Map.groupBy(lanes, (lane) => lane.job)
+  await Promise.all(
+    [...byJob].map(([job, ended]) =>
+      api.cancel(
+        job,
+        ended.map((lane) => lane.branch),
+      ),
+    ),
+  )
+  // A model in the middle of a long step ends after it; nobody waits for that.
+  const until = performance.now() + STOPS_MS
+  while (lanes.some((lane) => !lane.isOver) && performance.now() < until)
+    await new Promise((resolve) => setTimeout(resolve, 25))
+}
+
+function toldRemoved(n: number, made: Changed): void {
+  if (made.removed?.length) undoable(`Removed ${plural(n, 'node')}`, made.rev)
+  else toast('Removed what grew; nothing of it was kept.')
 }
 
 /** Make a removal, and show it; the loom's `next` says where one stands then. */

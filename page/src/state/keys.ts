@@ -104,6 +104,12 @@ const pane = (which: 'hasLeft' | 'hasRight') => {
   const now = view.panes.peek()
   view.panes.value = { ...now, [which]: !now[which] }
 }
+/** Show a tab of the inspector, with the keys in it. */
+const beside = (tab: view.InspectorTab) => {
+  view.inspect(tab)
+  const fields = ':is(button, input, select, textarea):not(:disabled)'
+  setTimeout(() => document.querySelector<HTMLElement>(`#inspector-panel ${fields}`)?.focus())
+}
 const toggle = (setting: Signal<boolean>) => {
   setting.value = !setting.peek()
 }
@@ -188,6 +194,9 @@ export const bindings: Binding[] = [
   { id: 'export', group: 'Page', label: 'Export', tree: ['Mod+s'], also: 'save download copy', can: has, run: () => show('export') },
   { id: 'import', group: 'Page', label: 'Import', tree: ['i'], also: 'load open upload', run: () => show('import') },
   { id: 'gauge', group: 'Page', label: 'Memory: what KV takes and has saved', also: 'kv cache', can: has, run: () => show('gauge') },
+  { id: 'settings', group: 'Page', label: 'Settings of growing', also: 'temperature presets options', can: has, run: () => beside('generate') },
+  { id: 'node', group: 'Page', label: 'Where this node comes from', also: 'provenance copy as curl python regenerate exactly note', can: has, run: () => beside('node') },
+  { id: 'loom', group: 'Page', label: 'Name, notes and history of the loom', also: 'rename remove delete', can: has, run: () => beside('loom') },
   { id: 'look', group: 'Page', label: 'Theme, text size and width', tree: ['T'], also: 'dark light font', run: () => show('look') },
   { id: 'palette', group: 'Page', label: 'All commands', tree: ['Mod+k'], text: ['Mod+k'], run: () => show('palette') },
   { id: 'help', group: 'Page', label: 'Keys', tree: ['?'], text: ['F1'], also: 'shortcuts keyboard', run: () => show('help') },
@@ -288,6 +297,10 @@ const isField = (target: EventTarget | null) =>
     'input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]',
   )
 
+const GOES_ON = new Set(['n-more', 'n-fewer', 'alternative', 'alternative-back', 'hit-next', 'hit-previous'])
+/** Whether it is done again for as long as its key is held: steps are, what grows or removes is not. */
+const goesOn = ({ id, group }: Binding) => group === 'Move' || GOES_ON.has(id)
+
 /** Whether a key belongs to what has the focus: buttons are pressed by it, sliders moved. */
 function isOwn(target: EventTarget | null, key: string): boolean {
   if (!(target instanceof Element)) return false
@@ -308,6 +321,7 @@ export function listen(): () => void {
     const key = keyOf(event)
     if (!typing && isOwn(event.target, key)) return
     const isChild = /^[1-9]$/.test(key) && !(key === '9' && view.treeView.peek() === 'map')
+    if (!typing && isChild && event.repeat) return
     if (!typing && isChild && (handlers.digit(Number(key)) || pickChild(Number(key)))) {
       event.preventDefault()
       return
@@ -319,6 +333,7 @@ export function listen(): () => void {
     // A key that does nothing here scrolls, as everywhere; what a browser would do with Ctrl is not wanted.
     if (!can && why === null && !/^(?:Mod|Alt)\+/.test(key)) return
     event.preventDefault()
+    if (event.repeat && !goesOn(found)) return
     if (can) found.run()
     else if (why) toast(why)
   }

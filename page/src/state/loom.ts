@@ -154,6 +154,12 @@ export class OpenLoom {
     return [...this.lanes.value.values()].some((lane) => !lane.isOver)
   }
 
+  /** Whether a node grows, or something grows from it: its text must stay as it is until then. */
+  growsAt(number: number): boolean {
+    const lanes = [...this.lanes.peek().values()]
+    return lanes.some((lane) => !lane.isOver && (lane.node === number || lane.parent === number))
+  }
+
   // Loading and following
 
   /** Read all nodes, page by page; the first is shown at once. */

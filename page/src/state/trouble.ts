@@ -36,12 +36,13 @@ function memoryFull(error: Told, again: Again): void {
   const { n, max_tokens } = settings.peek()
   const fewer = Math.max(1, Math.floor(n / 2))
   const shorter = Math.max(FEWEST_TOKENS, Math.floor(max_tokens / 2))
-  const offers = [
-    { label: 'Forget cold branches', run: () => void forgetCold().then(() => again({})) },
-    { label: plural(shorter, 'token'), run: () => void again({ max_tokens: shorter }) },
-  ]
+  const short = { label: plural(shorter, 'token'), run: () => void again({ max_tokens: shorter }) }
+  const offers = [{ label: 'Forget cold branches', run: () => void forgetCold().then(() => again({})) }]
   if (fewer < n)
     offers.unshift({ label: plural(fewer, 'branch', 'branches'), run: () => void again({ n: fewer }) })
+  // A path that does not fit by itself is not helped by room beside it.
+  if (Number(error.details['needed_tokens']) > Number(error.details['capacity_tokens'])) offers.unshift(short)
+  else offers.push(short)
   toast('Memory is full.', {
     kind: 'error',
     detail: `${sentence(error.message)}. Grow again with less:`,

@@ -80,8 +80,8 @@ export function Workbench({ loom }: { loom: OpenLoom }) {
           <h2 class="visually-hidden">Inspector</h2>
           <Inspector loom={loom} />
         </section>
+        <RowMenu loom={loom} />
       </main>
-      <RowMenu loom={loom} />
       <Hints loom={loom} />
       <StatusBar loom={loom} />
     </div>

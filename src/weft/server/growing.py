@@ -13,7 +13,7 @@ from ..api.jobs import StartRun, TokenUsage
 from ..api.nodes import GrowFields
 from ..api.sampling import SamplingFields
 from ..constraints import from_dict
-from ..errors import ConfigError, Conflict, Terminal
+from ..errors import ConfigError, Conflict, ContextOverflow, Terminal
 from ..files import json_number
 from ..lm import LM
 from ..loom import Heddle, Loom
@@ -70,6 +70,7 @@ async def start_growth(
                 await live.settle()
             if len(nodes) == 1 and not asked.force:
                 refuse_terminal(nodes[0])
+            refuse_full(lm, nodes)
             branches = await planned(
                 live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
             )
@@ -83,6 +84,18 @@ async def start_growth(
         service.jobs.add(job)
         job.start(_grow_to_end(service, live, job, branches), stack.pop_all().close)
     return job, skipped
+
+
+def refuse_full(lm: LM, nodes: Sequence[Heddle]) -> None:
+    """Raise ContextOverflow where no node has room for a token: its branches would be empty."""
+    depths = [node.place.depth for node in nodes]
+    if depths and min(depths) >= lm.n_ctx:
+        raise ContextOverflow(
+            f"the path has {min(depths)} tokens, and the model holds {lm.n_ctx}",
+            n_tokens=min(depths),
+            n_ctx=lm.n_ctx,
+            hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
+        )
 
 
 def interrupt(job: ServerJob) -> None:

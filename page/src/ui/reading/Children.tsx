@@ -61,7 +61,12 @@ export function Children({ loom }: { loom: OpenLoom }) {
 function useLanes(loom: OpenLoom) {
   const current = loom.current.value
   const visit = useRef<{ current: number | null; over: Set<number> }>({ current: null, over: new Set() })
-  const here = [...loom.lanes.value].filter(([, lane]) => lane.parent === current)
+  const here = [...loom.lanes.value].filter(([number, lane]) => {
+    if (lane.parent !== current) return false
+    const node = loom.tree.get(number)
+    if (node) return node.parent === current // it may have been moved since
+    return !(lane.isOver && lane.kept && lane.state !== 'failed') // somebody has removed it
+  })
   if (visit.current.current !== current) {
     const over = here.filter(([, lane]) => lane.state === 'done').map(([node]) => node)
     visit.current = { current, over: new Set(over) }

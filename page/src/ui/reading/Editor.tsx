@@ -40,7 +40,7 @@ export function Editor({ loom, draft }: EditorProps) {
         loom.drafts.change(draft, { isMessage: false, base: whole, text })
         return setProblem('The prompt is more than one message. This is all of it; save it again.')
       }
-      setProblem(said(error))
+      setProblem(said(error, loom.growsAt(draft.node)))
       // Whoever saves again has read what happened.
       if (error.code === 'revision_mismatch') loom.drafts.change(draft, { rev: loom.tree.rev })
     } finally {
@@ -263,11 +263,11 @@ function tokensBelow(loom: OpenLoom, node: number): number {
   return total
 }
 
-function said(error: ApiError): string {
+function said(error: ApiError, isGrowing: boolean): string {
+  if (error.code === 'revision_mismatch' && isGrowing)
+    return 'It grows still. Your text is kept: save it once that has ended.'
   if (error.code === 'revision_mismatch')
     return 'This node was changed meanwhile. Your text is kept: save it as a sibling, or again in place over what is there now.'
-  if (error.code === 'node_generating')
-    return 'It grows still. Your text is kept: save it once that has ended.'
   if (error.isAway) return 'The server does not answer. Your text is kept: save it again later.'
   return [error.message, error.hint].filter(Boolean).join(' · ')
 }

@@ -107,7 +107,7 @@ function tail(text: string, isWhole: boolean): string {
 function Failed({ loom, lane }: { loom: OpenLoom; lane: LaneState }) {
   lane.version.value
   return (
-    <div class="caption row">
+    <div class="caption row failed">
       <span class="error grow">{sentence(lane.error) || 'It failed.'}</span>
       <button
         type="button"

@@ -45,6 +45,8 @@ export class Stage {
   private top = ROOT
   /** Somebody has looked elsewhere: from now on the view is theirs. */
   private isTouched = false
+  /** What fills the view, all or the current node, until one looks elsewhere: it goes with the size. */
+  private fitted: boolean | null = null
   private readonly ends: (() => void)[] = []
 
   constructor(
@@ -104,7 +106,7 @@ export class Stage {
     if (!this.hasView) {
       this.hasView = true
       this.first()
-    }
+    } else if (this.fitted !== null) this.fit(this.fitted, false)
     this.draw()
   }
 
@@ -130,15 +132,18 @@ export class Stage {
   // Looking elsewhere
 
   pan(dx: number, dy: number): void {
+    this.fitted = null
     this.look({ ...this.view, x: this.view.x + dx, y: this.view.y + dy })
   }
 
   zoom(by: number, x = this.width / 2, y = this.height / 2): void {
+    this.fitted = null
     this.look(zoomed(this.view, by, x, y))
   }
 
   /** Show all, or the current node large enough to read. */
   fit(isAll: boolean, isSmooth = true): void {
+    this.fitted = isAll
     const to = this.viewOf(isAll)
     if (isSmooth) this.move(to)
     else this.look(to)
@@ -153,6 +158,7 @@ export class Stage {
 
   /** Move the part that the small map shows so that a place of it is in the middle. */
   lookAtSmall(x: number, y: number): void {
+    this.fitted = null
     const all = this.ofSmall()
     const place = { x: (x - all.x) / across(all), y: (y - all.y) / all.scale }
     const { view } = this
@@ -205,8 +211,10 @@ export class Stage {
     if (!place || !this.hasView) return
     const [x, y] = [this.view.x + across(this.view) * place.x, this.view.y + this.view.scale * place.y]
     const margin = 32
-    if (x < margin || y < margin || x > this.width - 2 * margin || y > this.height - margin)
+    if (x < margin || y < margin || x > this.width - 2 * margin || y > this.height - margin) {
+      this.fitted = null
       this.move(centred(place, this.view, this.width, this.height))
+    }
   }
 
   /** The node at a point of the canvas. */
