@@ -304,3 +304,25 @@ def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
     served.on_loop(work())
     page = shared.client.get(f"{shared.base}/nodes", params={"since": rev}).json()
     assert [each["text"] for each in page["data"]][1:] == [" there"]
+
+
+def test_what_is_undone_before_it_begins_to_grow_is_not_grown(
+    served: Served, shared: Shared
+) -> None:
+    (added,) = shared.post("/nodes", 201, text=" there")["added"]
+    live = served.service.looms.open_one(shared.id)
+    assert live is not None
+    served.on_loop(live.lock.acquire())
+    with ThreadPoolExecutor(2) as pool:  # each waits for the lock, and the growth once more
+        path = f"{shared.base}/nodes/{added['node']}/generate"
+        grown = pool.submit(shared.client.post, path, json={"n": 2, "max_tokens": 5})
+        time.sleep(0.3)
+        undone = pool.submit(shared.client.post, f"{shared.base}/undo")
+        time.sleep(0.3)
+        served.loop.call_soon_threadsafe(live.lock.release)
+        assert undone.result(10).json()["removed"] == [added["node"]]
+        answer = grown.result(10)
+    assert (answer.status_code, served.service.n_works) == (409, 0), answer.text
+    assert shared.there() == [0]
+    assert shared.post("/redo")["added"]
+    assert len(shared.post(f"/nodes/{added['node']}/generate", n=2, wait=True)["nodes"]) == 2

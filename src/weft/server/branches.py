@@ -53,6 +53,7 @@ class JobBranches:
         self.author = author
         self.first = first
         self.is_over = False  # nothing of it grows, or ever will
+        self.is_gone = False  # what it was to grow from, before it had begun
         self.n_tokens = 0
         self.first_token_s: float | None = None
         self._told: set[int] = set()  # shoots whose end was told

@@ -387,16 +387,25 @@ class LiveLoom:
     async def number_new(self, branches: JobBranches) -> None:
         """Give the nodes of branches their numbers; those of many calls in one write.
 
-        The caller does not hold the lock. Raises: StoreError, and they do not grow.
+        The caller does not hold the lock. Raises: StoreError; Conflict where what they were to grow
+        from was removed since they were planned; they do not grow then.
         """
         try:
             await self._numbering.do(branches)
+            if branches.is_gone:
+                raise Conflict(
+                    "what was to be grown was removed meanwhile",
+                    rev=self.kept.rev,
+                    hint="undo, or redo, brings it back",
+                )
         except BaseException:
             branches.growth.abandon("cancelled")
             raise
 
     async def _number(self, those: list[JobBranches]) -> None:
-        nodes = [node for each in those for node in each.nodes]
+        for each in those:
+            each.is_gone = not all(is_below(node, self.kept.loom) for node in each.nodes)
+        nodes = [node for each in those if not each.is_gone for node in each.nodes]
         await self.call(partial(self.kept.append, nodes))
 
     def end(self, branches: JobBranches) -> None:
