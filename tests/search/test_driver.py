@@ -22,7 +22,7 @@ import forks
 import weft
 from searches import DEEP, FEW, SMALL, alike, call, given, puzzle, small, tree
 from weft import Heddle, Loom, samples, search
-from weft.errors import ConfigError, FormatError, StoreError
+from weft.errors import ConfigError, FormatError, StoreError, TreeError
 from weft.search import STRATEGIES, Level, SearchOptions, SearchResult, Strategy
 from weft.search.driver import Algorithm, Search
 
@@ -68,6 +68,26 @@ def test_every_search_solves_an_easy_puzzle(name: str, found: Any) -> None:
     assert result.best in set(result.loom.walk())
     assert result.cost.candidates > 0
     assert result.cost.stopped is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_search_stands_on_may_go_meanwhile(name: str, lm: weft.LM) -> None:
+    """It goes on without, or says so."""
+
+    def remove(level: Level) -> None:
+        for node in level.kept[:1]:
+            if node.parent is not None:
+                node.remove()
+
+    result, said = None, ""
+    try:
+        result = small(name, lm, puzzle(name), progress=remove)
+    except TreeError as error:
+        said = str(error)
+    if result is None:
+        assert said == "what the search stood on was removed meanwhile"
+    else:
+        assert result.best in set(result.loom.walk())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .. import files
-from ..errors import ConfigError, FormatError
+from ..errors import ConfigError, FormatError, TreeError
 from ..lm import LM
 from ..loom import Heddle, Loom
 from .callbacks import Callback
@@ -201,8 +201,13 @@ class Search:
         return [node for node in self.start.walk() if node.id in wanted]
 
     def found(self, ids: Sequence[str]) -> list[Heddle]:
-        """Return the nodes with these ids."""
+        """Return the nodes with these ids. Raises: TreeError where somebody removed one."""
         by_id = {node.id: node for node in self.start.walk()}
+        if not all(each in by_id for each in ids):
+            raise TreeError(
+                "what the search stood on was removed meanwhile",
+                hint="search again from a node that is there",
+            )
         return [by_id[each] for each in ids]
 
     # What a node stands for
