@@ -32,3 +32,12 @@ def test_a_loom_brought_back_elsewhere_is_there_when_one_looks(desk: Desk, page:
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     expect(page.get_by_role("button", name="Bring it back")).to_have_count(0)
     expect(desk.tree.get_by_role("treeitem")).to_have_count(2)
+
+
+def test_an_address_leads_to_a_node_that_was_not_heard_of_yet(desk: Desk, page: Page) -> None:
+    page.route("**/events*", lambda route: None)  # a stand-in for news that are late
+    desk.open_loom(template=False)
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " made elsewhere"})
+    desk.visit(1)
+    expect(desk.text).to_contain_text("made elsewhere")
+    assert desk.current == 1

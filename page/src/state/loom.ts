@@ -212,6 +212,12 @@ export class OpenLoom {
     this.shownRound.value = null
   }
 
+  /** Go where an address says: what was made elsewhere a moment ago may yet have to be heard of. */
+  async visit(to: number): Promise<void> {
+    if (this.isLoaded && !this.tree.get(to)) await this.refresh()
+    this.go(to)
+  }
+
   /** Ask for what has changed since the revision that is known. */
   private async refresh(): Promise<void> {
     const since = this.tree.rev

@@ -171,7 +171,7 @@ export async function openLoom(
   const known = open.peek()
   if (known && (known.info.peek().name === name || known.id === name || known.id === id)) {
     noteAddress(known.info.peek(), node)
-    if (node !== null) known.go(node)
+    if (node !== null) known.visit(node).catch(failed)
     missing.value = null
     return
   }
