@@ -14,20 +14,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
-@pytest.fixture
-def bush(desk: Desk) -> Desk:
-    """A loom that people wrote: 0 with 1 2 3; 1 with 4 5; 4 with 6 7."""
-    desk.make(template=False, prompt="The keeper")
-    for parent, texts in (
-        (0, [" was old", " was young", " slept"]),
-        (1, [" and tall", " and poor"]),
-        (4, [", they said", ", I heard"]),
-    ):
-        desk.ask("POST", desk.of("/nodes"), json={"parent": parent, "texts": texts})
-    desk.visit()
-    return desk
-
-
 def at(desk: Desk, node: int) -> None:
     desk.until(lambda: desk.current == node, f"node {node} is the current one")
 

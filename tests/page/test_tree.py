@@ -16,21 +16,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.page
 
 
-@pytest.fixture
-def bush(desk: Desk) -> Desk:
-    """A loom that people wrote: 0 with 1 2 3; 1 with 4 5; 4 with 6 7."""
-    desk.make(template=False, prompt="The keeper")
-    for parent, texts in (
-        (0, [" was old", " was young", " slept"]),
-        (1, [" and tall", " and poor"]),
-        (4, [", they said", ", I heard"]),
-    ):
-        body = {"parent": parent, "texts": texts}
-        desk.ask("POST", desk.of("/nodes"), json=body)
-    desk.visit()
-    return desk
-
-
 def test_arrow_keys_and_clicks_go_through_the_tree(bush: Desk) -> None:
     for key, node in (
         ("ArrowRight", 1),
