@@ -25,6 +25,8 @@ Weft = Callable[..., Result]
 # Where nobody listens: a server that runs on this machine is not this test's business.
 SERVER = ("WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY")
 MARK = "=====8<=====\r\n"
+# So hot that tokens are all but equally likely: of this seed no branch of four ends by itself.
+ENDLESS = ("--temp", "100", "--max-tokens", "1500", "--seed", "6")
 # Runs command lines, given as JSON, as the process's own one after the other.
 ALL = """
 import json, sys

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 import forks
-from cli.conftest import clean_environment, loom_of, names
+from cli.conftest import ENDLESS, clean_environment, loom_of, names
 from serving import KEY, Served, serving
 from weft import samples
 from weft.api import proof
@@ -347,16 +347,13 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
     running.wait()
 
 
-HOT = ("--temp", "100", "--max-tokens", "1500")
-
-
 @pytest.mark.programs
 @pytest.mark.fluent
 @posix
 def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     weft: Any, process: subprocess.Popen[bytes], started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    growing = started("run", samples.story, "--tree", "-n", "2", *HOT)
+    growing = started("run", samples.story, "--tree", "-n", "2", *ENDLESS)
     assert growing.stdout.read(4) == b"[1] "
     time.sleep(1.5)
     process.send_signal(signal.SIGKILL)
@@ -374,7 +371,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
 def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
     weft: Any, process: subprocess.Popen[bytes], started: Any
 ) -> None:
-    growing = started("run", samples.story, "--tree", "-n", "2", *HOT)
+    growing = started("run", samples.story, "--tree", "-n", "2", *ENDLESS)
     assert growing.stdout.read(4) == b"[1] "
     growing.send_signal(signal.SIGINT)
     output, errors = growing.communicate(timeout=60)

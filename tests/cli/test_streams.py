@@ -14,6 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from cli.conftest import ENDLESS
 from weft import samples
 from weft.cli.advice import quoted
 from weft.results import Delta
@@ -185,7 +186,7 @@ def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
 
 @posix
 def test_texts_alone_stream_and_are_whole_lines_after_ctrl_c(started) -> None:
-    process = started("run", samples.story, "-n", "3", "--temp", "100", "--max-tokens", "1500")
+    process = started("run", samples.story, "-n", "3", *ENDLESS)
     first = process.stdout.read(80)
     assert process.poll() is None  # the text came before its end
     process.send_signal(signal.SIGINT)
@@ -198,10 +199,7 @@ def test_texts_alone_stream_and_are_whole_lines_after_ctrl_c(started) -> None:
 
 @posix
 def test_ctrl_c_keeps_the_loom(started, command) -> None:
-    """So hot that tokens are all but equally likely: hardly a branch ends by itself in time."""
-    process = started(
-        "run", samples.story, "--tree", "-n", "4", "--temp", "100", "--max-tokens", "1500"
-    )
+    process = started("run", samples.story, "--tree", "-n", "4", *ENDLESS)
     # Some steps later every branch has tokens: one that has shown none is not kept.
     assert process.stdout.read(80)[:4] == b"[1] "
     process.send_signal(signal.SIGINT)

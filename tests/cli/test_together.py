@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import held, loom_of, names
+from cli.conftest import ENDLESS, held, loom_of, names
 from weft import Loom, samples
 from weft.cli import here
 from weft.cli import terminal as terminal_module
@@ -93,9 +93,6 @@ def test_looms_begun_at_the_same_time_have_names_of_their_own(weft, started) -> 
     assert sorted(names()) == [OTHER, *(f"{OTHER}.{n}" for n in (2, 3, 4))]
 
 
-HOT = ("--temp", "100", "--max-tokens", "1500")  # hardly a branch ends by itself in time
-
-
 @posix
 @pytest.mark.parametrize(
     "n_times",
@@ -108,7 +105,7 @@ HOT = ("--temp", "100", "--max-tokens", "1500")  # hardly a branch ends by itsel
 def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n_times) -> None:
     for round_ in range(n_times):
         n_before = loom_of(NAME).count_children()
-        process = started("grow", "0", "--tree", "-n", "4", *HOT, "--seed", str(round_))
+        process = started("grow", "0", "--tree", "-n", "4", *ENDLESS)
         began = time.monotonic()
         assert process.stdout.read(4).startswith(b"[")
         time.sleep(1.5 + (round_ % 5) / 10)
@@ -126,7 +123,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
 @pytest.mark.programs
 @posix
 def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
-    process = started("run", samples.story, "--tree", "-n", "3", *HOT)
+    process = started("run", samples.story, "--tree", "-n", "3", *ENDLESS)
     assert process.stdout.read(4) == b"[1] "
     time.sleep(1.5)
     process.send_signal(signal.SIGKILL)
@@ -149,7 +146,7 @@ def test_who_waits_for_a_database_that_is_in_use_goes_on_then(grown, started, ho
 
 
 def test_what_grew_below_a_node_that_was_removed_meanwhile_is_there(weft, grown, started) -> None:
-    process = started("grow", "1", "--tree", "-n", "1", *HOT)
+    process = started("grow", "1", "--tree", "-n", "1", *ENDLESS)
     assert process.stdout.read(4).startswith(b"[")
     assert weft("rm", "1").exit_code == 0
     process.send_signal(signal.SIGINT)
