@@ -177,6 +177,14 @@ class Desk:
             assert time.monotonic() < until, "it still grows"
             time.sleep(0.02)
 
+    def wait_known(self) -> None:
+        """Wait until the page knows all nodes that the server has, and that none grows."""
+        foot = self.page.get_by_role("contentinfo")
+        self.wait_grown()
+        n = len(self.nodes())
+        expect(foot.locator(".n-nodes")).to_have_text(re.compile(rf"^{n:,} nodes?$"))
+        expect(foot.locator(".growing")).to_have_count(0)
+
     def open_named(self) -> Json:
         """Take the loom that the page shows, as its address names it, for this desk's."""
         self.until(lambda: "#" in self.page.url, "a loom is open")

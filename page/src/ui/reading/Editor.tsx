@@ -213,7 +213,9 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
     const spot = draft.kind === 'edit' && draft.text === draft.base ? cursor.peek() : null
     if (spot?.node === draft.node)
       void letterOf(loom, spot, draft.base).then((at) => {
-        if (at !== null && field.value === draft.base) field.setSelectionRange(at, at)
+        // Whoever has moved, selected or typed meanwhile stays where they are.
+        const isUntouched = field.value === draft.base && field.selectionStart === field.value.length
+        if (at !== null && isUntouched) field.setSelectionRange(at, at)
       })
     else field.closest('.editor')?.scrollIntoView({ block: 'nearest' })
   }, [])
