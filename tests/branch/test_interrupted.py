@@ -12,7 +12,10 @@ from shallow import shallow
 from weft import Branch, BranchStore, samples
 
 PLACES = ("branch/calls.py", "branch/state.py")
-FINISHING = ("run", "_finish", "finish", "advanced", "surprisals", "produced", "moved", "__init__")
+FINISHING = (
+    *("run", "_finish", "finish", "advanced", "surprisals", "produced", "moved", "__init__"),
+    *("turn", "_claim", "_release"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -245,21 +245,24 @@ def _is_iterable(given: object) -> bool:
 def turn(peers: LiveBranches, branches: Sequence[Branch]) -> Iterator[None]:
     """Have the branches for oneself; blocks while others have them."""
     mine: Future[Any] = Future()
-    while (other := _claim(peers, branches, mine)) is not None:
-        other.result()
     try:
+        while (other := _claim(peers, branches, mine)) is not None:
+            other.result()
         yield
     finally:
-        _release(peers, branches, mine)
+        try:
+            _release(peers, branches, mine)
+        finally:  # again: Ctrl-C may have come before it began
+            _release(peers, branches, mine)
 
 
 @asynccontextmanager
 async def aturn(peers: LiveBranches, branches: Sequence[Branch]) -> AsyncIterator[None]:
     """The same for an event loop, which goes on meanwhile."""
     mine: Future[Any] = Future()
-    while (other := _claim(peers, branches, mine)) is not None:
-        await asyncio.shield(asyncio.wrap_future(other))
     try:
+        while (other := _claim(peers, branches, mine)) is not None:
+            await asyncio.shield(asyncio.wrap_future(other))
         yield
     finally:
         _release(peers, branches, mine)
@@ -268,7 +271,7 @@ async def aturn(peers: LiveBranches, branches: Sequence[Branch]) -> AsyncIterato
 def _claim(
     peers: LiveBranches, branches: Sequence[Branch], mine: Future[Any]
 ) -> Future[Any] | None:
-    with peers.turns:
+    with deferred_interrupt(), peers.turns:
         for branch in branches:
             if branch.busy is not None:
                 return branch.busy
@@ -278,7 +281,9 @@ def _claim(
 
 
 def _release(peers: LiveBranches, branches: Sequence[Branch], mine: Future[Any]) -> None:
-    with peers.turns:
+    with deferred_interrupt(), peers.turns:
         for branch in branches:
-            branch.busy = None
-    mine.set_result(None)
+            if branch.busy is mine:
+                branch.busy = None
+    if not mine.done():
+        mine.set_result(None)
