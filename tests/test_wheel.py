@@ -69,8 +69,11 @@ def test_the_source_archive_has_what_builds_and_checks_it(dist: Path) -> None:
     assert "tests/test_wheel.py" in names
 
 
-def test_the_base_package_with_all_it_needs_takes_150_mb(installed: Run) -> None:
-    """Files as the wheels have them: without the installer's own, and what Python compiles."""
+def test_the_base_package_with_all_it_needs_takes_160_mb(installed: Run) -> None:
+    """Files as the wheels have them: without the installer's own, and what Python compiles.
+
+    153 MB by docs/install.md; others' releases grow by themselves.
+    """
     code = """
 import sysconfig
 from pathlib import Path
@@ -80,7 +83,7 @@ print(sum(file.stat().st_size for file in place.rglob("*") if file.is_file()
     and file.parent.name != "__pycache__"
     and not file.relative_to(place).parts[0].startswith(others)))
 """
-    assert int(installed("-c", code).stdout) < 150e6
+    assert int(installed("-c", code).stdout) < 160e6
 
 
 def test_the_demo_runs_from_the_wheel(installed: Run) -> None:

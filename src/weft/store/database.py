@@ -123,7 +123,10 @@ class Database:
             except (DBAPIError, PoolTimeout) as error:
                 if not _passes(error) or time.monotonic() > until:
                     raise self._told(error) from error
-            except SQLAlchemyError as error:
+            except (
+                SQLAlchemyError,
+                UnicodeDecodeError,
+            ) as error:  # SQLite says broken names as they are
                 raise self._told(error) from error
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, 0.25)
@@ -236,7 +239,7 @@ class Database:
 
     # Errors
 
-    def _told(self, error: SQLAlchemyError) -> StoreUnavailable:
+    def _told(self, error: Exception) -> StoreUnavailable:
         """Return what an error of the database says, in words that help."""
         cause = getattr(error, "orig", None) or error
         said = " ".join(str(cause).split()) or type(cause).__name__
@@ -309,7 +312,7 @@ def _inode(file: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _passes(error: SQLAlchemyError) -> bool:
+def _passes(error: Exception) -> bool:
     """Whether it may go well when tried again."""
     cause: Any = getattr(error, "orig", None)
     if isinstance(cause, sqlite3.Error):

@@ -104,8 +104,12 @@ class Params:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
 
     def known(self, key: str | None) -> SamplingParams | None:
-        """Return the parameters of a row."""
-        return None if key is None else self._by_key[key]
+        """Return the parameters of a row. Raises: StoreError, as there is no such row."""
+        if key is None:
+            return None
+        if key not in self._by_key:
+            raise StoreError(f"no sampling parameters have the key {key!r}: the database is broken")
+        return self._by_key[key]
 
     def missing(self, keys: set[str | None]) -> list[str]:
         """Return which of these rows are not read yet."""

@@ -93,7 +93,9 @@ class OldShelf:
         except (StoreError, ConfigError) as error:
             fault = str(error)
         except FileNotFoundError:
-            return None
+            if _status(old.path) is None:
+                return None
+            fault = f"{old.path} is a link to nothing"
         self._database.write(lambda connection: self.note(connection, old, fault))
         _log.warning("a loom of an earlier version is left where it is: %s", fault)
         return None
@@ -119,11 +121,10 @@ class OldShelf:
         ]
 
     def faults(self) -> list[str]:
-        """Return why files of earlier versions could not be taken."""
-        query = sa.select(taken.c.fault).where(taken.c.fault.is_not(None)).order_by(taken.c.path)
-        return list(
-            self._database.read(lambda connection: connection.execute(query).scalars().all())
-        )
+        """Return why files of earlier versions that are there could not be taken."""
+        query = sa.select(taken).where(taken.c.fault.is_not(None)).order_by(taken.c.path)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return [row.fault for row in rows if os.path.lexists(row.path)]
 
 
 def numbers_of(loom: Loom, ids: Iterable[str]) -> dict[str, int]:
@@ -158,7 +159,12 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _status(path: Path) -> os.stat_result | None:
+    """None where there is nothing. A folder, a pipe or a dangling link is there, and is named."""
     try:
-        return path.stat() if path.is_file() else None
+        return path.stat()
+    except OSError:
+        pass
+    try:
+        return path.lstat()
     except OSError:
         return None
