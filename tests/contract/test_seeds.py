@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from contract.conftest import BESIDE, KINDS, Make
-from contract.helpers import prompt_ids, run_all, run_item
+from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from weft.engines.base import Engine
 from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
+from weft.sampling import rng
+from weft.sampling.metrics import n_groups
 from weft.tokens.tokenizer import Tokenizer
 
 FEW, MANY = 24, 64  # tokens of a text: by default, and by `-m slow`
+LEVEL = 2e-5  # logits of one row differ by so much at most in batches of other shapes
 COMPANIES = [1, 6, 29]  # how many others run beside
 
 
@@ -46,6 +51,35 @@ def alone(lm: LM, prompt: Sequence[int], seeds: Sequence[int], n_tokens: int) ->
     return [texts(lm, prompt, [seed], 0, n_tokens)[0] for seed in seeds]
 
 
+def assert_same(
+    lm: LM,
+    prompt: Sequence[int],
+    seeds: Sequence[int],
+    found: list[list[int]],
+    want: list[list[int]],
+    said: object,
+) -> None:
+    """Texts are equal, but from a token on where two stood level to the rounding of logits."""
+    for seed, got, wanted in zip(seeds, found, want, strict=True):
+        if got == wanted:
+            continue
+        at = next(i for i, pair in enumerate(zip(got, wanted, strict=True)) if len({*pair}) == 2)
+        heights = standings(lm, [*prompt, *wanted[:at]], seed)
+        gap = abs(heights[got[at]] - heights[wanted[at]])
+        assert heights[wanted[at]] > heights.max() - LEVEL, (said, seed, at)
+        assert gap < LEVEL, (said, seed, at, gap)
+
+
+def standings(lm: LM, ids: Sequence[int], seed: int) -> NDArray[np.float64]:
+    """Return each token's logit and noise together, after `ids`: the largest is drawn."""
+    logits = logits_at(lm, ids).astype(np.float64)
+    stream, position = rng.stream_of(seed, (0,)), len(ids)
+    keys = rng.keys_of(np.array([stream], np.uint64), np.array([position], np.uint64))
+    groups = rng.group_noise(keys, n_groups(len(logits)))
+    every = np.arange(len(logits))
+    return logits + rng.token_noise(groups, np.zeros_like(every), every)
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("beside", ["none", *BESIDE])
 @pytest.mark.parametrize(
@@ -68,7 +102,11 @@ def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
             want = alone(lm, prompt, seeds, n_tokens)
         # A hidden engine runs whole paths every step: dear, and its batches are like others'.
         for n_beside in COMPANIES[:1] if lm.info.kv == "hidden" else COMPANIES:
-            assert texts(lm, prompt, seeds, n_beside, n_tokens) == want, (kind, n_beside)
+            found = texts(lm, prompt, seeds, n_beside, n_tokens)
+            if lm.info.abilities.native_runs:
+                assert found == want, (kind, n_beside)
+            else:
+                assert_same(lm, prompt, seeds, found, want, (kind, n_beside))
 
 
 @pytest.fixture(scope="module")
