@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -509,3 +511,17 @@ def operation_of(kept: KeptLoom, text: str) -> int:
     kept.loom.add(text)
     kept.commit("add")
     return kept.history(1)[0].key
+
+
+def test_sampling_parameters_that_are_gone_are_told(tmp_path: Path, lm: weft.LM) -> None:
+    file = tmp_path / "weft.db"
+    with Library(f"sqlite:///{file}") as library:
+        kept = library.create(Loom(lm, "Once upon a time"))
+        kept.loom.grow(1, max_tokens=2, seed=1)
+        kept.commit("grow")
+        with closing(sqlite3.connect(file)) as broken:  # which minds no foreign keys
+            broken.execute("DELETE FROM sampling")
+            broken.commit()
+    with Library(f"sqlite:///{file}") as library:
+        with pytest.raises(StoreError, match="the database is broken"):
+            library.open(kept.name)
