@@ -1,0 +1,75 @@
+"""One step over the pool: new tokens get their slots first, and are met there like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...base import Row, Usage
+from ..layout import Layout
+from ..memory import KVStep, Spec
+from .kernel import attend_tree
+from .plan import TreePlan
+from .pool import SlotList, SlotPool, own
+
+
+class PagedMemory(SlotPool):
+    """The memory, with the steps over it."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._plan: TreePlan | None = None
+        self._passing: list[SlotList] = []  # of rows that keep nothing
+
+    def begin(self, rows: Sequence[Row]) -> PagedStep:
+        self.forget_passing()
+        lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
+        self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
+        for row, kv in zip(rows, lists, strict=True):
+            self.reserve(kv, row.n_tokens)
+        plan = self._plan
+        if plan is None or not plan.fits(rows):
+            plan = self._plan = TreePlan(rows, lists, self, self.layout.groups[0][0].n_heads)
+        return PagedStep(rows, lists, plan, self)
+
+    def forget_passing(self) -> None:
+        """Give the slots of rows that keep nothing back: their step is over, or has failed."""
+        passing, self._passing = self._passing, []
+        for kv in passing:
+            self.free(kv)
+
+    def usage(self) -> Usage:
+        self.forget_passing()
+        return super().usage()
+
+    def clear(self) -> None:
+        self._plan, self._passing = None, []
+        super().clear()
+
+
+class PagedStep(KVStep):
+    """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
+
+    def __init__(
+        self, rows: Sequence[Row], lists: Sequence[SlotList], plan: TreePlan, memory: PagedMemory
+    ) -> None:
+        self._rows, self._lists, self._plan, self._memory = rows, lists, plan, memory
+        self.order, self.starts = plan.order, plan.starts
+        self.positions = []
+        for i in plan.order:
+            self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
+        plan.advance(self.positions, memory)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+        keys, values = self._memory.keys[layer], self._memory.values[layer]
+        keys.index_copy_(0, self._plan.slots, key[0].transpose(0, 1))
+        values.index_copy_(0, self._plan.slots, value[0].transpose(0, 1))
+        work = self._plan.work(query.shape[1] // key.shape[1])
+        return attend_tree(query[0], keys, values, work, spec)[None]
+
+    def commit(self) -> None:
+        for row, kv in zip(self._rows, self._lists, strict=True):
+            if row.dest is not None:
+                self._memory.grew(kv, row.n_tokens)
+        self._memory.forget_passing()
