@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
 from .layout import Layout
+from .memories import KVChoice, new_memories
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
@@ -38,7 +40,6 @@ from .model import (
     structural_copy,
 )
 from .output import TorchOutput
-from .padded.step import PaddedMemory
 from .whole import WholePathEngine
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..source import Progress
+
+_log = logging.getLogger("weft.engines.torch")
 
 Answer = TypeVar("Answer")
 
@@ -59,7 +62,14 @@ class TorchEngine(ModelEngine):
     fragments: KVMemory
     _now: Head | FusedDecoder  # what the forward under way runs
 
-    def __init__(self, model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        n_ctx: int | None,
+        fingerprint: str,
+        kv: KVChoice = "auto",
+    ) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
 
         Raises: NoTree where its attention is not the interface's, and the model is as it was.
@@ -68,7 +78,7 @@ class TorchEngine(ModelEngine):
         self._call = seat_modules(model)
         own = attention_of(model)
         try:
-            self._start(fingerprint)
+            self._start(fingerprint, kv)
         except NoTree:
             model.set_attn_implementation(own)
             raise
@@ -90,6 +100,7 @@ class TorchEngine(ModelEngine):
         trust_remote_code: bool = False,
         quantization_config: Any = None,
         state_bytes: int | None = None,
+        kv: KVChoice = "auto",
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
@@ -102,12 +113,15 @@ class TorchEngine(ModelEngine):
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
+            kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
+                PyTorch's own operations; "auto" for "paged" on CUDA, if the model runs with it.
 
         Raises:
             ModelLoadError: files are missing or broken.
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        new_memories(kv, place)  # refuses before the weights are read
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
                 raise ConfigError(
@@ -116,7 +130,11 @@ class TorchEngine(ModelEngine):
                 )
             found = load_gguf(Path(source), place, dtype)
             engine = open_model(
-                found.model, n_ctx=n_ctx, fingerprint=found.fingerprint, state_bytes=state_bytes
+                found.model,
+                n_ctx=n_ctx,
+                fingerprint=found.fingerprint,
+                state_bytes=state_bytes,
+                kv=kv,
             )
             engine.brought = found.tokenizer
             return engine
@@ -128,11 +146,18 @@ class TorchEngine(ModelEngine):
             quantization_config=quantization_config,
             progress=progress,
         )
-        return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes)
+        return open_model(
+            model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes, kv=kv
+        )
 
     @classmethod
     def adopt(
-        cls, model: Any, *, n_ctx: int | None = None, state_bytes: int | None = None
+        cls,
+        model: Any,
+        *,
+        n_ctx: int | None = None,
+        state_bytes: int | None = None,
+        kv: KVChoice = "auto",
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
 
@@ -145,11 +170,12 @@ class TorchEngine(ModelEngine):
                 f"a {type(model).__name__} is not a Transformers model; hand over a "
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
+        new_memories(kv, model.device)
         refuse_model(model)
         refuse_handed_over(model)
         copied = structural_copy(model)
         name = fingerprint_of(model)
-        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes)
+        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv)
 
     # The protocol
 
@@ -202,7 +228,7 @@ class TorchEngine(ModelEngine):
     # Loading
 
     @torch.inference_mode()
-    def _start(self, fingerprint: str) -> None:
+    def _start(self, fingerprint: str, kv: KVChoice) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
         paths = check_paths(model.get_input_embeddings().num_embeddings)
@@ -224,7 +250,6 @@ class TorchEngine(ModelEngine):
         number_layers(probe)
         self._modules = probe.modules
         layout = Layout.of(probe.shapes, self._device)
-        self.fragments = PaddedMemory(layout)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
@@ -240,6 +265,17 @@ class TorchEngine(ModelEngine):
             extra=self._extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
+        *tried, last = new_memories(kv, self._device)
+        for new_memory in tried:
+            self.fragments = new_memory(layout)
+            try:
+                return self._check(own)
+            except NoTree as error:
+                _log.warning("%s runs with padded KV: %s", type(model).__name__, error.why)
+        self.fragments = last(layout)
+        self._check(own)
+
+    def _check(self, own: Tensor) -> None:
         try:
             check_tree(self, own)
         except NoTree:
@@ -292,14 +328,14 @@ class TorchEngine(ModelEngine):
 
 
 def open_model(
-    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str, state_bytes: int | None
+    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str, state_bytes: int | None, kv: KVChoice
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)
     why = why_no_tree(model.config)
     if not why:
         try:
-            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint)
+            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv)
         except NoTree as error:
             why = error.why
         else:
@@ -309,6 +345,11 @@ def open_model(
                     " tokens; leave it out, and give kv_budget"
                 )
             return engine
+    if kv != "auto":
+        raise ConfigError(
+            f"kv has no effect on {type(model).__name__}, whose KV is not held by tokens: {why};"
+            " leave it out"
+        )
     return WholePathEngine(
         model, why, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes
     )

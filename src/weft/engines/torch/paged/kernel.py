@@ -27,7 +27,8 @@ from ..memory import Spec
 NARROW, WIDE = 16, 64
 ITEM_FIELDS = 8
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
-_MERGED_HEADS = 8
+_MERGED_ROWS = 8
+_INTERPRETED_ROWS = 1024  # the interpreter runs programs one after the other
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -138,36 +139,46 @@ def tree_merge(
     first_part_ptr,
     sink_ptr,
     out_ptr,
+    n_tokens,
     N_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
-    BH: tl.constexpr,
+    BM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Make one output of a token's parts, for some of its heads."""
-    token = tl.program_id(0)
-    head = tl.program_id(1) * BH + tl.arange(0, BH)
-    is_head = head < N_HEADS
+    """Make one output of the parts of each of some rows, token by token and head by head."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    is_row = m < n_tokens * N_HEADS
+    token, head = m // N_HEADS, m % N_HEADS
     d = tl.arange(0, VALUE_PAD)
-    is_number = is_head[:, None] & (d < VALUE_DIM)[None, :]
-    acc = tl.zeros([BH, VALUE_PAD], tl.float32)
-    top = tl.full([BH], _HIDDEN, tl.float32)
-    total = tl.zeros([BH], tl.float32)
+    first = tl.load(first_part_ptr + token, mask=is_row, other=0)
+    end = tl.load(first_part_ptr + token + 1, mask=is_row, other=0)
+    acc = tl.zeros([BM, VALUE_PAD], tl.float32)
+    top = tl.full([BM], _HIDDEN, tl.float32)
+    total = tl.zeros([BM], tl.float32)
     if HAS_SINKS:  # a key without a value
-        top = tl.load(sink_ptr + head, mask=is_head, other=0.0).to(tl.float32) * _LOG2E
+        top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
         total += 1.0
-    for part in range(tl.load(first_part_ptr + token), tl.load(first_part_ptr + token + 1)):
-        row = tl.cast(part, tl.int64) * N_HEADS + head
-        lse = tl.load(lse_ptr + row, mask=is_head, other=_HIDDEN)
+    for number in range(0, tl.max(end - first, 0)):
+        is_part = first + number < end
+        row = (first + number).to(tl.int64) * N_HEADS + head
+        lse = tl.load(lse_ptr + row, mask=is_part, other=_HIDDEN)
         higher = tl.maximum(top, lse)
         weight, shrink = tl.exp2(lse - higher), tl.exp2(top - higher)
-        found = tl.load(part_ptr + row[:, None] * VALUE_DIM + d[None, :], mask=is_number, other=0.0)
+        found = tl.load(
+            part_ptr + row[:, None] * VALUE_DIM + d[None, :],
+            mask=is_part[:, None] & (d < VALUE_DIM)[None, :],
+            other=0.0,
+        )
         acc = acc * shrink[:, None] + found * weight[:, None]
         total = total * shrink + weight
         top = higher
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
-    to = (tl.cast(token, tl.int64) * N_HEADS + head)[:, None] * VALUE_DIM + d[None, :]
-    tl.store(out_ptr + to, out.to(out_ptr.dtype.element_ty), mask=is_number)
+    tl.store(
+        out_ptr + m.to(tl.int64)[:, None] * VALUE_DIM + d[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=is_row[:, None] & (d < VALUE_DIM)[None, :],
+    )
 
 
 def is_interpreted() -> bool:
@@ -200,9 +211,11 @@ def attend_tree(
 ) -> Tensor:
     """Let packed queries meet what the items say, one layer.
 
-    query: [H, T, D], the last axis dense; keys, values: the layer's pool, [S, K, D], [S, K, Dv],
+    query: [H, T, D]; keys, values: the layer's pool, [S, K, D], [S, K, Dv],
     which hold the new tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
     """
+    if query.stride(2) != 1:
+        query = query.contiguous()
     n_heads, n_tokens, key_dim = query.shape
     n_kv, value_dim = values.shape[1:]
     out = query.new_empty(n_tokens, n_heads, value_dim)
@@ -230,17 +243,18 @@ def attend_tree(
                 HAS_WINDOW=spec.window is not None,
             )
     sinks = spec.sinks
-    n_merged = min(_MERGED_HEADS, triton.next_power_of_2(n_heads))
-    tree_merge[(n_tokens, triton.cdiv(n_heads, n_merged))](
+    n_merged = _INTERPRETED_ROWS if is_interpreted() else _MERGED_ROWS
+    tree_merge[(triton.cdiv(n_tokens * n_heads, n_merged),)](
         parts,
         lse,
         work.first_part,
         lse if sinks is None else sinks,
         out,
+        n_tokens,
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
         VALUE_PAD=_pad(value_dim),
-        BH=n_merged,
+        BM=n_merged,
         HAS_SINKS=sinks is not None,
         num_warps=2,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from ....errors import ConfigError
 from ...base import Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec
-from .kernel import attend_tree
+from .kernel import attend_tree, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
 
@@ -18,6 +20,13 @@ class PagedMemory(SlotPool):
     """The memory, with the steps over it."""
 
     def __init__(self, layout: Layout) -> None:
+        """Raises: ConfigError for bfloat16 in Triton's interpreter, whose products are wrong."""
+        dtypes = {dtype for shape, _ in layout.groups for dtype in shape[-2:]}
+        if is_interpreted() and torch.bfloat16 in dtypes:
+            raise ConfigError(
+                "Triton's interpreter multiplies bfloat16 wrongly; load the model with dtype"
+                " 'float32' or 'float16', or leave kv out"
+            )
         super().__init__(layout)
         self._plan: TreePlan | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
