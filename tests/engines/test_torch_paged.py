@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
-import numpy as np  # noqa: E402
-
+from families import FAMILIES, build  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec  # noqa: E402
-from weft.engines.torch.paged import kernel, plan  # noqa: E402
+from weft.engines.torch.paged import kernel, plan, pool  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
+from weft.errors import ConfigError, ModelMismatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
+
+# A row of a step: the node above it, the node that takes its slots (None: none does), its tokens.
+Part = tuple[int | None, int | None, int]
 
 
 @pytest.fixture(autouse=True)
@@ -30,60 +35,72 @@ def _as_the_engine_does() -> Iterator[None]:
         yield
 
 
+class Node:
+    """A fragment, and its KV as plain tensors: [n, K, D] and [n, K, Dv]."""
+
+    def __init__(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> None:
+        self.fragment, self.held, self.parent = fragment, list(held), parent
+
+
 class Twin:
-    """A tree whose KV is also kept as plain tensors, a node each; attention of one layer.
+    """A tree in a pool of one layer, and beside it as lists of tensors."""
 
-    A node is (fragment, keys [n, K, D], values [n, K, Dv], its parent's number).
-    """
-
-    def __init__(self, heads: int, kv: int, dims: tuple[int, int], dtype: Any, seed: int) -> None:
-        shape = LayerShape(kv, *dims, dtype, dtype)
-        self.memory = PagedMemory(Layout.of([shape], CPU))
-        self.heads, self.kv, self.dims, self.dtype = heads, kv, dims, dtype
-        self.random = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.nodes: list[list[Any]] = []
+    def __init__(
+        self, heads: int = 2, kv: int = 1, dims: tuple[int, int] = (8, 8), dtype: str = "float32"
+    ) -> None:
+        self.dtype = getattr(torch, dtype)
+        self.memory = PagedMemory(Layout.of([LayerShape(kv, *dims, self.dtype, self.dtype)], CPU))
+        self.heads, self.kv, self.dims = heads, kv, dims
+        self.random = random.Random(1)
+        self.generator = torch.Generator().manual_seed(1)
+        self.nodes: dict[int, Node] = {}
+        self.n_made = 0
 
     def normal(self, *shape: int) -> Any:
         return torch.randn(*shape, generator=self.generator).to(self.dtype)
 
-    def above(self, number: int | None) -> list[int]:
-        chain: list[int] = []
+    def node(self, parent: int | None, n: int) -> int:
+        """Hang a node of n tokens below another, without a step."""
+        held = [self.normal(n, self.kv, d) for d in self.dims]
+        data: dict[str, Any] = {"dtype": np.array(str(self.dtype).removeprefix("torch."))}
+        for name, tensor in zip("kv", held, strict=True):
+            data[f"{name}.0"] = tensor.transpose(0, 1).contiguous().numpy()
+        return self.add(self.memory.load(data, None), held, parent)
+
+    def add(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> int:
+        self.n_made += 1
+        self.nodes[self.n_made] = Node(fragment, held, parent)
+        return self.n_made
+
+    def above(self, number: int | None) -> list[Node]:
+        chain: list[Node] = []
         while number is not None:
-            chain.append(number)
-            number = self.nodes[number][3]
+            chain.append(self.nodes[number])
+            number = self.nodes[number].parent
         return chain[::-1]
 
-    def path(self, number: int | None) -> tuple[Span, ...]:
-        return tuple(Span(f, f.length) for f in (self.nodes[i][0] for i in self.above(number)))
-
-    def held(self, number: int | None) -> tuple[Any, Any]:
-        chain = [self.nodes[i] for i in self.above(number)]
+    def held(self, number: int | None) -> list[Any]:
         empty = [torch.empty(0, self.kv, d, dtype=self.dtype) for d in self.dims]
-        return tuple(torch.cat([empty[k], *(node[1 + k] for node in chain)]) for k in (0, 1))
+        chain = self.above(number)
+        return [torch.cat([empty[k], *(node.held[k] for node in chain)]) for k in (0, 1)]
 
-    def node(self, parent: int | None, n: int) -> int:
-        """Hang a node of n tokens below another."""
-        fragment = self.memory.new(None)
-        self.nodes.append([fragment, *self.held(None), parent])
-        number = len(self.nodes) - 1
-        if n:
-            self.step([(parent, number, n)], Spec(0.3))
-        return number
-
-    def step(self, parts: list[tuple[int | None, int | None, int]], spec: Spec) -> float:
-        """Run rows (parent, own node or None, tokens); return the worst error against a softmax."""
+    def rows(self, parts: Sequence[Part]) -> list[Row]:
+        """Rows below one node share the tuple of its path, as the scheduler's do."""
         paths: dict[int | None, tuple[Span, ...]] = {}
         rows = []
         for parent, number, n in parts:
-            path = paths.setdefault(parent, self.path(parent))
-            dest: Fragment | None = None if number is None else self.nodes[number][0]
-            position = sum(s.length for s in path) + (dest.length if dest is not None else 0)
-            rows.append(Row(path, [0] * n, position, dest))
-        return self.run(rows, parts, spec)
+            if parent not in paths:
+                fragments = [node.fragment for node in self.above(parent)]
+                paths[parent] = tuple(Span(f, f.length) for f in fragments)
+            dest = None if number is None else self.nodes[number].fragment
+            position = sum(span.length for span in paths[parent])
+            position += 0 if dest is None else dest.length
+            rows.append(Row(paths[parent], [0] * n, position, dest))
+        return rows
 
-    def run(self, rows: list[Row], parts: Any, spec: Spec) -> float:
-        step = self.memory.begin(rows)
+    def step(self, parts: Sequence[Part], spec: Spec, rows: list[Row] | None = None) -> float:
+        """Run one layer of a step; return the worst error against a softmax."""
+        step = self.memory.begin(self.rows(parts) if rows is None else rows)
         total = len(step.positions)
         q = self.normal(1, self.heads, total, self.dims[0])
         k, v = (self.normal(1, self.kv, total, d) for d in self.dims)
@@ -93,16 +110,86 @@ class Twin:
         for (parent, number, n), start in zip(parts, step.starts, strict=True):
             fresh = [t[0, :, start : start + n].transpose(0, 1) for t in (k, v)]
             before = self.held(parent if number is None else number)
-            keys, values = (torch.cat([b, f]) for b, f in zip(before, fresh, strict=True))
+            keys, values = (torch.cat(pair) for pair in zip(before, fresh, strict=True))
             for at in range(n):
                 end = len(before[0]) + at + 1
                 want = softmax(q[0, :, start + at], keys[:end], values[:end], spec)
                 worst = max(worst, float((out[start + at].float() - want).abs().max()))
             if number is not None:
-                for kind in (0, 1):
-                    held = self.nodes[number]
-                    held[1 + kind] = torch.cat([held[1 + kind], fresh[kind]])
+                node = self.nodes[number]
+                node.held = [torch.cat(pair) for pair in zip(node.held, fresh, strict=True)]
         return worst
+
+    def leaves(self) -> list[int]:
+        parents = {node.parent for node in self.nodes.values()}
+        return [number for number in self.nodes if number not in parents]
+
+    # What may happen to fragments
+
+    def extend(self) -> None:
+        """Grow leaves, hang new ones below any node, and ask below any without keeping."""
+        grown = self.random.sample(self.leaves(), min(2, len(self.leaves())))
+        others = [None, *(number for number in self.nodes if number not in grown)]
+        parts: list[Part] = []
+        for number in grown:
+            parts.append((self.nodes[number].parent, number, self.random.choice([1, 1, 3])))
+        above = self.random.choice(others)
+        parts.append((above, self.node(above, 0), self.random.choice([1, 5])))
+        parts.append((self.random.choice(others), None, 2))
+        self.random.shuffle(parts)
+        assert self.step(parts, Spec(0.3, window=self.random.choice([None, 7]))) < 1e-5
+
+    def split(self) -> None:
+        long = [number for number, node in self.nodes.items() if node.fragment.length > 1]
+        if long:
+            number = self.random.choice(long)
+            lower = self.nodes[number]
+            at = self.random.randrange(1, lower.fragment.length)
+            fragment = self.memory.split(lower.fragment, at)
+            upper = self.add(fragment, [t[:at] for t in lower.held], lower.parent)
+            lower.held, lower.parent = [t[at:] for t in lower.held], upper
+
+    def join(self) -> None:
+        parents = [node.parent for node in self.nodes.values()]
+        nodes = [node for node in self.nodes.values() if node.parent is not None]
+        single = [node for node in nodes if parents.count(node.parent) == 1]
+        if single:
+            lower = self.random.choice(single)
+            assert lower.parent is not None
+            upper = self.nodes.pop(lower.parent)
+            self.memory.join(upper.fragment, lower.fragment)
+            lower.held = [torch.cat(pair) for pair in zip(upper.held, lower.held, strict=True)]
+            lower.parent = upper.parent
+
+    def trim(self) -> None:
+        node = self.nodes[self.random.choice(self.leaves())]
+        length = self.random.randrange(node.fragment.length + 1)
+        self.memory.trim(node.fragment, length)
+        node.held = [tensor[:length] for tensor in node.held]
+
+    def settle(self) -> None:
+        self.memory.settle(self.nodes[self.random.choice(list(self.nodes))].fragment)
+
+    def free(self) -> None:
+        self.memory.free(self.nodes.pop(self.random.choice(self.leaves())).fragment)
+
+    def move(self) -> None:
+        node = self.nodes[self.random.choice(list(self.nodes))]
+        data = self.memory.export(node.fragment)
+        self.memory.free(node.fragment)
+        node.fragment = self.memory.load(data, None)
+
+    def check(self) -> None:
+        """Every slot is in one list or free, and the counts are those of the lists."""
+        memory = self.memory
+        lists = [node.fragment.slots for node in self.nodes.values()]
+        taken = np.concatenate([*lists, memory._free[: memory._n_free]])
+        assert sorted(taken.tolist()) == list(range(memory._capacity))
+        n = sum(len(node.held[0]) for node in self.nodes.values())
+        assert memory.usage() == (n, memory._capacity * memory.layout.slot_bytes)
+        for node in self.nodes.values():
+            assert node.fragment.length == len(node.held[0])
+            assert len(node.fragment.slots) < node.fragment.length + pool.GROW_BY
 
 
 def softmax(q: Any, keys: Any, values: Any, spec: Spec) -> Any:
@@ -120,37 +207,218 @@ def softmax(q: Any, keys: Any, values: Any, spec: Spec) -> Any:
     return torch.einsum("hn,nhd->hd", weights, values)
 
 
-def ragged(twin: Twin) -> list[tuple[int | None, int | None, int]]:
+def ragged(twin: Twin) -> list[Part]:
     """A trunk, nodes of uneven length, leaves that grow beside rows that keep nothing."""
     trunk = twin.node(None, 40)
     child = twin.node(trunk, 7)
     leaf, other, empty = twin.node(child, 3), twin.node(trunk, 1), twin.node(child, 0)
-    return [(child, leaf, 1), (trunk, other, 2), (trunk, None, 3), (child, empty, 1), (None, None, 2)]
+    rows: list[Part] = [(child, leaf, 1), (trunk, other, 2), (trunk, None, 3), (child, empty, 1)]
+    return [*rows, (None, None, 2)]
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+def test_every_head_size_agrees_with_a_softmax(size: int) -> None:
+    twin = Twin(4, 2, (size, size))
+    assert twin.step(ragged(twin), Spec(size**-0.5)) < 1e-5
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (24, 16)])
+def test_half_precision_is_summed_in_float32(dims: tuple[int, int]) -> None:
+    twin = Twin(2, 1, dims, "float16")
+    assert twin.step(ragged(twin), Spec(dims[0] ** -0.5)) < 5e-3
 
 
 SPECS = {
     "plain": Spec(0.3),
     "window": Spec(0.3, window=9),
     "cap": Spec(0.3, softcap=2.0),
-    "all": Spec(0.3, softcap=3.0, window=5),
+    "all": Spec(0.3, softcap=3.0, window=5, sinks=torch.linspace(-1, 2, 6)),
 }
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (24, 16)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 5e-3)])
-def test_every_head_size_agrees_with_a_softmax(
-    dims: tuple[int, int], dtype: str, tolerance: float
-) -> None:
-    twin = Twin(4, 2, dims, getattr(torch, dtype), 1)
-    assert twin.step(ragged(twin), Spec(dims[0] ** -0.5)) < tolerance
-
-
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(("heads", "kv"), [(2, 2), (6, 2), (7, 1)])
-def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, heads: int, kv: int) -> None:
-    twin = Twin(heads, kv, (8, 8), torch.float32, 2)
-    spec = SPECS[name]
-    parts = ragged(twin)
-    assert twin.step(parts, spec) < 1e-5
-    sinks = torch.linspace(-1, 2, heads)
-    assert twin.step(parts, spec._replace(sinks=sinks)) < 1e-5
+@pytest.mark.parametrize("kv", [1, 3])
+def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) -> None:
+    twin = Twin(6, kv)
+    assert twin.step(ragged(twin), SPECS[name]) < 1e-5
+
+
+def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(4, 1)
+    trunk = twin.node(None, 200)
+    parts: list[Part] = [(trunk, None, 23), (trunk, twin.node(trunk, 0), 1), (None, None, 70)]
+    assert twin.step(parts, Spec(0.3)) < 1e-5
+    work = twin.memory._plan.work(4)
+    assert len(work.wide) > 8
+    assert len(work.narrow) > 0
+
+
+def test_random_operations_agree_with_lists_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pools and regions, so that lists move in the table and pools grow all the time."""
+    monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
+    monkeypatch.setattr(pool, "GROW_BY", 4)
+    monkeypatch.setattr(pool, "_REGION", 4)
+    monkeypatch.setattr(pool, "_TABLE", 64)
+    twin = Twin()
+    acts = [twin.split, twin.join, twin.trim, twin.settle, twin.free, twin.move]
+    for _ in range(25):
+        twin.extend()
+        twin.check()
+        for act in twin.random.sample(acts, 3):
+            if twin.nodes:
+                act()
+                twin.check()
+    assert twin.memory.table.age > 0
+    while twin.nodes:
+        twin.free()
+    assert twin.memory.usage() == (0, 0)
+
+
+def test_lists_are_cut_and_joined_without_a_copy_of_kv() -> None:
+    twin = Twin()
+    memory, number = twin.memory, twin.node(None, 64)
+    keys, lower = memory.keys[0], twin.nodes[number].fragment
+    slots = lower.slots.tolist()
+    memory.begin([Row((Span(lower, 64),), [0], 64)])
+    upper = memory.split(lower, 20)
+    assert [*upper.slots, *lower.slots] == slots
+    memory.join(upper, lower)
+    assert lower.slots.tolist() == slots
+    assert (upper.length, lower.length) == (0, 64)
+    assert memory.keys[0] is keys
+    with pytest.raises(ConfigError, match="before slot 64"):
+        memory.split(lower, 64)
+    with pytest.raises(ConfigError, match="to 65"):
+        memory.trim(lower, 65)
+    memory.free(lower)
+
+
+def test_leaves_reserve_some_slots_and_give_them_back() -> None:
+    """Growing ones have fewer than 32 to spare, settled ones none; the pool has 3 % more."""
+    twin = Twin()
+    memory, leaves = twin.memory, [twin.memory.new(None) for _ in range(64)]
+    for length in (1, 32, 33, 400):
+        for leaf in leaves:
+            memory.reserve(leaf, length - leaf.length)
+            memory.grew(leaf, length - leaf.length)
+            assert len(leaf.slots) == -(-length // 32) * 32
+    reserved = sum(len(leaf.slots) for leaf in leaves)
+    assert memory.usage().bytes <= 1.03 * reserved * memory.layout.slot_bytes
+    for leaf in leaves:
+        memory.settle(leaf)
+    assert sum(len(leaf.slots) for leaf in leaves) == memory.usage().slots == 64 * 400
+
+
+def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read back from its items, token by token; heads are in groups of 3."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(3, 1)
+    numbers: list[int | None] = [None]
+    for _ in range(40):
+        parent = twin.random.choice(numbers[-12:])
+        numbers.append(twin.node(parent, twin.random.choice([0, 1, 9, 150])))
+    leaves = twin.leaves()
+    parts: list[Part] = [(twin.nodes[n].parent, n, twin.random.choice([1, 30])) for n in leaves]
+    parts += [(twin.random.choice(numbers[:20]), None, n) for n in (1, 2, 80)]
+    rows = twin.rows(parts)
+    step = twin.memory.begin(rows)
+    work, table = twin.memory._plan.work(3), twin.memory.table._host
+    met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
+    for items, n_rows in ((work.narrow, kernel.NARROW), (work.wide, kernel.WIDE)):
+        for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
+            for m in range(m0, min(m0 + n_rows, n_query)):
+                token, position = start + m // 3, step.positions[start + m // 3]
+                found = met.setdefault((token, m % 3), {})
+                assert ordinal not in found
+                found[ordinal] = table[at : at + max(0, min(n, position + 1 - first))].tolist()
+    lists = twin.memory._plan.lists
+    for row, kv, start in zip(rows, lists, step.starts, strict=True):
+        path = [slot for span in row.path for slot in span.fragment.slots[: span.length]]
+        held = 0 if row.dest is None else row.dest.length
+        for token in range(start, start + row.n_tokens):
+            want = [*path, *kv.slots[: held + token - start + 1]]
+            for head in range(3):
+                parts_of = met[token, head]
+                assert sorted(parts_of) == list(range(len(parts_of)))
+                assert [slot for part in sorted(parts_of) for slot in parts_of[part]] == want
+            n_parts = work.first_part[token + 1] - work.first_part[token]
+            assert n_parts == len(parts_of)
+
+
+def test_leaves_that_grow_keep_their_plan() -> None:
+    """For hundreds of tokens; where they are is found on the device."""
+    twin = Twin()
+    trunk = twin.node(None, 10)
+    parts: list[Part] = [(trunk, twin.node(trunk, 30 + i), 1) for i in range(3)]
+    rows = twin.rows(parts)
+    plans = []
+    for _ in range(300):
+        step = twin.memory.begin(rows)
+        plans.append(twin.memory._plan)
+        assert plans[-1].positions.tolist() == step.positions == [row.position for row in rows]
+        slots = [row.dest.slots[row.dest.length] for row in rows]
+        assert plans[-1].slots.tolist() == slots
+        step.commit()
+        for row in rows:
+            row.position += 1
+    assert len({id(each) for each in plans}) == 2
+
+
+def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
+    twin = Twin()
+    trunk, leaf = twin.node(None, 10), twin.node(1, 0)
+    twin.memory.begin(twin.rows([(trunk, leaf, 3), (trunk, None, 50)]))
+    assert twin.memory.usage().slots == 10
+    assert twin.nodes[leaf].fragment.length == 0
+    twin.memory.settle(twin.nodes[leaf].fragment)
+    twin.check()
+
+
+def test_kv_of_another_shape_or_memory_is_refused() -> None:
+    twin, other = Twin(), Twin(dims=(16, 16))
+    data = twin.memory.export(twin.nodes[twin.node(None, 5)].fragment)
+    with pytest.raises(ModelMismatch):
+        other.memory.load(data, None)
+    with pytest.raises(ModelMismatch):
+        other.memory.load({}, None)
+    with pytest.raises(ConfigError, match="paged memory"):
+        twin.memory.begin([Row((), [1], 0, Fragment())])
+    empty = twin.memory.export(twin.memory.new(None))
+    assert twin.memory.load(empty, None).length == 0
+
+
+def test_kv_is_chosen_by_device_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each.__name__ for each in memories.new_memories("auto", CPU)] == ["PaddedMemory"]
+    cuda = torch.device("cuda")
+    names = [each.__name__ for each in memories.new_memories("auto", cuda)]
+    assert names == ["PagedMemory", "PaddedMemory"]
+    with pytest.raises(ConfigError, match="'auto', 'padded' and 'paged'"):
+        memories.new_memories("pages", CPU)
+    monkeypatch.setattr(kernel, "is_interpreted", lambda: False)
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+        memories.new_memories("paged", CPU)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[] if each in ("gemma2", "gpt_oss") else pytest.mark.slow)
+        for each in FAMILIES
+    ],
+)
+def test_every_family_runs_over_the_pool(name: str) -> None:
+    """A load holds a tree against the model's own plain forward; see `check_tree`."""
+    engine = TorchEngine.adopt(build(name), kv="paged")
+    assert isinstance(engine.fragments, PagedMemory)
+    assert engine.fragments.usage() == (0, 0)
+
+
+def test_a_model_without_kv_of_its_tokens_refuses_the_choice() -> None:
+    with pytest.raises(ConfigError, match="kv has no effect on BloomForCausalLM"):
+        TorchEngine.adopt(build("bloom"), kv="paged")
+
+
+def test_bfloat16_is_refused_in_the_interpreter() -> None:
+    with pytest.raises(ConfigError, match="bfloat16"):
+        TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")

@@ -328,7 +328,12 @@ class TorchEngine(ModelEngine):
 
 
 def open_model(
-    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str, state_bytes: int | None, kv: KVChoice
+    model: PreTrainedModel,
+    *,
+    n_ctx: int | None,
+    fingerprint: str,
+    state_bytes: int | None,
+    kv: KVChoice,
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ....errors import ConfigError
 from ..memory import Spec
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma).
@@ -159,7 +158,7 @@ def tree_merge(
     if HAS_SINKS:  # a key without a value
         top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
         total += 1.0
-    for number in range(0, tl.max(end - first, 0)):
+    for number in range(tl.max(end - first, 0)):
         is_part = first + number < end
         row = (first + number).to(tl.int64) * N_HEADS + head
         lse = tl.load(lse_ptr + row, mask=is_part, other=_HIDDEN)
@@ -206,9 +205,7 @@ class Work(NamedTuple):
     n_parts: int
 
 
-def attend_tree(
-    query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: Spec
-) -> Tensor:
+def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: Spec) -> Tensor:
     """Let packed queries meet what the items say, one layer.
 
     query: [H, T, D]; keys, values: the layer's pool, [S, K, D], [S, K, Dv],

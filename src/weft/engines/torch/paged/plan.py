@@ -12,7 +12,6 @@ Rows are packed depth first, so the queries below a fragment are a slice:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,68 +24,65 @@ from .pool import SlotList, SlotPool, own
 # Programs that keep a card busy, all KV heads together: twice the 132 processors of sm_90, twice.
 _PROGRAMS = 528
 _CHUNK = 256  # slots of an item at least
+_TOKENS = 16  # query tokens of a tile, as far as that is known before heads are
 _ALIGN = 64
 
 Ints = NDArray[np.int64]
-
-
-class Stretch(NamedTuple):
-    """Slots at … at + n of the table, the first at position `first`, and the packed query tokens
-    start … start + size below. parent: the stretch above, by number; -1: none.
-    """
-
-    at: int
-    n: int
-    first: int
-    start: int
-    size: int
-    parent: int
 
 
 class TreePlan:
     """How one set of rows is packed, and what each meets.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    stretches: paths' first, parents before children; then each row's own, in packed order. The
-    last chunk of a row's own is open: it holds while the row's list is within `ends`.
+    lists: the rows' own, by row number; each has room for its row's tokens.
+
+    Paths' stretches come first, parents before children, then each row's own in packed order. The
+    last chunk of these is open, so a plan of rows of one token holds as they grow.
     """
 
     def __init__(
-        self, rows: Sequence[Row], lists: Sequence[SlotList], pool: SlotPool, n_kv: int
+        self, rows: Sequence[Row], sizes: list[int], lists: Sequence[SlotList], pool: SlotPool
     ) -> None:
+        """sizes: the rows' tokens."""
         pool.table.tidy()  # what is met is placed anew below
-        self.order, self._bottoms, above, met = _packed(rows, pool)
-        self.starts = [0] * len(rows)
-        at = 0
-        for i in self.order:
-            self.starts[i] = at
-            at += rows[i].n_tokens
-        self.n_tokens = at
-        self._rows = [(row.path, lists[i]) for i, row in enumerate(rows)]
-        self._is_steady = all(row.n_tokens == 1 and row.dest is not None for row in rows)
-        self._lay(rows, lists, above, pool, n_kv)
+        self.lists = lists
+        self.order, bottoms, above, met = _packed(rows, sizes, pool)
+        self._paths = [row.path for row in rows]
+        self._is_steady = max(sizes, default=0) == 1 and all([row.dest is not None for row in rows])
+        self._device = pool.layout.device
+        self._cut(rows, sizes, above, bottoms, pool)
         self._stamps = [kv.stamp for kv in lists]
         self._above = [(kv, kv.stamp) for kv in met]
         self._works: dict[int, Work] = {}
-        self._device = pool.layout.device
-        self.positions = torch.empty(self.n_tokens, dtype=torch.int32, device=self._device)
+        self.positions = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
         self._expected: list[int] | None = None
 
-    def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether planning these rows, whose lists have their room, would give this plan again."""
-        if not self._is_steady or len(rows) != len(self._rows):
+    def goes_on(self, rows: Sequence[Row], pool: SlotPool) -> bool:
+        """Whether planning these rows would give this plan again; their lists have room then."""
+        if not self._is_steady or len(rows) != len(self.lists):
             return False
-        for row, (path, kv), stamp, end in zip(
-            rows, self._rows, self._stamps, self._ends, strict=True
+        for row, path, kv, stamp, end in zip(
+            rows, self._paths, self.lists, self._stamps, self._ends, strict=True
         ):
-            if row.dest is not kv or row.path is not path or kv.stamp != stamp:
+            n = kv.length
+            if row.dest is not kv or row.path is not path or n >= end or len(row.tokens) != 1:
                 return False
-            if row.n_tokens != 1 or kv.length >= end:
+            if n >= len(kv.slots):
+                pool.reserve(kv, 1)
+            if kv.stamp != stamp:
                 return False
         return all([kv.stamp == stamp for kv, stamp in self._above])
 
-    def advance(self, positions: list[int], pool: SlotPool) -> None:
-        """Say where the packed tokens are now: one on from the last step, on the device alone."""
+    def advance(self, rows: Sequence[Row], pool: SlotPool) -> list[int]:
+        """Find where the packed tokens are now, and return it: positions.
+
+        One on from the last step, that is found on the device alone.
+        """
+        if self._is_steady:
+            positions = [rows[i].position for i in self.order]
+        else:
+            ranges = [range(r.position, r.position + r.n_tokens) for r in rows]
+            positions = [position for i in self.order for position in ranges[i]]
         if positions == self._expected:
             self.positions += 1
         else:
@@ -94,6 +90,7 @@ class TreePlan:
         self._expected = [position + 1 for position in positions] if self._is_steady else None
         self.table = pool.table.on_device()
         self.slots = self.table[(self._bases + self.positions).long()].long()
+        return positions
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""
@@ -104,55 +101,50 @@ class TreePlan:
 
     # Making it
 
-    def _lay(
+    def _cut(
         self,
         rows: Sequence[Row],
-        lists: Sequence[SlotList],
-        above: list[Stretch],
+        row_sizes: list[int],
+        above: list[list[int]],
+        bottoms: list[int],
         pool: SlotPool,
-        n_kv: int,
     ) -> None:
         """Cut all stretches into chunks; see the class."""
-        order, n_above = self.order, len(above)
-        in_order = [lists[i] for i in order]
-        own_at = np.array([pool.place(kv, grows=True) for kv in in_order], np.int64)
-        room = np.array([kv.room for kv in in_order], np.int64)
-        lengths = np.array([kv.length for kv in in_order], np.int64)
-        sizes = np.array([rows[i].n_tokens for i in order], np.int64)
-        firsts = np.array([rows[i].position for i in order], np.int64) - lengths
-        starts = np.cumsum(sizes) - sizes
-        table = np.array(above, np.int64).reshape(n_above, len(Stretch._fields)).T
-        self._at = np.concatenate([table[0], own_at])
-        now = np.concatenate([table[1], lengths + sizes])
-        self._first = np.concatenate([table[2], firsts])
-        self._start = np.concatenate([table[3], starts])
-        self._size = np.concatenate([table[4], sizes])
-        parent = np.concatenate([table[5], np.array(self._bottoms, np.int64)])
-
-        tiles = -(-self._size * 4 // WIDE)
-        chunk = -(-int((now * tiles).sum()) * n_kv // _PROGRAMS // _ALIGN) * _ALIGN
-        self._chunk = chunk = max(_CHUNK, chunk)
-        self._n_chunks = np.maximum(1, -(-now // chunk))
-        self._n = now.copy()
+        order, n_above = np.array(self.order, np.int64), len(above)
+        own_at, room, lengths = pool.places(self.lists)[:, order]
+        sizes = np.array(row_sizes, np.int64)[order]
+        firsts = np.array([row.position for row in rows], np.int64)[order] - lengths
+        after = sizes.cumsum()
+        starts = np.empty_like(after)
+        starts[order] = after - sizes
+        self.starts: list[int] = starts.tolist()
+        fields = np.array(above, np.int64).reshape(n_above, 6).T
+        mine = (own_at, lengths + sizes, firsts, after - sizes, sizes, np.array(bottoms, np.int64))
+        self._at, now, self._first, self._start, self._size, parent = (
+            np.concatenate(pair) for pair in zip(fields, mine, strict=True)
+        )
+        n_programs = int((now * -(-self._size // _TOKENS)).sum()) * pool.layout.groups[0][0].n_heads
+        self._chunk = chunk = max(_CHUNK, -(-n_programs // _PROGRAMS // _ALIGN) * _ALIGN)
+        self._n_chunks = n_chunks = np.maximum(1, -(-now // chunk))
+        self._n = now
         # The last chunk of a row's own list takes one more, as far as there is room.
-        self._n[n_above:] = np.minimum(room, (self._n_chunks[n_above:] + 1) * chunk)
-        ends = np.empty(len(rows), np.int64)
-        ends[order] = self._n[n_above:]
-        self._ends = ends.tolist()
+        now[n_above:] = np.minimum(room, (n_chunks[n_above:] + 1) * chunk)
+        ends = np.empty_like(room)
+        ends[order] = now[n_above:]
+        self._ends: list[int] = ends.tolist()
 
-        before = np.zeros(len(parent), np.int64)  # chunks above, on the path
-        for number in range(n_above):
-            if parent[number] >= 0:
-                before[number] = before[parent[number]] + self._n_chunks[parent[number]]
-        below = parent[n_above:]
+        self._before = before = np.zeros(len(parent), np.int64)  # chunks above, on the path
+        for number, upper in enumerate(parent[:n_above].tolist()):
+            if upper >= 0:
+                before[number] = before[upper] + n_chunks[upper]
         if n_above:
-            upper = before[below] + self._n_chunks[below]
-            before[n_above:] = np.where(below >= 0, upper, 0)
-        self._before = before
-        n_parts = np.repeat(before[n_above:] + self._n_chunks[n_above:], sizes)
-        self._first_part = np.concatenate([[0], np.cumsum(n_parts)]).astype(np.int32)
-        bases = np.repeat(own_at - firsts, sizes).astype(np.int32)
-        self._bases = torch.from_numpy(bases).to(pool.layout.device)
+            below = parent[n_above:]
+            before[n_above:] = np.where(below >= 0, before[below] + n_chunks[below], 0)
+        n_parts = (before + n_chunks)[n_above:].repeat(sizes)
+        self._first_part = np.zeros(len(n_parts) + 1, np.int32)
+        n_parts.cumsum(out=self._first_part[1:])
+        bases = (own_at - firsts).repeat(sizes).astype(np.int32)
+        self._bases = torch.from_numpy(bases).to(self._device)
 
     def _work(self, group: int) -> Work:
         n_rows = self._size * group
@@ -191,50 +183,54 @@ class TreePlan:
 
 
 def _packed(
-    rows: Sequence[Row], pool: SlotPool
-) -> tuple[list[int], list[int], list[Stretch], list[SlotList]]:
-    """Return the rows in depth-first order, the stretch above each, all of these, their lists."""
-    of_path: dict[int, list[int]] = {}
+    rows: Sequence[Row], sizes: list[int], pool: SlotPool
+) -> tuple[list[int], list[int], list[list[int]], list[SlotList]]:
+    """Return row numbers depth first, the number of the stretch above each (-1: none), the
+    stretches of all paths, and their lists.
+
+    A stretch is slots at … at + n of the table, the first at position `first`, and the packed query
+    tokens start … start + size below it: [at, n, first, start, size, number of its parent].
+    """
+    of_tuple: dict[int, list[int]] = {}
+    of_path: dict[tuple[Span, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        of_path.setdefault(id(row.path), []).append(i)
-    numbers: dict[tuple[int, int], int] = {}
-    keyed: list[tuple[tuple[int, ...], list[int], list[Span]]] = []
-    for members in of_path.values():
-        spans = [span for span in rows[members[0]].path if span.length]
-        key = tuple([numbers.setdefault((id(s[0]), s[1]), len(numbers)) for s in spans])
-        keyed.append((key, members, spans))
+        members = of_tuple.get(id(row.path))
+        if members is None:
+            members = of_tuple[id(row.path)] = of_path.setdefault(row.path, [])
+        members.append(i)
+    numbers: dict[Span, int] = {}
+    keyed: list[tuple[list[int], list[Span], list[int]]] = []
+    for path, members in of_path.items():
+        spans = [span for span in path if span.length]
+        key = [numbers.setdefault(span, len(numbers)) for span in spans]
+        keyed.append((key, spans, members))
     keyed.sort(key=_key_of)
-    order: list[int] = []
-    bottoms: list[int] = []
-    met: list[SlotList] = []
-    found: list[list[int]] = []  # the fields of Stretch; sizes grow as rows come
-    before: tuple[int, ...] = ()
-    open_now: list[int] = []
+    order, bottoms, found, met = list[int](), list[int](), list[list[int]](), list[SlotList]()
+    before: list[int] = []
+    open_now: list[int] = []  # the stretches down to here
     start = 0
-    for key, members, spans in keyed:
+    for key, spans, members in keyed:
         n_same = 0
-        for a, b in zip(key, before, strict=False):
-            if a != b:
-                break
+        while n_same < min(len(key), len(before)) and key[n_same] == before[n_same]:
             n_same += 1
         del open_now[n_same:]
         first = sum([span.length for span in spans[:n_same]])
         for fragment, length in spans[n_same:]:
             kv = own(fragment)
-            met.append(kv)
             parent = open_now[-1] if open_now else -1
             open_now.append(len(found))
-            found.append([pool.place(kv, grows=False), length, first, start, 0, parent])
+            met.append(kv)
+            found.append([pool.place(kv), length, first, start, 0, parent])
             first += length
-        n_tokens = sum([rows[i].n_tokens for i in members])
+        n_tokens = sum([sizes[i] for i in members])
         for number in open_now:
             found[number][4] += n_tokens
         order += members
         bottoms += [open_now[-1] if open_now else -1] * len(members)
         start += n_tokens
         before = key
-    return order, bottoms, [Stretch(*fields) for fields in found], met
+    return order, bottoms, found, met
 
 
-def _key_of(item: tuple[tuple[int, ...], list[int], list[Span]]) -> tuple[int, ...]:
+def _key_of(item: tuple[list[int], list[Span], list[int]]) -> list[int]:
     return item[0]

@@ -25,6 +25,7 @@ from ..memory import KVMemory
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots
+SPARE = 32  # it grows by this share of itself, or by what is asked for
 _REGION = 256  # table entries that a growing list gets at least
 _TABLE = 4096
 
@@ -35,7 +36,7 @@ _NONE: Ints = np.empty(0, np.int32)
 class SlotList(Fragment):
     """A fragment: the slots of its tokens, then spare ones.
 
-    at, room: its region of the table, of which `at` counts in `table_age` alone; -1: none.
+    at, room: its region of the table, which it has at the table's age `table_age` alone.
     stamp: another number once the region is another one.
     """
 
@@ -44,8 +45,8 @@ class SlotList(Fragment):
     def __init__(self) -> None:
         super().__init__(0)
         self.slots = _NONE
-        self.at = self.table_age = -1
-        self.room = self.stamp = 0
+        self.table_age = -1
+        self.at = self.room = self.stamp = 0
 
 
 class SlotTable:
@@ -64,14 +65,11 @@ class SlotTable:
         self._dirty: tuple[int, int] | None = None
 
     def has(self, kv: SlotList) -> bool:
-        return kv.at >= 0 and kv.table_age == self.age
+        """Whether the list is in its region."""
+        return kv.table_age == self.age
 
     def place(self, kv: SlotList, room: int) -> None:
-        """Give a list a region of at least `room` entries, where it has none of that size."""
-        if self.has(kv):
-            if kv.room >= room:
-                return
-            self.drop(kv)
+        """Give a list, which has none, a region of so many entries, and write it."""
         if self._end + room > len(self._host):
             fresh = np.zeros(max(2 * len(self._host), self._end + room), np.int32)
             fresh[: self._end] = self._host[: self._end]
@@ -93,7 +91,7 @@ class SlotTable:
         """Give a list's region up."""
         if self.has(kv):
             self._waste += kv.room
-        kv.at, kv.room = -1, 0
+        kv.table_age = -1
         kv.stamp += 1
 
     def tidy(self) -> bool:
@@ -163,7 +161,7 @@ class SlotPool(KVMemory):
         has_both = self.table.has(first) and self.table.has(second)
         if has_both and first.at + first.room == second.at and first.room == first.length:
             second.at, second.room = first.at, first.room + second.room
-            first.at = -1
+            first.table_age = -1
         else:
             self.table.drop(second)
         self.table.drop(first)
@@ -212,6 +210,8 @@ class SlotPool(KVMemory):
         if others:
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
         kv = SlotList()
+        if not n:
+            return kv
         self.reserve(kv, n)
         try:
             index = self._index(kv.slots[:n])
@@ -246,12 +246,24 @@ class SlotPool(KVMemory):
             else:
                 self.table.drop(kv)
 
-    def place(self, kv: SlotList, *, grows: bool) -> int:
-        """Return where a list's region of the table begins; a growing one has room to double."""
-        n = len(kv.slots)
-        if not self.table.has(kv) or kv.room < n:
-            self.table.place(kv, max(_REGION, 2 * n) if grows else n)
+    def place(self, kv: SlotList) -> int:
+        """Return where a list's region of the table begins."""
+        if not self.table.has(kv):
+            self.table.place(kv, len(kv.slots))
         return kv.at
+
+    def places(self, lists: Sequence[SlotList]) -> NDArray[np.int64]:
+        """Return where the regions of lists that grow begin, their room and lengths: [3, n].
+
+        They have room to double.
+        """
+        age = self.table.age
+        for kv in lists:
+            if kv.table_age != age or kv.room == len(kv.slots):
+                self.table.drop(kv)
+                self.table.place(kv, max(_REGION, 2 * len(kv.slots)))
+        found = [[kv.at for kv in lists], [kv.room for kv in lists], [kv.length for kv in lists]]
+        return np.array(found, np.int64)
 
     def grew(self, kv: SlotList, n: int) -> None:
         """Count `n` slots that hold tokens now."""
@@ -290,7 +302,7 @@ class SlotPool(KVMemory):
     def _grow(self, n: int) -> None:
         """Make `n` more slots at least, layer after layer: one is there twice at a time."""
         old = self._capacity
-        new = max(old + n, old + old // 8, SMALLEST_POOL)
+        new = max(old + n, old + old // SPARE, SMALLEST_POOL)
         if not old:
             self.keys, self.values = [], []
         for layer, shape in enumerate(self._shapes):

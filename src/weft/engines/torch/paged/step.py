@@ -33,14 +33,18 @@ class PagedMemory(SlotPool):
 
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
+        plan = self._plan
+        if plan is None or not plan.goes_on(rows, self):
+            plan = self._plan = self._planned(rows)
+        return PagedStep(rows, plan, self)
+
+    def _planned(self, rows: Sequence[Row]) -> TreePlan:
         lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
         self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
-        for row, kv in zip(rows, lists, strict=True):
-            self.reserve(kv, row.n_tokens)
-        plan = self._plan
-        if plan is None or not plan.fits(rows):
-            plan = self._plan = TreePlan(rows, lists, self, self.layout.groups[0][0].n_heads)
-        return PagedStep(rows, lists, plan, self)
+        sizes = [row.n_tokens for row in rows]
+        for kv, n in zip(lists, sizes, strict=True):
+            self.reserve(kv, n)
+        return TreePlan(rows, sizes, lists, self)
 
     def forget_passing(self) -> None:
         """Give the slots of rows that keep nothing back: their step is over, or has failed."""
@@ -60,15 +64,10 @@ class PagedMemory(SlotPool):
 class PagedStep(KVStep):
     """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
 
-    def __init__(
-        self, rows: Sequence[Row], lists: Sequence[SlotList], plan: TreePlan, memory: PagedMemory
-    ) -> None:
-        self._rows, self._lists, self._plan, self._memory = rows, lists, plan, memory
+    def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
+        self._rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
-        self.positions = []
-        for i in plan.order:
-            self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
-        plan.advance(self.positions, memory)
+        self.positions = plan.advance(rows, memory)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
@@ -78,7 +77,7 @@ class PagedStep(KVStep):
         return attend_tree(query[0], keys, values, work, spec)[None]
 
     def commit(self) -> None:
-        for row, kv in zip(self._rows, self._lists, strict=True):
+        for row, kv in zip(self._rows, self._plan.lists, strict=True):
             if row.dest is not None:
                 self._memory.grew(kv, row.n_tokens)
         self._memory.forget_passing()
