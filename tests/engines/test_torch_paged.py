@@ -310,40 +310,73 @@ def test_leaves_reserve_some_slots_and_give_them_back() -> None:
     assert sum(len(leaf.slots) for leaf in leaves) == memory.usage().slots == 64 * 400
 
 
-def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read back from its items, token by token; heads are in groups of 3."""
-    monkeypatch.setattr(plan, "_CHUNK", 64)
-    twin = Twin(3, 1)
-    numbers: list[int | None] = [None]
-    for _ in range(40):
-        parent = twin.random.choice(numbers[-12:])
-        numbers.append(twin.node(parent, twin.random.choice([0, 1, 9, 150])))
-    leaves = twin.leaves()
-    parts: list[Part] = [(twin.nodes[n].parent, n, twin.random.choice([1, 30])) for n in leaves]
-    parts += [(twin.random.choice(numbers[:20]), None, n) for n in (1, 2, 80)]
-    rows = twin.rows(parts)
+def assert_met_once(twin: Twin, rows: list[Row], group: int) -> None:
+    """Every slot of every path and list is in one part of each query, in order."""
     step = twin.memory.begin(rows)
-    work, table = twin.memory._plan.work(3), twin.memory.table._host
+    work, table = twin.memory._plan.work(group), twin.memory.table._host
     met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
     for items, n_rows in ((work.narrow, kernel.NARROW), (work.wide, kernel.WIDE)):
         for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
             for m in range(m0, min(m0 + n_rows, n_query)):
-                token, position = start + m // 3, step.positions[start + m // 3]
-                found = met.setdefault((token, m % 3), {})
+                token = start + m // group
+                n_seen = max(0, min(n, step.positions[token] + 1 - first))
+                found = met.setdefault((token, m % group), {})
                 assert ordinal not in found
-                found[ordinal] = table[at : at + max(0, min(n, position + 1 - first))].tolist()
-    lists = twin.memory._plan.lists
-    for row, kv, start in zip(rows, lists, step.starts, strict=True):
+                found[ordinal] = table[at : at + n_seen].tolist()
+    n_met = 0
+    for row, kv, start in zip(rows, twin.memory._plan.lists, step.starts, strict=True):
         path = [slot for span in row.path for slot in span.fragment.slots[: span.length]]
         held = 0 if row.dest is None else row.dest.length
         for token in range(start, start + row.n_tokens):
             want = [*path, *kv.slots[: held + token - start + 1]]
-            for head in range(3):
-                parts_of = met[token, head]
-                assert sorted(parts_of) == list(range(len(parts_of)))
-                assert [slot for part in sorted(parts_of) for slot in parts_of[part]] == want
-            n_parts = work.first_part[token + 1] - work.first_part[token]
-            assert n_parts == len(parts_of)
+            for head in range(group):
+                found = met[token, head]
+                n_met += 1
+                assert sorted(found) == list(range(len(found)))
+                assert [slot for part in sorted(found) for slot in found[part]] == want
+            assert work.first_part[token + 1] - work.first_part[token] == len(found)
+    assert n_met == len(met)
+
+
+def bushy(twin: Twin) -> list[int]:
+    """A random tree of 40 nodes; return their numbers."""
+    numbers: list[int] = []
+    for _ in range(40):
+        parent = twin.random.choice([None, *numbers][-12:])
+        numbers.append(twin.node(parent, twin.random.choice([0, 1, 9, 150])))
+    return numbers
+
+
+def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(3, 1)
+    numbers = bushy(twin)
+    parts: list[Part] = [
+        (twin.nodes[n].parent, n, twin.random.choice([1, 30])) for n in twin.leaves()
+    ]
+    parts += [(twin.random.choice(numbers[:20]), None, n) for n in (1, 2, 80)]
+    assert_met_once(twin, twin.rows(parts), 3)
+
+
+def test_a_plan_without_some_rows_is_as_good_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves end one by one, while the others grow."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(3, 1)
+    bushy(twin)
+    rows = twin.rows([(twin.nodes[n].parent, n, 1) for n in twin.leaves()])
+    made: list[plan.TreePlan] = []
+    new = PagedMemory._planned
+    monkeypatch.setattr(PagedMemory, "_planned", lambda *given: made.append(p := new(*given)) or p)
+    n_rows = len(rows)
+    while len(rows) > 1:
+        for _ in range(3):
+            assert_met_once(twin, rows, 3)
+            twin.memory.begin(rows).commit()
+            for row in rows:
+                row.position += 1
+        rows.pop(twin.random.randrange(len(rows)))
+    assert n_rows > 10
+    assert len(made) < 6  # one, and one whenever half of the rows are gone
 
 
 def test_leaves_that_grow_keep_their_plan() -> None:

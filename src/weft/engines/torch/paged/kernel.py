@@ -273,8 +273,9 @@ def tile_of(
         "VALUE_PAD": value_pad,
         "BM": n_rows,
         "BN": max(16, min(64, _TILE_BYTES // (widest * n_bytes))),
-        "PRECISION": "ieee" if n_bytes == 4 else "tf32",  # of float32 alone; others have no choice
-        "num_warps": 4,
+        "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
+        # So many that sums and products fit their registers.
+        "num_warps": 8 if n_rows == WIDE and (widest > 128 or n_bytes > 2) else 4,
         "num_stages": 3,
     }
 

@@ -12,6 +12,7 @@ Rows are packed depth first, so the queries below a fragment are a slice:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -48,14 +49,12 @@ class TreePlan:
         self.lists = lists
         self.order, bottoms, above, met = _packed(rows, sizes, pool)
         self._paths = [row.path for row in rows]
+        self._n_rows_planned = len(rows)
         self._is_steady = max(sizes, default=0) == 1 and all([row.dest is not None for row in rows])
         self._device = pool.layout.device
         self._cut(rows, sizes, above, bottoms, pool)
         self._stamps = [kv.stamp for kv in lists]
         self._above = [(kv, kv.stamp) for kv in met]
-        self._works: dict[int, Work] = {}
-        self.positions = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
-        self._expected: list[int] | None = None
 
     def goes_on(self, rows: Sequence[Row], pool: SlotPool) -> bool:
         """Whether planning these rows would give this plan again; their lists have room then."""
@@ -72,6 +71,31 @@ class TreePlan:
             if kv.stamp != stamp:
                 return False
         return all([kv.stamp == stamp for kv, stamp in self._above])
+
+    def without(self, rows: Sequence[Row], pool: SlotPool) -> TreePlan | None:
+        """Return the plan of these rows where they are its own less a few, in their order."""
+        if not self._is_steady or 2 * len(rows) < self._n_rows_planned:
+            return None
+        kept: list[int] = []
+        numbers = iter(enumerate(self.lists))
+        for row in rows:
+            for number, kv in numbers:
+                if kv is row.dest:
+                    kept.append(number)
+                    break
+            else:
+                return None
+        if len(kept) == len(self.lists):
+            return None
+        plan = copy(self)
+        plan.lists, plan._paths, plan._stamps, plan._ends = (
+            [held[number] for number in kept]
+            for held in (self.lists, self._paths, self._stamps, self._ends)
+        )
+        if not plan.goes_on(rows, pool):
+            return None
+        plan._keep(kept)
+        return plan
 
     def advance(self, rows: Sequence[Row], pool: SlotPool) -> list[int]:
         """Find where the packed tokens are now, and return it: positions.
@@ -143,8 +167,50 @@ class TreePlan:
         n_parts = (before + n_chunks)[n_above:].repeat(sizes)
         self._first_part = np.zeros(len(n_parts) + 1, np.int32)
         n_parts.cumsum(out=self._first_part[1:])
-        bases = (own_at - firsts).repeat(sizes).astype(np.int32)
-        self._bases = torch.from_numpy(bases).to(self._device)
+        self._host_bases = (own_at - firsts).repeat(sizes).astype(np.int32)
+        self._to_device()
+
+    def _keep(self, kept: list[int]) -> None:
+        """Close the gaps that other rows left. Stretches that nobody is below any more stay."""
+        is_kept = np.zeros(len(self.order), bool)
+        is_kept[kept] = True
+        order = np.array(self.order, np.int64)
+        is_packed = is_kept[order]  # a row is a token
+        n_before = np.zeros(len(order) + 1, np.int64)
+        is_packed.cumsum(out=n_before[1:])
+        ends = n_before[self._start + self._size]
+        self._start = n_before[self._start]
+        self._size = ends - self._start
+        stays = np.ones(len(self._start), bool)
+        stays[len(stays) - len(order) :] = is_packed
+        self._at, self._n, self._first, self._start, self._size, self._n_chunks, self._before = (
+            each[stays]
+            for each in (
+                self._at,
+                self._n,
+                self._first,
+                self._start,
+                self._size,
+                self._n_chunks,
+                self._before,
+            )
+        )
+        order = (is_kept.cumsum() - 1)[order[is_packed]]
+        self.order = order.tolist()
+        starts = np.empty_like(order)
+        starts[order] = np.arange(len(order))
+        self.starts = starts.tolist()
+        n_parts = np.diff(self._first_part)[is_packed]
+        self._first_part = np.zeros(len(n_parts) + 1, np.int32)
+        n_parts.cumsum(out=self._first_part[1:])
+        self._host_bases = self._host_bases[is_packed]
+        self._to_device()
+
+    def _to_device(self) -> None:
+        self._bases = torch.from_numpy(self._host_bases).to(self._device)
+        self.positions = torch.empty(len(self._host_bases), dtype=torch.int32, device=self._device)
+        self._works: dict[int, Work] = {}
+        self._expected: list[int] | None = None
 
     def _work(self, group: int) -> Work:
         n_rows = self._size * group

@@ -35,7 +35,8 @@ class PagedMemory(SlotPool):
         self.forget_passing()
         plan = self._plan
         if plan is None or not plan.goes_on(rows, self):
-            plan = self._plan = self._planned(rows)
+            less = None if plan is None else plan.without(rows, self)
+            plan = self._plan = less or self._planned(rows)
         return PagedStep(rows, plan, self)
 
     def _planned(self, rows: Sequence[Row]) -> TreePlan:
