@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +23,10 @@ from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec  # noqa: E402
 from weft.engines.torch.paged import kernel, plan, pool  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
-from weft.errors import ConfigError, ModelMismatch  # noqa: E402
+from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
+
+if not kernel.is_interpreted():
+    pytest.skip("triton is not in its interpreter, see conftest.py", allow_module_level=True)
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -428,9 +434,14 @@ def test_kv_is_chosen_by_device_or_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     assert names == ["PagedMemory", "PaddedMemory"]
     with pytest.raises(ConfigError, match="'auto', 'padded' and 'paged'"):
         memories.new_memories("pages", CPU)
-    monkeypatch.setattr(kernel, "is_interpreted", lambda: False)
-    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "is_interpreted", lambda: False)
+        with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+            memories.new_memories("paged", CPU)
+    monkeypatch.setitem(sys.modules, "weft.engines.torch.paged.kernel", None)
+    with pytest.raises(EngineUnavailable, match="triton"):
         memories.new_memories("paged", CPU)
+    assert [each.__name__ for each in memories.new_memories("auto", cuda)] == ["PaddedMemory"]
 
 
 @pytest.mark.parametrize(
@@ -455,3 +466,52 @@ def test_a_model_without_kv_of_its_tokens_refuses_the_choice() -> None:
 def test_bfloat16_is_refused_in_the_interpreter() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")
+
+
+_COMPILE = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from weft.engines.torch.paged import kernel
+
+size, n_rows = int(sys.argv[1]), int(sys.argv[2])
+fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
+options = {name: fixed.pop(name) for name in ("num_warps", "num_stages")}
+fixed |= {"HAS_CAP": True, "HAS_WINDOW": True}
+names = kernel.tree_part.arg_names
+kinds = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16")
+kinds |= dict.fromkeys(("part_ptr", "lse_ptr"), "*fp32")
+kinds |= dict.fromkeys(("table_ptr", "position_ptr", "first_part_ptr", "item_ptr"), "*i32")
+kinds |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "q_token": "i32", "q_head": "i32"}
+aligned = [i for i, name in enumerate(names) if name.endswith("_ptr") or name.startswith("q_")]
+source = ASTSource(
+    kernel.tree_part,
+    {name: kinds.get(name, "constexpr") for name in names},
+    {(names.index(name),): value for name, value in fixed.items()},
+    {(i,): [["tt.divisibility", 16]] for i in aligned},
+)
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+ptx, tool = made.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    file.write(made.asm["cubin"])
+    file.flush()
+    told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+stack = re.search(r"STACK:([0-9]+)", told)[1]
+print(made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("n_rows", [kernel.NARROW, kernel.WIDE])
+def test_tiles_compile_for_sm_90(size: int, n_rows: int) -> None:
+    """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
+    command = [sys.executable, "-W", "ignore", "-c", _COMPILE, str(size), str(n_rows)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    shared, has_wgmma, has_mma, stack = done.stdout.split()
+    assert int(shared) <= 227 * 1024 // 2
+    assert (has_wgmma, has_mma) == (str(n_rows == kernel.WIDE), str(n_rows != kernel.WIDE))
+    assert stack == "0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -15,6 +15,8 @@ from .memory import KVMemory
 from .padded.step import PaddedMemory
 
 KVChoice = Literal["auto", "padded", "paged"]
+_log = logging.getLogger("weft.engines.torch")
+
 NewMemory = Callable[[Layout], KVMemory]
 
 
@@ -22,21 +24,22 @@ def new_memories(kv: KVChoice, device: torch.device) -> Sequence[NewMemory]:
     """Return what makes the memory: the first that agrees with the model is taken.
 
     Raises: ConfigError for what is no choice, and for "paged" where its kernels cannot run;
-    EngineUnavailable where Triton is not installed.
+    EngineUnavailable where there is no Triton.
     """
     one_of("kv", kv, ("auto", "padded", "paged"))
-    has_triton = importlib.util.find_spec("triton") is not None
-    if kv == "padded" or (kv == "auto" and not (device.type == "cuda" and has_triton)):
+    if kv == "padded" or (kv == "auto" and device.type != "cuda"):
         return [PaddedMemory]
-    if not has_triton:
+    try:
+        from .paged.kernel import is_interpreted
+        from .paged.step import PagedMemory
+    except ImportError as error:
+        if kv == "auto":
+            _log.info("KV is padded, for triton cannot be imported: %s", error)
+            return [PaddedMemory]
         raise EngineUnavailable(
-            "kv is 'paged', and its kernels need triton, which is not installed; it comes with"
-            " torch for CUDA",
+            f"kv is 'paged', and its kernels need triton, which comes with torch for CUDA: {error}",
             hint="pip install triton, or leave kv out",
-        )
-    from .paged.kernel import is_interpreted
-    from .paged.step import PagedMemory
-
+        ) from error
     if device.type == "cpu" and not is_interpreted():
         raise ConfigError(
             "kv is 'paged', whose kernels run on CUDA; on a CPU they run, slowly, in Triton's"

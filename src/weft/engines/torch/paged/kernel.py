@@ -32,7 +32,7 @@ _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def tree_part(
     q_ptr,
     k_ptr,
@@ -131,7 +131,7 @@ def tree_part(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])
 def tree_merge(
     part_ptr,
     lse_ptr,
@@ -208,40 +208,46 @@ class Work(NamedTuple):
 def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: Spec) -> Tensor:
     """Let packed queries meet what the items say, one layer.
 
-    query: [H, T, D]; keys, values: the layer's pool, [S, K, D], [S, K, Dv],
-    which hold the new tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
+    query: [H, T, D]; keys, values: the layer's pool, [S, K, D] and [S, K, Dv], which hold the new
+    tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
     n_heads, n_tokens, key_dim = query.shape
     n_kv, value_dim = values.shape[1:]
-    out = query.new_empty(n_tokens, n_heads, value_dim)
     parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
     lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
-    for n_rows, items in ((NARROW, work.narrow), (WIDE, work.wide)):
-        if len(items):
-            tree_part[(len(items), n_kv)](
-                query,
-                keys,
-                values,
-                work.table,
-                work.positions,
-                work.first_part,
-                items,
-                parts,
-                lse,
-                spec.scale,
-                spec.softcap or 1.0,
-                spec.window or 0,
-                query.stride(1),
-                query.stride(0),
-                **tile_of(n_heads, n_kv, key_dim, value_dim, n_rows, keys.dtype.itemsize),
-                HAS_CAP=spec.softcap is not None,
-                HAS_WINDOW=spec.window is not None,
-            )
-    sinks = spec.sinks
-    n_merged = _INTERPRETED_ROWS if is_interpreted() else _MERGED_ROWS
-    tree_merge[(triton.cdiv(n_tokens * n_heads, n_merged),)](
+    with torch.cuda.device_of(query):  # Triton launches where CUDA is
+        for n_rows, items in ((NARROW, work.narrow), (WIDE, work.wide)):
+            if len(items):
+                tree_part[(len(items), n_kv)](
+                    query,
+                    keys,
+                    values,
+                    work.table,
+                    work.positions,
+                    work.first_part,
+                    items,
+                    parts,
+                    lse,
+                    spec.scale,
+                    spec.softcap or 1.0,
+                    spec.window or 0,
+                    query.stride(1),
+                    query.stride(0),
+                    **tile_of(n_heads, n_kv, key_dim, value_dim, n_rows, keys.dtype.itemsize),
+                    HAS_CAP=spec.softcap is not None,
+                    HAS_WINDOW=spec.window is not None,
+                )
+        return _merged(query, parts, lse, work, spec.sinks)
+
+
+def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None) -> Tensor:
+    n_heads, n_tokens, _ = query.shape
+    value_dim = parts.shape[2]
+    out = query.new_empty(n_tokens, n_heads, value_dim)
+    n_rows = _INTERPRETED_ROWS if is_interpreted() else _MERGED_ROWS
+    tree_merge[(triton.cdiv(n_tokens * n_heads, n_rows),)](
         parts,
         lse,
         work.first_part,
@@ -251,7 +257,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
         VALUE_PAD=_pad(value_dim),
-        BM=n_merged,
+        BM=n_rows,
         HAS_SINKS=sinks is not None,
         num_warps=2,
     )
