@@ -53,7 +53,13 @@ def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]
     listener = bound(config.host, port)
     app = create_app(config)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=65,  # as ours
+        )
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(
