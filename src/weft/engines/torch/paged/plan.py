@@ -17,6 +17,7 @@ from copy import copy
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...base import Row, Span
 from .kernel import ITEM_FIELDS, NARROW, WIDE, Work
@@ -35,11 +36,21 @@ class TreePlan:
     """How one set of rows is packed, and what each meets.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    positions, slots: of every packed token, once `advance` has found them. table: the lists' slots.
     lists: the rows' own, by row number; each has room for its row's tokens.
 
     Paths' stretches come first, parents before children, then each row's own in packed order. The
     last chunk of these is open, so a plan of rows of one token holds as they grow.
     """
+
+    order: list[int]
+    starts: list[int]
+    positions: Tensor
+    slots: Tensor
+    table: Tensor
+    _bases: Tensor
+    _works: dict[int, Work]
+    _expected: list[int] | None
 
     def __init__(
         self, rows: Sequence[Row], sizes: list[int], lists: Sequence[SlotList], pool: SlotPool
@@ -88,10 +99,10 @@ class TreePlan:
         if len(kept) == len(self.lists):
             return None
         plan = copy(self)
-        plan.lists, plan._paths, plan._stamps, plan._ends = (
-            [held[number] for number in kept]
-            for held in (self.lists, self._paths, self._stamps, self._ends)
-        )
+        plan.lists = [self.lists[number] for number in kept]
+        plan._paths = [self._paths[number] for number in kept]
+        plan._stamps = [self._stamps[number] for number in kept]
+        plan._ends = [self._ends[number] for number in kept]
         if not plan.goes_on(rows, pool):
             return None
         plan._keep(kept)
@@ -141,7 +152,7 @@ class TreePlan:
         after = sizes.cumsum()
         starts = np.empty_like(after)
         starts[order] = after - sizes
-        self.starts: list[int] = starts.tolist()
+        self.starts = starts.tolist()
         fields = np.array(above, np.int64).reshape(n_above, 6).T
         mine = (own_at, lengths + sizes, firsts, after - sizes, sizes, np.array(bottoms, np.int64))
         self._at, now, self._first, self._start, self._size, parent = (
@@ -209,8 +220,8 @@ class TreePlan:
     def _to_device(self) -> None:
         self._bases = torch.from_numpy(self._host_bases).to(self._device)
         self.positions = torch.empty(len(self._host_bases), dtype=torch.int32, device=self._device)
-        self._works: dict[int, Work] = {}
-        self._expected: list[int] | None = None
+        self._works = {}
+        self._expected = None
 
     def _work(self, group: int) -> Work:
         n_rows = self._size * group
@@ -230,7 +241,7 @@ class TreePlan:
             n_parts=int(self._first_part[-1]),
         )
 
-    def _items(self, stretch: Ints, n_rows: Ints, m0: Ints) -> torch.Tensor:
+    def _items(self, stretch: Ints, n_rows: Ints, m0: Ints) -> Tensor:
         """Items of tiles: every chunk of the stretch with the rows from `m0` on."""
         counts = self._n_chunks[stretch]
         of = np.repeat(stretch, counts)
