@@ -16,7 +16,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+import weft  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
+from shallow import shallow  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
@@ -25,11 +27,14 @@ from weft.engines.torch.paged import kernel, plan, pool  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
 
-if not kernel.is_interpreted():
-    pytest.skip("triton is not in its interpreter, see conftest.py", allow_module_level=True)
+# The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
+DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
+NEAR = 1e-5 if kernel.is_interpreted() else 1e-4  # three TF32 products are nearly float32
 
 # A row of a step: the node above it, the node that takes its slots (None: none does), its tokens.
 Part = tuple[int | None, int | None, int]
@@ -55,7 +60,9 @@ class Twin:
         self, heads: int = 2, kv: int = 1, dims: tuple[int, int] = (8, 8), dtype: str = "float32"
     ) -> None:
         self.dtype = getattr(torch, dtype)
-        self.memory = PagedMemory(Layout.of([LayerShape(kv, *dims, self.dtype, self.dtype)], CPU))
+        self.memory = PagedMemory(
+            Layout.of([LayerShape(kv, *dims, self.dtype, self.dtype)], DEVICE)
+        )
         self.heads, self.kv, self.dims = heads, kv, dims
         self.random = random.Random(1)
         self.generator = torch.Generator().manual_seed(1)
@@ -63,14 +70,15 @@ class Twin:
         self.n_made = 0
 
     def normal(self, *shape: int) -> Any:
-        return torch.randn(*shape, generator=self.generator).to(self.dtype)
+        return torch.randn(*shape, generator=self.generator).to(DEVICE, self.dtype)
 
     def node(self, parent: int | None, n: int) -> int:
         """Hang a node of n tokens below another, without a step."""
         held = [self.normal(n, self.kv, d) for d in self.dims]
         data: dict[str, Any] = {"dtype": np.array(str(self.dtype).removeprefix("torch."))}
         for name, tensor in zip("kv", held, strict=True):
-            data[f"{name}.0"] = tensor.transpose(0, 1).contiguous().numpy()
+            bits = tensor.view(torch.uint16) if self.dtype == torch.bfloat16 else tensor
+            data[f"{name}.0"] = bits.transpose(0, 1).contiguous().cpu().numpy()
         return self.add(self.memory.load(data, None), held, parent)
 
     def add(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> int:
@@ -86,7 +94,7 @@ class Twin:
         return chain[::-1]
 
     def held(self, number: int | None) -> list[Any]:
-        empty = [torch.empty(0, self.kv, d, dtype=self.dtype) for d in self.dims]
+        empty = [self.normal(0, self.kv, d) for d in self.dims]
         chain = self.above(number)
         return [torch.cat([empty[k], *(node.held[k] for node in chain)]) for k in (0, 1)]
 
@@ -143,7 +151,7 @@ class Twin:
         parts.append((above, self.node(above, 0), self.random.choice([1, 5])))
         parts.append((self.random.choice(others), None, 2))
         self.random.shuffle(parts)
-        assert self.step(parts, Spec(0.3, window=self.random.choice([None, 7]))) < 1e-5
+        assert self.step(parts, Spec(0.3, window=self.random.choice([None, 7]))) < NEAR
 
     def split(self) -> None:
         long = [number for number, node in self.nodes.items() if node.fragment.length > 1]
@@ -192,7 +200,7 @@ class Twin:
         taken = np.concatenate([*lists, memory._free[: memory._n_free]])
         assert sorted(taken.tolist()) == list(range(memory._capacity))
         n = sum(len(node.held[0]) for node in self.nodes.values())
-        assert memory.usage() == (n, memory._capacity * memory.layout.slot_bytes)
+        assert memory.usage() == (n, sum(map(len, lists)) * memory.layout.slot_bytes)
         for node in self.nodes.values():
             assert node.fragment.length == len(node.held[0])
             assert len(node.fragment.slots) < node.fragment.length + pool.GROW_BY
@@ -225,20 +233,25 @@ def ragged(twin: Twin) -> list[Part]:
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 def test_every_head_size_agrees_with_a_softmax(size: int) -> None:
     twin = Twin(4, 2, (size, size))
-    assert twin.step(ragged(twin), Spec(size**-0.5)) < 1e-5
+    assert twin.step(ragged(twin), Spec(size**-0.5)) < NEAR
 
 
 @pytest.mark.parametrize("dims", [(128, 128), (24, 16)])
-def test_half_precision_is_summed_in_float32(dims: tuple[int, int]) -> None:
-    twin = Twin(2, 1, dims, "float16")
-    assert twin.step(ragged(twin), Spec(dims[0] ** -0.5)) < 5e-3
+@pytest.mark.parametrize(("dtype", "near"), [("float16", 5e-3), ("bfloat16", 4e-2)])
+def test_half_precision_is_summed_in_float32(
+    dims: tuple[int, int], dtype: str, near: float
+) -> None:
+    if dtype == "bfloat16" and kernel.is_interpreted():
+        pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
+    twin = Twin(2, 1, dims, dtype)
+    assert twin.step(ragged(twin), Spec(dims[0] ** -0.5)) < near
 
 
 SPECS = {
     "plain": Spec(0.3),
     "window": Spec(0.3, window=9),
     "cap": Spec(0.3, softcap=2.0),
-    "all": Spec(0.3, softcap=3.0, window=5, sinks=torch.linspace(-1, 2, 6)),
+    "all": Spec(0.3, softcap=3.0, window=5, sinks=torch.linspace(-1, 2, 6, device=DEVICE)),
 }
 
 
@@ -246,7 +259,7 @@ SPECS = {
 @pytest.mark.parametrize("kv", [1, 3])
 def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) -> None:
     twin = Twin(6, kv)
-    assert twin.step(ragged(twin), SPECS[name]) < 1e-5
+    assert twin.step(ragged(twin), SPECS[name]) < NEAR
 
 
 def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +267,7 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     twin = Twin(4, 1)
     trunk = twin.node(None, 200)
     parts: list[Part] = [(trunk, None, 23), (trunk, twin.node(trunk, 0), 1), (None, None, 70)]
-    assert twin.step(parts, Spec(0.3)) < 1e-5
+    assert twin.step(parts, Spec(0.3)) < NEAR
     work = twin.memory._plan.work(4)
     assert len(work.wide) > 8
     assert len(work.narrow) > 0
@@ -301,7 +314,7 @@ def test_lists_are_cut_and_joined_without_a_copy_of_kv() -> None:
 
 
 def test_leaves_reserve_some_slots_and_give_them_back() -> None:
-    """Growing ones have fewer than 32 to spare, settled ones none; the pool has 3 % more."""
+    """Growing ones have fewer than 32 to spare, settled ones none; the pool has a 32nd more."""
     twin = Twin()
     memory, leaves = twin.memory, [twin.memory.new(None) for _ in range(64)]
     for length in (1, 32, 33, 400):
@@ -310,7 +323,8 @@ def test_leaves_reserve_some_slots_and_give_them_back() -> None:
             memory.grew(leaf, length - leaf.length)
             assert len(leaf.slots) == -(-length // 32) * 32
     reserved = sum(len(leaf.slots) for leaf in leaves)
-    assert memory.usage().bytes <= 1.03 * reserved * memory.layout.slot_bytes
+    assert memory.usage().bytes == reserved * memory.layout.slot_bytes
+    assert memory.keys[0].shape[0] <= 1.035 * reserved
     for leaf in leaves:
         memory.settle(leaf)
     assert sum(len(leaf.slots) for leaf in leaves) == memory.usage().slots == 64 * 400
@@ -453,7 +467,7 @@ def test_kv_is_chosen_by_device_or_by_name(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_every_family_runs_over_the_pool(name: str) -> None:
     """A load holds a tree against the model's own plain forward; see `check_tree`."""
-    engine = TorchEngine.adopt(build(name), kv="paged")
+    engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged")
     assert isinstance(engine.fragments, PagedMemory)
     assert engine.fragments.usage() == (0, 0)
 
@@ -463,6 +477,21 @@ def test_a_model_without_kv_of_its_tokens_refuses_the_choice() -> None:
         TorchEngine.adopt(build("bloom"), kv="paged")
 
 
+def test_a_loom_grows_the_same_over_either_memory() -> None:
+    """From one prompt, below a branch that was clipped, and where another was."""
+    texts = {}
+    for kv in ("padded", "paged"):
+        with weft.load(shallow(), dtype="float32", engine_options={"kv": kv}) as lm:
+            loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
+            first, second, third = loom.grow(n=3, max_tokens=5, seed=4)
+            first.clip(3)
+            below = first.grow(n=2, max_tokens=3, seed=2)
+            texts[kv] = [node.text for node in (first, second, third, *below)]
+            assert isinstance(lm.engine.fragments, PagedMemory) == (kv == "paged")
+    assert texts["paged"] == texts["padded"]
+
+
+@pytest.mark.skipif(not kernel.is_interpreted(), reason="a card multiplies it rightly")
 def test_bfloat16_is_refused_in_the_interpreter() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")

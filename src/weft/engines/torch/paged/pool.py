@@ -226,7 +226,9 @@ class SlotPool(KVMemory):
         return kv
 
     def usage(self) -> Usage:
-        return Usage(self._slots, self._capacity * self.layout.slot_bytes)
+        """Return what fragments hold, with their spare slots; the pool may have more to give."""
+        n_reserved = self._capacity - self._n_free
+        return Usage(self._slots, n_reserved * self.layout.slot_bytes)
 
     def clear(self) -> None:
         self._slots = 0
