@@ -421,10 +421,16 @@ def test_leaves_that_grow_keep_their_plan() -> None:
 def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
     twin = Twin()
     trunk, leaf = twin.node(None, 10), twin.node(1, 0)
-    twin.memory.begin(twin.rows([(trunk, leaf, 3), (trunk, None, 50)]))
-    assert twin.memory.usage().slots == 10
+    memory, slot = twin.memory, twin.memory.layout.slot_bytes
+    rows = twin.rows([(trunk, leaf, 3), (trunk, None, 50)])
+    memory.begin(rows)
+    assert memory.usage() == (10, (10 + pool.GROW_BY) * slot)
     assert twin.nodes[leaf].fragment.length == 0
-    twin.memory.settle(twin.nodes[leaf].fragment)
+    memory.settle(twin.nodes[leaf].fragment)
+    assert memory.usage() == (10, 10 * slot)
+    memory.begin(rows).commit()  # the next step takes what the failed one had
+    twin.nodes[leaf].held = twin.held(None)
+    memory.trim(twin.nodes[leaf].fragment, 0)
     twin.check()
 
 

@@ -158,6 +158,7 @@ class SlotPool(KVMemory):
         if not first.length:
             self.table.drop(first)
             return
+        slots = np.concatenate([first.slots, second.slots])
         has_both = self.table.has(first) and self.table.has(second)
         if has_both and first.at + first.room == second.at and first.room == first.length:
             second.at, second.room = first.at, first.room + second.room
@@ -165,7 +166,7 @@ class SlotPool(KVMemory):
         else:
             self.table.drop(second)
         self.table.drop(first)
-        second.slots = np.concatenate([first.slots, second.slots])
+        second.slots = slots
         second.length += first.length
         second.stamp += 1
         first.slots, first.length = _NONE, 0

@@ -54,8 +54,9 @@ class PagedMemory(SlotPool):
             self.free(kv)
 
     def usage(self) -> Usage:
-        self.forget_passing()
-        return super().usage()
+        n_slots, n_bytes = super().usage()  # anybody may ask while a step runs
+        n_passing = sum(len(kv.slots) for kv in self._passing)
+        return Usage(n_slots, n_bytes - n_passing * self.layout.slot_bytes)
 
     def clear(self) -> None:
         self._plan, self._passing = None, []
