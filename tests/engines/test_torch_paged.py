@@ -281,7 +281,7 @@ def test_random_operations_agree_with_lists_of_tensors(monkeypatch: pytest.Monke
     monkeypatch.setattr(pool, "_TABLE", 64)
     twin = Twin()
     acts = [twin.split, twin.join, twin.trim, twin.settle, twin.free, twin.move]
-    for _ in range(25):
+    for _ in range(18):
         twin.extend()
         twin.check()
         for act in twin.random.sample(acts, 3):
