@@ -13,6 +13,7 @@ from fakes import HiddenFake
 from weft.errors import ConfigError, KVFull, StaleHandle, Unsupported
 from weft.lm import LM
 from weft.loom import Loom
+from weft.pathkv import Pin
 
 SLOTS = 64
 
@@ -149,7 +150,7 @@ def test_a_budget_that_is_full_of_pins_says_so_and_is_free_after_them(
         pin.unpin()
 
 
-async def _pinned(lm: LM, ids: list[int]) -> weft.Pin:
+async def _pinned(lm: LM, ids: list[int]) -> Pin:
     return await lm.kv.apin(ids)
 
 
