@@ -170,6 +170,4 @@ def _refuse_pinned(live: LiveLoom, node: Heddle) -> None:
             which = (
                 "is pinned" if number == of else f"is on the way to node {number}, which is pinned"
             )
-            raise Refused(
-                409, "kv_pinned", f"node {of} {which}", hint='ask for {"op": "unpin"} of it first'
-            )
+            raise Refused(409, "kv_pinned", f"node {of} {which}", hint="unpin it first")
