@@ -139,9 +139,10 @@ def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
     look = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
     with at(browser, look, offload="64MiB") as desk:
         page = desk.page
-        first, second = desk.open_loom("What is to stay here.", n=2, max_tokens=12)
-        page.goto(f"/#{desk.loom['name']}/{first}")
-        desk.until(lambda: desk.current == first, "the first branch")
+        desk.make("What is to stay here.")
+        (first,) = desk.grow(n=1, max_tokens=12)
+        page.goto(f"{desk.served.url}/#{desk.loom['name']}/{first}")
+        expect(page.get_by_role("article", name="Text of the path")).to_contain_text("to stay")
         toasts = page.locator(".toasts")
         command(page, "pin in memory")
         expect(toasts).to_contain_text(f"Node {first} is pinned: its path stays in memory.")
@@ -169,9 +170,9 @@ def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
         panel.get_by_role("button", name="Unpin").click()
         expect(panel.get_by_role("button", name="Forget")).to_be_enabled()
         if width > 800:
-            page.locator(f"[role=treeitem][data-node='{second}']").click(button="right")
+            desk.row(first).click(button="right")
             page.get_by_role("menuitem", name="Pin in memory, or not any more").click()
-            expect(toasts).to_contain_text(f"Node {second} is pinned")
+            desk.until(lambda: desk.ask("GET", desk.of("/kv"))["pinned"], "it is pinned")
             toasts.get_by_role("button", name="Undo").last.click()
             desk.until(lambda: not desk.ask("GET", desk.of("/kv"))["pinned"], "it is unpinned")
 

@@ -63,8 +63,8 @@ export function Gauge() {
                   ))}
               </dl>
               <p class="caption about">
-                What is forgotten is computed again when it is grown from. Text stays, and of the open loom
-                the path you are on; and what is pinned.
+                What is forgotten is computed again when it is grown from. Text stays, and so does what is
+                pinned, and of the open loom the path you are on.
               </p>
             </section>
           )}
@@ -177,7 +177,7 @@ function Pinned({ looms, most, onUnpin }: PinnedProps) {
 /** Of the open loom its text, of others its number. */
 function nameOf(loom: Schemas['LoomKv'], node: number): string {
   const mine = open.value?.id === loom.loom ? open.value.tree.get(node) : undefined
-  if (mine && node !== ROOT) return `Node ${node}: ${oneLine(mine.text, 40)}`
+  if (mine && node !== ROOT) return `Node ${node}: ${oneLine(mine.text, 24)}`
   return `${node === ROOT ? 'The prompt' : `Node ${node}`} of ${loom.name}`
 }
 
