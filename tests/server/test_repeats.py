@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -119,7 +120,7 @@ def test_what_cannot_be_answered_again_is_refused_by_name(served: Served) -> Non
     headers = {"Idempotency-Key": "f2", "Accept": "text/event-stream"}
     assert code(served.client.post(f"/api/v1{path}", json={}, headers=headers)) == refused
     assert code(served.client.post("/looms/import", headers={"Idempotency-Key": "f3"})) == refused
-    for wrong in ("", "x" * 256, " "):
+    for wrong in ("", "x" * 256):
         headers = {"Idempotency-Key": wrong}
         answer = served.client.post("/api/v1/looms", json={"prompt": "Hi"}, headers=headers)
         assert code(answer) == (400, "invalid_parameter"), wrong
@@ -198,12 +199,24 @@ class Breaking(threading.Thread):
         for number in range(2):
             line, _ = self.listener.accept()
             self.n_came += 1
-            with line, socket.create_connection(self.there) as there:
-                there.sendall(line.recv(65536))
-                answer = there.recv(65536)
+            line.settimeout(10)
+            with line, socket.create_connection(self.there, timeout=10) as there:
+                there.sendall(whole(line))
+                answer = whole(there)
                 if number:
                     line.sendall(answer)
         self.listener.close()
+
+
+def whole(line: socket.socket) -> bytes:
+    """Read a request, or an answer, whose length is in its head."""
+    data = b""
+    while True:
+        data += line.recv(65536)
+        head, found, body = data.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        if found and length is not None and len(body) >= int(length[1]):
+            return data
 
 
 @pytest.mark.parametrize("is_async", [False, True])
