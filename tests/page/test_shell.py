@@ -144,7 +144,7 @@ def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
         page.goto(f"{desk.served.url}/#{desk.loom['name']}/{first}")
         expect(page.get_by_role("article", name="Text of the path")).to_contain_text("to stay")
         toasts = page.locator(".toasts")
-        command(page, "pin in memory")
+        command(page, "pin its")
         expect(toasts).to_contain_text(f"Node {first} is pinned: its path stays in memory.")
         assert [each["node"] for each in desk.ask("GET", desk.of("/kv"))["pinned"]] == [first]
         command(page, "where this node comes from")
@@ -171,7 +171,7 @@ def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
         expect(panel.get_by_role("button", name="Forget")).to_be_enabled()
         if width > 800:
             desk.row(first).click(button="right")
-            page.get_by_role("menuitem", name="Pin in memory, or not any more").click()
+            page.get_by_role("menuitem", name="Pin its KV, or unpin it").click()
             desk.until(lambda: desk.ask("GET", desk.of("/kv"))["pinned"], "it is pinned")
             toasts.get_by_role("button", name="Undo").last.click()
             desk.until(lambda: not desk.ask("GET", desk.of("/kv"))["pinned"], "it is unpinned")

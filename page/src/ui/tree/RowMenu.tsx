@@ -62,7 +62,7 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
       run: () => select(loom, node),
     },
     {
-      label: 'Pin in memory, or not any more',
+      label: 'Pin its KV, or unpin it',
       disabled: isReadOnly.peek() || told.growing === true,
       run: () => void act.pin(node),
     },
