@@ -27,6 +27,7 @@ from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
+from .laid import lay_for_cpu, pack_or_raise
 from .layout import Layout
 from .memory import KVMemory, KVStep
 from .model import (
@@ -38,6 +39,7 @@ from .model import (
     structural_copy,
 )
 from .output import TorchOutput
+from .packed import PackedLinear
 from .padded.step import PaddedMemory
 from .whole import WholePathEngine
 
@@ -90,6 +92,7 @@ class TorchEngine(ModelEngine):
         trust_remote_code: bool = False,
         quantization_config: Any = None,
         state_bytes: int | None = None,
+        packed_weights: bool | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
@@ -102,6 +105,9 @@ class TorchEngine(ModelEngine):
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
+            packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
+                CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
+                None: where it is faster. False: as they lie in the file, or by column.
 
         Raises:
             ModelLoadError: files are missing or broken.
@@ -115,6 +121,7 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
+            lay_for_cpu(found.model, packed_weights)
             engine = open_model(
                 found.model, n_ctx=n_ctx, fingerprint=found.fingerprint, state_bytes=state_bytes
             )
@@ -126,15 +133,25 @@ class TorchEngine(ModelEngine):
             dtype,
             trust_remote_code=trust_remote_code,
             quantization_config=quantization_config,
+            packed_weights=packed_weights,
             progress=progress,
         )
         return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes)
 
     @classmethod
     def adopt(
-        cls, model: Any, *, n_ctx: int | None = None, state_bytes: int | None = None
+        cls,
+        model: Any,
+        *,
+        n_ctx: int | None = None,
+        state_bytes: int | None = None,
+        packed_weights: bool = False,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
+
+        Args:
+            packed_weights: hold the linear weights a second time as oneDNN reads them, which makes
+                products on a CPU up to 2.5 times as fast; what is written into the model's counts.
 
         Raises:
             ConfigError: it is no Transformers model.
@@ -148,6 +165,8 @@ class TorchEngine(ModelEngine):
         refuse_model(model)
         refuse_handed_over(model)
         copied = structural_copy(model)
+        if packed_weights:
+            pack_or_raise(copied, keep=True)
         name = fingerprint_of(model)
         return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes)
 
@@ -175,6 +194,12 @@ class TorchEngine(ModelEngine):
             return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
+
+    def forget(self) -> None:
+        """Pack anew what an owner may have written to."""
+        for module in self.model.modules():
+            if isinstance(module, PackedLinear):
+                module.forget()
 
     def close(self) -> None:
         if not self._closed:
