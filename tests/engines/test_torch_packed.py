@@ -64,23 +64,45 @@ def test_it_computes_what_the_model_does(name: str, dtype, tmp_path: Path) -> No
 
 
 def test_what_is_loaded_lies_packed_where_that_is_faster(folder: Path, tmp_path: Path) -> None:
-    """In bfloat16 always; small ones in float32 by column."""
-    assert not packed(TorchEngine.load(folder).model)
-    assert not packed(TorchEngine.load(folder, dtype="bfloat16", packed_weights=False).model)
+    """In bfloat16 always; small ones in float32 by column, too."""
+    small = TorchEngine.load(folder).model
+    assert {layer.weight.stride(0) for layer in packed(small)} == {1}
+    assert len(packed(small)) == 3 * 7 + 1
+    for dtype in ("float32", "bfloat16"):
+        assert not packed(TorchEngine.load(folder, dtype=dtype, packed_weights=False).model)
     model = TorchEngine.load(folder, dtype="bfloat16").model
     assert len(packed(model)) == 3 * 7 + 1
     assert not any("proj" in name for name, _ in model.named_parameters())  # held once
     wide = build("llama").config
     wide.intermediate_size = (1 << 19) // wide.hidden_size
     type(build("llama"))(wide).save_pretrained(tmp_path / "wide")
-    assert packed(TorchEngine.load(tmp_path / "wide").model)
+    model = TorchEngine.load(tmp_path / "wide").model
+    assert len(packed(model)) == 3 * 7 + 1
+    assert not any("proj" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 40])
+def test_a_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder: Path) -> None:
+    engine = TorchEngine.load(folder)
+    ids = [(7 * i + i * i) % 120 for i in range(n)]
+    want = plain_logits(build("llama"), ids).numpy()
+    output = engine.forward([Row((), ids, 0, None, tuple(range(n)))])
+    got = np.stack([output.logits(i) for i in range(n)])
+    np.testing.assert_allclose(got, want, atol=2e-4)
+    with torch.no_grad():
+        engine.model.model.layers[1].mlp.gate_proj.weight.mul_(1.5)
+    output = engine.forward([Row((), ids, 0, None, (n - 1,))]).logits(0)
+    assert np.abs(output - want[-1]).max() > 0.01
+    want = plain_logits(engine.model, ids)[-1].numpy()
+    np.testing.assert_allclose(output, want, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_weights_say_what_they_said(folder: Path, dtype: str) -> None:
-    model = TorchEngine.load(folder, dtype=dtype, packed_weights=True).model
-    plain = build("llama").to(getattr(torch, dtype))
-    assert model.state_dict().keys() == plain.state_dict().keys()
+def test_packed_weights_say_what_they_said(tmp_path: Path, dtype: str) -> None:
+    build("qwen2").save_pretrained(tmp_path)
+    model = TorchEngine.load(tmp_path, dtype=dtype, packed_weights=True).model
+    plain = build("qwen2").to(getattr(torch, dtype))
+    assert list(model.state_dict()) == list(plain.state_dict())
     for name, weight in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight), name
     assert fingerprint_of(model) == fingerprint_of(plain)

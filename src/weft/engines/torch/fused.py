@@ -126,23 +126,24 @@ class _Siblings:
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
-        self._is_packed = any(isinstance(layer, PackedLinear) for layer in layers)
+        first = layers[0]
+        self._packed = first if isinstance(first, PackedLinear) else None
         self._held = [layer._parameters for layer in layers]  # `layer.weight` takes ten times it
-        weights = [] if self._is_packed else [layer.weight for layer in layers]
-        self._has_biases = layers[0].bias is not None
-        self._whole = _whole(weights) if weights else None
+        weights = [weight for held in self._held if (weight := held.get("weight")) is not None]
+        self._has_biases = first.bias is not None
+        self._whole = _whole(weights) if len(weights) == len(layers) else None
         self._places = [weight.data_ptr() for weight in weights]
 
     def each(self, x: Tensor) -> Sequence[Tensor]:
         """x: [T, in]. Returns what each layer makes of it, [T, out]."""
-        if self._whole is None:
+        if self._whole is None or self._is_packed_for(x):
             return [of_linear(x, layer) for layer in self._layers]
-        return self.of(x).split([len(held["weight"]) for held in self._held], -1)
+        return self.of(x).split([layer.out_features for layer in self._layers], -1)
 
     def of(self, x: Tensor) -> Tensor:
         """x: [T, in]. Returns [T, out of all], side by side."""
-        if self._is_packed:
-            return torch.cat(self.each(x), -1)
+        if self._is_packed_for(x):
+            return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
         weights: list[Any] = [held["weight"] for held in self._held]
         if self._whole is not None and [weight.data_ptr() for weight in weights] == self._places:
             out = F.linear(x, self._whole)
@@ -152,6 +153,9 @@ class _Siblings:
             biases: list[Any] = [held["bias"] for held in self._held]
             out.add_(torch.cat(biases))
         return out
+
+    def _is_packed_for(self, x: Tensor) -> bool:
+        return self._packed is not None and not self._packed.is_few(x)
 
 
 def _whole(weights: Sequence[Tensor]) -> Tensor | None:
@@ -175,7 +179,7 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     """Return x plus what a linear layer makes of `more`."""
-    if isinstance(layer, PackedLinear):
+    if isinstance(layer, PackedLinear) and not layer.is_few(more):
         return layer.product(more).add_(x)
     x = torch.addmm(x, more, layer.weight.t())
     return x if layer.bias is None else x.add_(layer.bias)

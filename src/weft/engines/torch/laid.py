@@ -18,9 +18,10 @@ from .packed import PackedLinear, can_pack
 
 _log = logging.getLogger("weft.engines.torch")
 
-# A float32 model whose largest layer has fewer numbers stays by column: at one row a call of oneDNN
-# costs it more than the product.
+# A float32 model whose largest layer has fewer numbers has its weights by column, too, for fewer
+# rows than FEW: there a call of oneDNN costs it more than the product.
 LEAST_NUMBERS = 1 << 19
+FEW = 16
 
 
 def lay_for_cpu(model: PreTrainedModel, packed_weights: bool | None) -> None:
@@ -30,8 +31,20 @@ def lay_for_cpu(model: PreTrainedModel, packed_weights: bool | None) -> None:
     """
     if packed_weights:
         pack_or_raise(model, keep=False)
-    elif packed_weights is False or not pack(model, keep=False, least=LEAST_NUMBERS):
+    elif packed_weights is False:
         lay_by_column(model)
+    elif _is_small(model):
+        lay_by_column(model)
+        pack(model, keep=True, few=FEW)
+    elif not pack(model, keep=False):
+        lay_by_column(model)
+
+
+def _is_small(model: PreTrainedModel) -> bool:
+    if model.dtype != torch.float32:
+        return False
+    layers = [getattr(*place) for place in _linear_layers(model) if place[0] is not model]
+    return max((layer.weight.numel() for layer in layers), default=0) < LEAST_NUMBERS
 
 
 def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
@@ -45,17 +58,16 @@ def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
 
 
 @torch.inference_mode(False)
-def pack(model: PreTrainedModel, *, keep: bool, least: int = 0) -> bool:
+def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
     """Pack the weights of linear layers for oneDNN, where the engine knows the model in full.
 
     keep: the weights stay where they are, too; else only that of an output layer that is the
-    embedding. least: numbers of the largest layer, below which float32 is not packed. The log says
-    what is held twice. Returns whether they are packed.
+    embedding. few: see `PackedLinear`. The log says what is held twice. Returns whether they are
+    packed.
     """
     places = _linear_layers(model)
     weights = {id(w): w for w in (getattr(*place).weight for place in places)}
-    is_small = model.dtype == torch.float32 and _largest_layer(model, places) < least
-    if is_small or not _can_pack(weights.values()):
+    if not _can_pack(weights.values()):
         return False
     looked_up = model.get_input_embeddings().weight
     weights.pop(id(looked_up), None)
@@ -67,7 +79,7 @@ def pack(model: PreTrainedModel, *, keep: bool, least: int = 0) -> bool:
         layer = getattr(parent, name)
         stays = keep or layer.weight is looked_up
         n_twice += layer.weight.nbytes if stays else 0
-        setattr(parent, name, PackedLinear(layer, keep=stays))
+        setattr(parent, name, PackedLinear(layer, keep=stays, few=few))
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"
@@ -88,12 +100,6 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
         for name, child in parent.named_children()
         if type(child) is nn.Linear
     ]
-
-
-def _largest_layer(model: PreTrainedModel, places: Sequence[tuple[nn.Module, str]]) -> int:
-    """Return how many numbers the largest weight has, that of the output left out."""
-    sizes = [getattr(*place).weight.numel() for place in places if place[0] is not model]
-    return max(sizes, default=0)
 
 
 def _can_pack(weights: Collection[Tensor]) -> bool:

@@ -22,13 +22,15 @@ class PackedLinear(nn.Linear):
     and what is loaded into the layer is packed anew. With it, what is written there counts.
     """
 
-    def __init__(self, layer: nn.Linear, *, keep: bool) -> None:
+    def __init__(self, layer: nn.Linear, *, keep: bool, few: int = 0) -> None:
+        """few: rows below which the weight as it lay is faster, where that is kept."""
         nn.Module.__init__(self)
+        self._few_numbers = few * layer.in_features
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._parameters["bias"] = layer.bias
         weight = layer.weight
-        if keep:
+        if keep:  # in the order of the layer's own: others count on it
             self._parameters["weight"] = weight
+        self._parameters["bias"] = layer.bias
         self._pack(weight.detach())
         self._mark = mark_of(weight)
         self.train(layer.training)
@@ -46,12 +48,19 @@ class PackedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x)
 
+    def is_few(self, x: Tensor) -> bool:
+        """Whether rows [..., in] are so few that they meet the weight as it lay."""
+        return x.numel() < self._few_numbers
+
     def product(self, x: Tensor) -> Tensor:
         """x: [..., in]. Returns [..., out]."""
         kept = self._parameters.get("weight")
-        if kept is not None and mark_of(kept) != self._mark:
-            self._pack(kept.detach())
-            self._mark = mark_of(kept)
+        if kept is not None:
+            if self.is_few(x):
+                return F.linear(x, kept, self._parameters["bias"])
+            if mark_of(kept) != self._mark:
+                self._pack(kept.detach())
+                self._mark = mark_of(kept)
         return product(x, self._packed, self._parameters["bias"])
 
     def forget(self) -> None:
@@ -62,9 +71,9 @@ class PackedLinear(nn.Linear):
         self._packed = packed(weight)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
         if "weight" not in self._parameters:
             destination[prefix + "weight"] = self.weight
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         if "weight" not in self._parameters and prefix + "weight" in state_dict:
