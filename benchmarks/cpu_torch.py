@@ -15,10 +15,12 @@ of Transformers.
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import itertools
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -128,8 +130,9 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
     rows = []
     for length in options.prompts:
         ids = prompt(length)
+        known = theirs.prefill([ids])
         with weft.Loom(lm, ids) as loom:
-            loom.grow(n=1, max_tokens=1)
+            loom.grow(n=1, max_tokens=1)  # reads the prompt
             for n in options.n:
                 n_steps = N_STEPS.get(n, 4)
 
@@ -138,11 +141,12 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
                     for node in grown:
                         node.remove()
 
-                other = theirs.grower(theirs.prefill([ids]), n, n_steps)
+                other = theirs.grower(copy.deepcopy(known), n, n_steps)
                 found = in_turn(ours, other, options.rounds, n_steps)
                 must = MUST.get((dtype, length), {}).get(n, "")
                 rows.append({"dtype": dtype, "what": "step", "prompt": length, "n": n, **found})
                 rows[-1]["must"] = must
+                print(rows[-1], file=sys.stderr)
                 del other
                 gc.collect()
     model = weft.AsyncLM(lm, as_torch=False)
@@ -161,6 +165,7 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
         found = in_turn(read, prefill, options.rounds, count)
         rows.append({"dtype": dtype, "what": "prefill", "prompt": 512, "n": count, **found})
         rows[-1]["must"] = 1.0
+        print(rows[-1], file=sys.stderr)
     lm.close()
     return rows
 

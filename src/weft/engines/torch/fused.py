@@ -118,7 +118,7 @@ class _Layer:
         met = step.attend(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
         x = _added(x, met.reshape(n_tokens, -1), self._back)
         gate, up = self._gated.each(_normed(x, self._between))
-        return _added(x, self._act(gate) * up, self._down)
+        return _added(x, self._act(gate).mul_(up), self._down)
 
 
 class _Siblings:
