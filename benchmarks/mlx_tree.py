@@ -4,7 +4,8 @@ The embedded model in float32 (or 4-bit, or bfloat16), a 512-token prompt, 128 n
 (the end token is banned), temperature 0.6, min_p 0.05. Sides, in turn in one run, each in its own
 process:
 
-  mlx              Loom.grow on the mlx engine
+  mlx              Loom.grow on the mlx engine, over the folder
+  mlx_handed_over  the same over a model as mlx-lm loads it, which stays as it is
   replicate_once   the prompt prefilled once, its KV repeated for every branch, one batch decoded
   batch_generate   mlx-lm's batch_generate, which prefills the prompt for every branch
 
@@ -29,7 +30,7 @@ from typing import Any
 
 from cpu_tree import N_NEW, TINY, prompt_ids
 
-SIDES = ("mlx", "replicate_once", "batch_generate")
+SIDES = ("mlx", "mlx_handed_over", "replicate_once", "batch_generate")
 FORMS = ("float32", "bfloat16", "4bit")
 MUST_RATE, MUST_MEMORY = 1.0, 0.6  # of replicate_once; memory at the most branches
 
@@ -45,14 +46,19 @@ def converted(form: str, folder: Path) -> Path:
     return folder / form
 
 
-def weft_job(model: Any, tokenizer: Any, n: int) -> Job:
-    """Return our job, over a model as mlx-lm loads it."""
+def weft_job(side: str, n: int, folder: str) -> Job:
+    """Return our job, over a folder or over a model as mlx-lm loads it."""
     import weft
 
-    lm = weft.load(model, tokenizer)
+    if side == "mlx":
+        lm = weft.load(folder, engine="mlx")
+    else:
+        from mlx_lm import load
+
+        lm = weft.load(*load(folder)[:2])
     ids = prompt_ids()
     options: dict[str, Any] = {"temperature": 0.6, "min_p": 0.05, "temperature_first": True}
-    options["logit_bias"] = {end: float("-inf") for end in tokenizer.eos_token_ids}
+    options["logit_bias"] = {end: float("-inf") for end in lm.text.stop_ids}
 
     def job(n_new: int) -> float:
         lm.clear_cache()
@@ -71,11 +77,11 @@ def child(side: str, n: int, folder: str) -> None:
     from mlx_lm import load
     from peers import mlx as peers
 
-    model, tokenizer = load(folder)[:2]
     job: Job
-    if side == "mlx":
-        job = weft_job(model, tokenizer, n)
+    if side.startswith("mlx"):
+        job = weft_job(side, n, folder)
     else:
+        model, tokenizer = load(folder)[:2]
         peer, ids = getattr(peers, side), prompt_ids()
 
         def job(n_new: int) -> float:
@@ -123,7 +129,7 @@ def compare(counts: list[int], rounds: int, sides: list[str], folder: Path) -> l
                 row["x replicate_once"] = round(median(rates), 2)
                 row["x its peak"] = round(median(peaks), 2)
             must = f">= {MUST_RATE}" + (f", <= {MUST_MEMORY}" if n == max(counts) else "")
-            row["must"] = must if side == "mlx" else ""
+            row["must"] = must if side.startswith("mlx") else ""
             rows.append(row)
     return rows
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 Json = dict[str, Any]
+WAIT_MS = 10_000  # for what a page comes to, on a busy machine
 WIDE = {"width": 1440, "height": 900}
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -70,6 +71,7 @@ def expect(what: Any) -> Any:
     """Playwright's own, which waits for what is expected; imported where it is used."""
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=WAIT_MS)
     return expect(what)
 
 
@@ -114,7 +116,7 @@ def watched(browser: Browser, url: str, **context: Any) -> Iterator[tuple[Page, 
     """Open a page of its own, whose faults are an error at the end of the block."""
     options = {"viewport": WIDE, "base_url": url, "reduced_motion": "reduce", **context}
     opened = browser.new_context(**options)
-    opened.set_default_timeout(10_000)
+    opened.set_default_timeout(WAIT_MS)
     watch = Watch(opened, url)
     try:
         yield opened.new_page(), watch

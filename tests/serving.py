@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,22 @@ from weft.server.run import bound
 from weft.server.service import Service
 
 KEY = "a-key-of-enough-characters"
+
+
+Event = tuple[int | None, str, dict[str, Any]]  # id, name, data
+
+
+def events(lines: Iterator[str]) -> Iterator[Event]:
+    """Read server-sent events as a browser does."""
+    number, name = None, ""
+    for line in lines:
+        key, _, value = line.partition(": ")
+        if key == "id":
+            number = int(value)
+        elif key == "event":
+            name = value
+        elif key == "data":
+            yield number, name, json.loads(value)
 
 
 @dataclass
@@ -53,7 +70,13 @@ def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]
     listener = bound(config.host, port)
     app = create_app(config)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=65,  # as ours
+        )
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(

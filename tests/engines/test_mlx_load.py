@@ -23,6 +23,7 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
 import mlx_lm  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
 from mlx_lm.models import base, llama  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 
@@ -58,6 +59,23 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lm() -> Iterator[weft.LM]:
     with weft.load(str(shallow()), engine="mlx", dtype="float32") as lm:
         yield lm
+
+
+def test_weights_that_we_load_lie_by_column_where_that_is_faster(lm: weft.LM) -> None:
+    model, plain = lm.engine.model, mlx_lm.load(str(shallow()))[0]
+    plain.set_dtype(mx.float32)
+    laid = {name: array for name, array in tree_flatten(model.parameters()) if array.ndim == 2}
+    on_cpu = mx.default_device().type == mx.cpu
+    for name, array in tree_flatten(plain.parameters()):
+        if name in laid:
+            assert mx.array_equal(laid[name], array), name
+            rows, _ = memoryview(laid[name]).strides or (0, 0)
+            is_met = "embed" not in name or lm.engine.model.args.tie_word_embeddings
+            assert (rows == 4) is (on_cpu and is_met), name
+    bf16 = MlxEngine.load(shallow(), dtype="bfloat16")
+    head = bf16.model.model.layers[0].mlp.up_proj.weight
+    assert memoryview(head).strides == (2 * head.shape[1], 2)
+    bf16.close()
 
 
 def copy_of(folder: Path, to: Path) -> Path:

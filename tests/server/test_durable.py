@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from serving import Served, serving
+from serving import Served, events, serving
 from weft.server import ServerConfig
 from weft.store.library import Library
 from weft.store.tables import nodes, pieces
@@ -68,11 +68,7 @@ def test_who_followed_the_server_before_is_told_the_state_anew(tmp_path: Path) -
 def first_event(server: Served, path: str, after: int | None = None) -> tuple[int, str, int]:
     """Return id, name and revision of the first event that a follower of a loom gets."""
     query = {"tokens": True} if after is None else {"tokens": True, "after": after}
-    told: dict[str, str] = {}
     with server.client.stream("GET", f"{path}/events", params=query, timeout=2) as answer:
-        for line in answer.iter_lines():
-            key, _, value = line.partition(": ")
-            told[key] = value
-            if key == "data":
-                break
-    return int(told["id"]), told["event"], json.loads(told["data"])["rev"]
+        number, name, told = next(events(answer.iter_lines()))
+    assert number is not None
+    return number, name, told["rev"]

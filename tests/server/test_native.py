@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from serving import Served, serving
+from serving import Event, Served, events, serving
 from weft.server import ServerConfig
 
 Json = dict[str, Any]
@@ -54,19 +52,6 @@ class Desk:
 @pytest.fixture
 def desk(served: Served) -> Desk:
     return Desk(served)
-
-
-def events(lines: Iterator[str]) -> Iterator[tuple[int | None, str, Json]]:
-    """Read server-sent events as a browser does."""
-    number, name = None, ""
-    for line in lines:
-        key, _, value = line.partition(": ")
-        if key == "id":
-            number = int(value)
-        elif key == "event":
-            name = value
-        elif key == "data":
-            yield number, name, json.loads(value)
 
 
 def test_a_loom_is_made_grown_and_read(desk: Desk) -> None:
@@ -124,7 +109,7 @@ def test_a_stream_tells_every_token_once(desk: Desk) -> None:
 
 def test_a_stream_goes_on_where_it_broke_off(desk: Desk) -> None:
     job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=200)["job"]
-    seen: list[tuple[int | None, str, Json]] = []
+    seen: list[Event] = []
     path = f"/api/v1/jobs/{job}/events"
     while not seen or seen[-1][1] != "done":
         headers = {"Last-Event-ID": str(seen[-1][0])} if seen else {}
@@ -423,7 +408,7 @@ def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
 
 
 def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
-    came: list[tuple[int | None, str, Json]] = []
+    came: list[Event] = []
     begun = threading.Event()
 
     def listen() -> None:
@@ -446,7 +431,7 @@ def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
     assert came[1][2]["removed"] == [node["node"]]
 
 
-def read_feed(desk: Desk, until: str, **query: Any) -> list[tuple[int | None, str, Json]]:
+def read_feed(desk: Desk, until: str, **query: Any) -> list[Event]:
     """The events of everything in the loom, to the first of a name."""
     came = []
     query = {"tokens": True, **query}

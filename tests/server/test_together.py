@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from serving import Served, serving
+from serving import Event, Served, events, serving
 from weft.server import ServerConfig
 from weft.server.branches import Author
 from weft.store.library import Library
 
 Json = dict[str, Any]
-Told = list[tuple[int, str, Json]]
+Told = list[Event]
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +103,10 @@ def read(shared: Shared, until: Any, **query: Any) -> Told:
     query = {"tokens": True, **query}
     path = f"{shared.base}/events"
     with shared.client.stream("GET", path, params=query, timeout=10) as answer:  # below a ping
-        number, name = 0, ""
-        for line in answer.iter_lines():
-            key, _, value = line.partition(": ")
-            if key == "id":
-                number = int(value)
-            elif key == "event":
-                name = value
-            elif key == "data":
-                came.append((number, name, json.loads(value)))
-                if until(came):
-                    break
+        for event in events(answer.iter_lines()):
+            came.append(event)
+            if until(came):
+                break
     return came
 
 

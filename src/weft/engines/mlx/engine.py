@@ -108,7 +108,11 @@ class MlxEngine(Engine):
         def loaded() -> tuple[nn.Module, str]:
             with mx.stream(place):
                 return load_model(
-                    Path(folder), dtype, trust_remote_code=trust_remote_code, progress=progress
+                    Path(folder),
+                    dtype,
+                    place,
+                    trust_remote_code=trust_remote_code,
+                    progress=progress,
                 )
 
         model, fingerprint = owner().call(loaded)
