@@ -219,6 +219,42 @@ def test_asked_for_where_it_has_no_effect_is_refused(name: str, dtype: str, tmp_
     TorchEngine.load(tmp_path, packed_weights=False)
 
 
+def test_other_values_are_refused(folder: Path) -> None:
+    for given in ("yes", 1):
+        with pytest.raises(
+            ConfigError, match="packed_weights is .* allowed are None, True and False"
+        ):
+            TorchEngine.load(folder, packed_weights=given)
+        with pytest.raises(
+            ConfigError, match="packed_weights is .* allowed are None, True and False"
+        ):
+            TorchEngine.adopt(build("llama"), packed_weights=given)
+
+
+def test_all_faces_take_the_option(folder: Path) -> None:
+    import weft
+
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=_words())
+    words.save_pretrained(folder)
+    for source, given in ((folder, ()), (build("llama"), (words,))):
+        options = {"packed_weights": True}
+        lm = weft.load(source, *given, engine="torch", engine_options=options)
+        assert packed(lm.engine.model)
+        plain = plain_logits(build("llama"), IDS)[-1].log_softmax(-1).numpy()
+        got = weft.AsyncLM(lm, as_torch=False).next_token_logprobs_sync(IDS)
+        np.testing.assert_allclose(got, plain, atol=2e-4)
+        lm.clear_cache()
+        lm.close()
+
+
+def _words():
+    from tokenizers import Tokenizer, decoders, models
+
+    backend = Tokenizer(models.BPE({chr(40 + i): i for i in range(80)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
 @pytest.mark.parametrize("fault", ["wrong", "gone"])
 def test_products_that_are_wrong_or_gone_leave_the_weights_as_they_lie(
     fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, Row, Span, check_rows, row_tokens
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from ..source import Progress
 
 Answer = TypeVar("Answer")
+
+_PACKED_WEIGHTS = (None, True, False)
 
 
 class TorchEngine(ModelEngine):
@@ -114,6 +117,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
                 raise ConfigError(
@@ -145,13 +149,14 @@ class TorchEngine(ModelEngine):
         *,
         n_ctx: int | None = None,
         state_bytes: int | None = None,
-        packed_weights: bool = False,
+        packed_weights: bool | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
 
         Args:
             packed_weights: hold the linear weights a second time as oneDNN reads them, which makes
                 products on a CPU up to 2.5 times as fast; what is written into the model's counts.
+                None: not.
 
         Raises:
             ConfigError: it is no Transformers model.
@@ -162,6 +167,7 @@ class TorchEngine(ModelEngine):
                 f"a {type(model).__name__} is not a Transformers model; hand over a "
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
+        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
         copied = structural_copy(model)
