@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, Row, Span, check_rows, row_tokens
@@ -27,6 +28,7 @@ from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
+from .laid import lay_for_cpu, pack_or_raise
 from .layout import Layout
 from .memory import KVMemory, KVStep
 from .model import (
@@ -38,6 +40,7 @@ from .model import (
     structural_copy,
 )
 from .output import TorchOutput
+from .packed import PackedLinear
 from .padded.step import PaddedMemory
 from .whole import WholePathEngine
 
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from ..source import Progress
 
 Answer = TypeVar("Answer")
+
+_PACKED_WEIGHTS = (None, True, False)
 
 
 class TorchEngine(ModelEngine):
@@ -90,6 +95,7 @@ class TorchEngine(ModelEngine):
         trust_remote_code: bool = False,
         quantization_config: Any = None,
         state_bytes: int | None = None,
+        packed_weights: bool | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
@@ -102,12 +108,16 @@ class TorchEngine(ModelEngine):
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
+            packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
+                CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
+                None: where it is faster. False: as they lie in the file, or by column.
 
         Raises:
             ModelLoadError: files are missing or broken.
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
                 raise ConfigError(
@@ -115,6 +125,7 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
+            lay_for_cpu(found.model, packed_weights)
             engine = open_model(
                 found.model, n_ctx=n_ctx, fingerprint=found.fingerprint, state_bytes=state_bytes
             )
@@ -126,15 +137,26 @@ class TorchEngine(ModelEngine):
             dtype,
             trust_remote_code=trust_remote_code,
             quantization_config=quantization_config,
+            packed_weights=packed_weights,
             progress=progress,
         )
         return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes)
 
     @classmethod
     def adopt(
-        cls, model: Any, *, n_ctx: int | None = None, state_bytes: int | None = None
+        cls,
+        model: Any,
+        *,
+        n_ctx: int | None = None,
+        state_bytes: int | None = None,
+        packed_weights: bool | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
+
+        Args:
+            packed_weights: hold the linear weights a second time as oneDNN reads them, which makes
+                products on a CPU up to 2.5 times as fast; what is written into the model's counts.
+                None: not.
 
         Raises:
             ConfigError: it is no Transformers model.
@@ -145,9 +167,12 @@ class TorchEngine(ModelEngine):
                 f"a {type(model).__name__} is not a Transformers model; hand over a "
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
+        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
         copied = structural_copy(model)
+        if packed_weights:
+            pack_or_raise(copied, keep=True)
         name = fingerprint_of(model)
         return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes)
 
@@ -175,6 +200,12 @@ class TorchEngine(ModelEngine):
             return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
+
+    def forget(self) -> None:
+        """Pack anew what an owner may have written to."""
+        for module in self.model.modules():
+            if isinstance(module, PackedLinear):
+                module.forget()
 
     def close(self) -> None:
         if not self._closed:
