@@ -40,6 +40,9 @@ ALLOWED = {
     "_modules": "torch has no public table of a module's parts (engines/torch/model.py)",
     "_parameters": "torch takes a microsecond for a weight by its name (engines/torch/fused.py)",
     "_scaled_dot_product_flash_attention_for_cpu": "the one CPU product with its log-sum-exp",
+    "_reorder_linear_weight": "packs for oneDNN, of private name only (engines/torch/packed.py)",
+    "_linear_pointwise": "the product with what it packs (engines/torch/packed.py)",
+    "_is_mkldnn_bf16_supported": "whether oneDNN knows bfloat16 here (engines/torch/packed.py)",
     "_version": "torch counts changes of a tensor there",
 }
 # Parts of packages that stand in another layer than the rest, so that they count as packages.

@@ -218,7 +218,7 @@ class LM:
 
     @property
     def kv(self) -> PathKV:
-        """The KV of whole paths: size, copy, trim, export, save and load."""
+        """The KV of whole paths: size, pin, offload, copy, trim, export, save and load."""
         return PathKV(self)
 
     def tokenize(
@@ -398,6 +398,7 @@ class LM:
     def clear_cache(self) -> None:
         """Forget all KV and logits that no running work needs; tokens and handles stay.
 
+        KV that is pinned by hand goes, too, and its room stays: see `PathKV.pin`.
         Weights changed in place are noticed where PyTorch counts changes (an optimizer's step,
         `add_`, `load_state_dict`); call this after other changes, such as through `.data`.
         """

@@ -9,18 +9,21 @@ tensors:  "k.{layer}", "v.{layer}" [n_kv_heads, n_tokens, head_dim]
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from . import files
 from .checks import whole_number
-from .errors import ConfigError, FormatError, KVFull, ModelMismatch, Unsupported
+from .errors import ConfigError, FormatError, KVFull, ModelMismatch, StaleHandle, Unsupported
 from .files import FAULTS, parse_json
-from .kv.place import Cursor, Place
+from .kv.pins import PinHold
+from .kv.place import Cursor, Node, Place
 from .kv.tree import is_evictable
 from .sched.work import Extend
 
@@ -43,6 +46,68 @@ class HasPlace(Protocol):
 Path = Sequence[int] | Place | HasPlace
 
 
+class KvSizes(NamedTuple):
+    """How many tokens of a path have their KV on the device, and how many others on the host."""
+
+    device: int
+    host: int
+
+
+class Pin:
+    """A path whose KV is not evicted until `unpin`; get it from `lm.kv.pin`.
+
+    It is one of possibly many on the path: what several pin is evictable after the last of them.
+    A context manager; one that is collected lets go, too. It pins tokens: what becomes of the node
+    or branch that stood there does not move it.
+
+    place: the end of the path.
+    """
+
+    def __init__(self, lm: LM, place: Place) -> None:
+        """Not for users; see `PathKV.pin`."""
+        self._lm = lm
+        self.place = place
+        self._hold: PinHold | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        """False after `unpin`, when the LM is closed, and when the path's adapter was removed."""
+        hold = self._hold
+        return hold is not None and not self._lm.closed and hold in self._lm.tree.pins
+
+    def try_take(self) -> bool:
+        """Pin the path where there is room; between steps, under the lock. The LM's part."""
+        tree, name = self._lm.tree, self.place.namespace
+        if self._lm.closed:
+            raise StaleHandle("this LM is closed; load it again")
+        if name is not None and name in self._lm.scheduler.retired:
+            raise StaleHandle(self._lm.scheduler.retired[name])
+        self._hold = tree.pin_by_hand(self.place, self)
+        if self._hold is None:  # sessions that nothing runs in may hold the room
+            self._lm.scheduler.lines.relieve()
+            self._hold = tree.pin_by_hand(self.place, self)
+        return self._hold is not None
+
+    def unpin(self) -> None:
+        """Let the path's KV be evicted again; idempotent. What is there stays until others need
+        the room.
+        """
+        hold, self._hold = self._hold, None
+        if hold is not None and not self._lm.closed:
+            with suppress(StaleHandle):  # it was closed meanwhile
+                self._lm.driver.exclusive(lambda: self._lm.tree.unpin_by_hand(hold))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unpin()
+
+    def __repr__(self) -> str:
+        state = "pinned" if self.is_pinned else "not pinned any more"
+        return f"<Pin of {self.place.depth} tokens, {state}>"
+
+
 class PathKV:
     """What may be done with the KV of a path by hand; get it as `lm.kv`.
 
@@ -56,8 +121,75 @@ class PathKV:
 
     def size(self, path: Path) -> int:
         """Return how many tokens of the path have their KV on the device. Cost: O(nodes)."""
+        return self.sizes(path).device
+
+    def sizes(self, path: Path) -> KvSizes:
+        """Return how many tokens of the path have KV, on the device and on the host.
+
+        What the host has alone is copied back when it is used, and not computed. Cost: O(nodes).
+        """
         place = self._place(path)
-        return self._lm.driver.exclusive(lambda: self._size(place))
+        return self._lm.driver.exclusive(lambda: self._sizes(place))
+
+    def pin(self, path: Path) -> Pin:
+        """Compute what KV of the path is missing, and keep it on the device until `Pin.unpin`.
+
+        What is pinned is of the KV budget, and of `n_seq_max`: what does not fit beside it raises
+        KVFull. `clear_cache` and other weights forget its KV, too; the room stays its own, and it
+        is pinned again when it is computed again.
+        While running work has the room, it queues for it like any prompt.
+        Raises: KVFull when it cannot fit beside what else is pinned; ConfigError for the empty
+        path; StaleHandle when the LM, or the adapter, is gone.
+        """
+        place = self._place(path)
+        while (pin := self.try_pin(place)) is None:
+            self._compute(place)  # in the queue, for its turn; it says if there will never be room
+        try:
+            self._compute(place)
+        except BaseException:
+            pin.unpin()
+            raise
+        return pin
+
+    async def apin(self, path: Path) -> Pin:
+        """As `pin`, without blocking the loop."""
+        place = self._place(path)
+        while (pin := await asyncio.to_thread(self.try_pin, place)) is None:
+            await self._acompute(place)
+        try:
+            await self._acompute(place)
+        except BaseException:
+            del pin  # which lets go; nothing waits for that here
+            raise
+        return pin
+
+    def try_pin(self, path: Path) -> Pin | None:
+        """Pin a path without computing anything; None where the room for it is pinned or in use.
+
+        What KV it lacks has its room kept, which may evict others', and is pinned once something
+        computes it. Raises: as `pin`, but no KVFull.
+        """
+        pin = Pin(self._lm, self._place(path).fork())
+        if not pin.place.depth:
+            raise ConfigError("the path is empty: it has no KV to pin")
+        return pin if self._lm.driver.exclusive(pin.try_take) else None
+
+    def offload(self, path: Path, *, start: int = 0) -> int:
+        """Move the path's KV after its first `start` tokens to the host, where `offload=` allows.
+
+        It comes back when it is used. What other paths continue, is pinned, or running work uses,
+        stays. Returns how many of these tokens have their KV on the host alone.
+        Raises: Unsupported for an LM that was loaded without `offload`; KVFull for more than that
+        holds; ConfigError for a start that is not on the path. Cost: a copy of the KV.
+        """
+        place = self._place(path)
+        start = whole_number("start", start, 0, place.depth)
+        if not self._lm.tree.host.capacity:
+            raise Unsupported(
+                "this model keeps no KV on the host: it was loaded without offload",
+                hint="load it with offload=BYTES, or let go of the KV: it is computed again",
+            )
+        return self._lm.driver.exclusive(lambda: self._offload(place, start))
 
     def copy(self, path: Path) -> Place:
         """Return another hold on the same path: nothing is copied. Cost: O(1)."""
@@ -66,7 +198,8 @@ class PathKV:
     def trim(self, path: Path, length: int) -> Place:
         """Drop the path's KV after its first `length` tokens; return the place there.
 
-        What other paths continue, or running work uses, stays. Tokens and handles stay too.
+        What other paths continue, is pinned, or running work uses, stays. Tokens and handles stay
+        too.
         Raises: ConfigError for a length that is not on the path.
         """
         place = self._place(path)
@@ -189,41 +322,67 @@ class PathKV:
             raise ConfigError("this path belongs to another LM; give its token ids instead")
         return path
 
-    def _size(self, place: Place) -> int:
-        tree, size = self._lm.tree, 0
+    def _sizes(self, place: Place) -> KvSizes:
+        tree, device, host = self._lm.tree, 0, 0
         depth = place.depth
         for node in tree.up(tree.place(place)):
-            size += (depth - node.start) if node.resident else 0
+            device += (depth - node.start) if node.resident else 0
+            host += (depth - node.start) if node.host is not None else 0
             depth = node.start
-        return size
+        return KvSizes(device, host)
+
+    def _after(self, place: Place, start: int) -> list[Node]:
+        """Return the nodes of a path after its first `start` tokens, the last one first."""
+        tree = self._lm.tree
+        tree.cut(tree.place(place.at(start)))
+        return [n for n in tree.up(tree.cut(tree.place(place))) if n.start >= start]
 
     def _trim(self, place: Place, length: int) -> Place:
-        tree = self._lm.tree
-        start = place.at(length)
-        tree.cut(tree.place(start))
-        for node in list(tree.up(tree.cut(tree.place(place)))):
-            if node.start < length:
-                break
+        tree, start = self._lm.tree, place.at(length)
+        for node in self._after(place, length):
             tree.host.free(node)
             if is_evictable(node):
                 tree.drop(node)
         return start
 
+    def _offload(self, place: Place, start: int) -> int:
+        tree = self._lm.tree
+        nodes = self._after(place, start)
+        n = sum(len(node.tokens) for node in nodes)
+        if n > tree.host.capacity:
+            raise KVFull(
+                f"the KV of {n} tokens does not fit on the host, which has room for"
+                f" {tree.host.capacity} of them",
+                needed=n,
+                capacity=tree.host.capacity,
+                hint="load the model with more for offload, or move less of the path",
+            )
+        for node in nodes:
+            if is_evictable(node):
+                tree.drop(node, offload=True)
+        return sum(len(node.tokens) for node in nodes if node.host is not None)
+
+    def _compute(self, place: Place) -> None:
+        self._lm.drive(tickets := self._lm.submit([Extend(place)]))
+        tickets[0].result()
+
+    async def _acompute(self, place: Place) -> None:
+        tickets = await self._lm.asubmit([Extend(place)])
+        await self._lm.adrive(tickets)
+        tickets[0].result()
+
     def _put(self, place: Place, arrays: Mapping[str, Any]) -> Place:
         slice_exported(arrays, 0, place.depth)
         if not self._lm.driver.exclusive(lambda: self._insert(place, arrays)):
-            self._lm.drive(tickets := self._lm.submit([Extend(place)]))
-            tickets[0].result()
+            self._compute(place)
         return place
 
     def _with_resident(self, place: Place, use: Callable[[Cursor], T]) -> T:
         """Call `use` between steps, with the path's KV on the device."""
         self._refuse_hidden()
-        lm = self._lm
         while True:
-            lm.drive(tickets := lm.submit([Extend(place)]))
-            tickets[0].result()
-            found = lm.driver.exclusive(lambda: self._try_use(place, use))
+            self._compute(place)
+            found = self._lm.driver.exclusive(lambda: self._try_use(place, use))
             if found is not None:
                 return found[0]
 

@@ -137,6 +137,6 @@ def unshared_tokens(tree: TokenTree) -> int:
         while not resident.resident and resident.parent is not None:
             resident = resident.parent
         if resident.fragment is not None and not resident.live:
-            branches[resident] = branches.get(resident, 0) + node.holds
+            branches[resident] = branches.get(resident, 0) + node.holds - node.ends
     leaves = sum(node.end * max(n, 1) for node, n in branches.items())
     return leaves + sum(tail.cursor.depth + tail.fragment.length for tail in tree.tails)

@@ -61,7 +61,7 @@ def test_linear_weights_lie_by_column_and_say_what_they_said(folder: Path) -> No
     loaded, plain = TorchEngine.load(folder).model, build("llama")
     looked_up = loaded.get_input_embeddings().weight
     assert looked_up.is_contiguous()
-    linear = [m.weight for m in loaded.modules() if type(m) is torch.nn.Linear]
+    linear = [m.weight for m in loaded.modules() if isinstance(m, torch.nn.Linear)]
     assert {weight.stride(0) for weight in linear} == {1}
     assert len(linear) == 3 * 7 + 1  # of each layer, and the output
     for name, weight in plain.state_dict().items():

@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.listkv import ListFragments
+from weft.kv.pins import PinHold
 from weft.kv.place import Cursor, Place, Tail, resolve
 from weft.kv.tree import TokenTree
 
 CAPACITY, MAX_PATHS, MOST_PLACES = 60, 6, 16
+
+
+class Owner:
+    """Who pins by hand."""
 
 
 class Twin:
@@ -26,6 +31,8 @@ class Twin:
         self.known: dict[Place, tuple[int, ...]] = {}
         self.pins: list[tuple[Cursor, tuple[int, ...]]] = []
         self.tails: list[tuple[Tail, Cursor, tuple[int, ...], list[int]]] = []
+        self.by_hand: list[tuple[Owner, PinHold, tuple[int, ...]]] = []
+        self.computed: set[int] = set()  # ids of the holds whose KV was all there
 
     def tokens(self) -> list[int]:
         return [self.random.randrange(3) for _ in range(self.random.randrange(1, 5))]
@@ -86,6 +93,23 @@ class Twin:
             else:
                 self.pins.append((cursor, _))
 
+    def op_pin_by_hand(self) -> None:
+        place = self.some_place()
+        if place is not None and self.known[place] and len(self.by_hand) < 3:
+            owner = Owner()
+            hold = self.tree.pin_by_hand(place, owner)
+            if hold is not None:
+                self.by_hand.append((owner, hold, self.known[place]))
+
+    def op_unpin_by_hand(self) -> None:
+        if self.by_hand:
+            owner, hold, _ = self.by_hand.pop(self.random.randrange(len(self.by_hand)))
+            self.computed.discard(id(hold))
+            if self.random.random() < 0.5:
+                self.tree.unpin_by_hand(hold)
+                self.tree.unpin_by_hand(hold)  # and again
+            del owner
+
     def op_tail(self) -> None:
         if not self.pins or len(self.tails) > 2:
             return
@@ -129,10 +153,12 @@ class Twin:
     def op_clear(self) -> None:
         if self.random.random() < 0.05:
             self.tree.clear()
+            self.computed.clear()
 
     OPS = (
         op_extend, op_extend, op_fork_or_clip, op_drop_place, op_drop_place, op_compute, op_compute,
         op_unpin, op_tail, op_grow_tail, op_grow_tail, op_grow_tail, op_end_tail, op_join, op_clear,
+        op_pin_by_hand, op_unpin_by_hand,
     )  # fmt: skip
 
     def run(self, n_ops: int, check_every: int) -> None:
@@ -156,6 +182,13 @@ class Twin:
         for cursor, ids in self.pins:
             if all(node.resident for node in self.tree.up(cursor)):
                 self.check_slots(resolve(Cursor(cursor.node, len(ids))), ids)
+        for _, hold, ids in self.by_hand:
+            assert tuple(self.tree.ids(hold.cursor)) == ids
+            assert hold.cursor.depth == hold.cursor.node.end, "no more is pinned than was asked for"
+            if all(node.resident for node in self.tree.up(hold.cursor)):
+                self.computed.add(id(hold))
+                self.check_slots(hold.cursor, ids)
+            assert id(hold) not in self.computed or hold.cursor.node.resident
         for tail, cursor, ids, own in self.tails:
             expected = [(token, len(ids) + i) for i, token in enumerate(own)]
             assert tail.fragment.slots == expected
@@ -173,7 +206,7 @@ class Twin:
         for cursor, _ in self.pins:
             self.tree.unpin(cursor)
         self.known.clear()
-        self.tails, self.pins = [], []
+        self.tails, self.pins, self.by_hand = [], [], []
         self.tree.drain_released()
         self.tree.clear()
         self.tree.check()

@@ -132,6 +132,51 @@ def test_the_gauge_tells_what_sharing_saves_and_forgets_cold_branches(
     assert desk.nodes()[second]["text"]
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_a_node_is_pinned_by_name_by_menu_and_beside_and_unpinned_in_the_gauge(
+    browser: Browser, width: int, scheme: Any
+) -> None:
+    look = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with at(browser, look, offload="64MiB") as desk:
+        page = desk.page
+        desk.make("What is to stay here.")
+        (first,) = desk.grow(n=1, max_tokens=12)
+        page.goto(f"{desk.served.url}/#{desk.loom['name']}/{first}")
+        expect(page.get_by_role("article", name="Text of the path")).to_contain_text("to stay")
+        toasts = page.locator(".toasts")
+        command(page, "pin its")
+        expect(toasts).to_contain_text(f"Node {first} is pinned: its path stays in memory.")
+        assert [each["node"] for each in desk.ask("GET", desk.of("/kv"))["pinned"]] == [first]
+        command(page, "where this node comes from")
+        panel = page.get_by_role("region", name="KV")
+        expect(panel).to_contain_text("stays until it is unpinned")
+        for name in ("Forget", "To the host"):
+            expect(panel.get_by_role("button", name=name)).to_be_disabled()
+        assert_accessible(page)
+        command(page, "memory: what")
+        dialog = page.get_by_role("dialog", name="Memory")
+        rows = dialog.get_by_role("region", name="Pinned")
+        expect(rows).to_contain_text(f"Node {first}: ")
+        assert_accessible(page)
+        rows.get_by_role("button", name="Unpin").click()
+        expect(rows).to_have_count(0)
+        page.keyboard.press("Escape")
+        assert desk.ask("GET", desk.of("/kv"))["pinned"] == []
+        expect(panel).not_to_contain_text("stays until")
+        panel.get_by_role("button", name="To the host").click()
+        expect(panel).to_contain_text("on the host: copied back when needed")
+        panel.get_by_role("button", name="Pin", exact=True).click()
+        expect(panel).to_contain_text("hot: nothing is computed again")
+        panel.get_by_role("button", name="Unpin").click()
+        expect(panel.get_by_role("button", name="Forget")).to_be_enabled()
+        if width > 800:
+            desk.row(first).click(button="right")
+            page.get_by_role("menuitem", name="Pin its KV, or unpin it").click()
+            desk.until(lambda: desk.ask("GET", desk.of("/kv"))["pinned"], "it is pinned")
+            toasts.get_by_role("button", name="Undo").last.click()
+            desk.until(lambda: not desk.ask("GET", desk.of("/kv"))["pinned"], "it is unpinned")
+
+
 def test_a_loom_without_its_model_is_read_only_until_it_is_loaded(browser: Browser) -> None:
     with at(browser) as desk:
         desk.make()

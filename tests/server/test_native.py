@@ -336,8 +336,8 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     desk = Desk(served, "What only this test asks")
     (node,) = desk.grow(n=1)
     path = f"/nodes/{node['node']}/kv"
-    assert desk.post(path, op="warm")["kv"] == "hot"
-    assert desk.post(path, op="evict")["kv"] == "partly"
+    assert desk.post(path, op="warm")["kv"]["state"] == "hot"
+    assert desk.post(path, op="evict")["kv"]["state"] == "partly"
     assert desk.get("/kv")["hot"] == 1
 
 

@@ -2,6 +2,7 @@
 import type { components } from './schema'
 
 export type Schemas = components['schemas']
+export type KvOp = Schemas['KvRequest']['op']
 export type Node = Schemas['NodeObject']
 export type Loom = Schemas['LoomObject']
 export type Model = Schemas['ModelObject']
@@ -180,7 +181,7 @@ export const api = {
   copy: (loom: string, node: number, body: Partial<Schemas['CopyNode']>) =>
     post<Changed>(`${on(loom, node)}/copy`, body),
   forgetKv: (loom: string, keep: number | null) => post<Schemas['LoomKv']>(`${at(loom)}/kv`, { keep }),
-  nodeKv: (loom: string, node: number, op: 'warm' | 'evict') => post<unknown>(`${on(loom, node)}/kv`, { op }),
+  nodeKv: (loom: string, node: number, op: KvOp) => post<Node>(`${on(loom, node)}/kv`, { op }),
 
   // Growing
   grow: (loom: string, node: number, body: GrowAsked) =>

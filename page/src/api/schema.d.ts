@@ -506,10 +506,10 @@ export interface components {
         /** @description What to do with the KV of a node's path. */
         KvRequest: {
             /**
-             * @description warm: compute it now. evict: forget it; tokens stay, and it is recomputed.
+             * @description warm: compute it now. pin: compute it, and keep it from being evicted until it is unpinned, the node is removed or the server stops. offload: move that of its own tokens to the host. evict: forget that; tokens stay, and it is recomputed.
              * @enum {string}
              */
-            op: "warm" | "evict";
+            op: "warm" | "pin" | "unpin" | "offload" | "evict";
         };
         /** @description A model to load. */
         LoadModel: {
@@ -525,6 +525,8 @@ export interface components {
             kv_budget?: string | number | null;
             /** @description Tokens a path may have. */
             n_ctx?: number | null;
+            /** @description Of the host, for KV that finds no room; null: the server's. */
+            offload?: string | number | null;
             /** @description As weft run -m takes it. */
             source: string;
             /**
@@ -546,6 +548,13 @@ export interface components {
             /** @description That grows it; null: none that is loaded. */
             model: string | null;
             name: string;
+            /**
+             * @description Tokens whose KV is on the host; it is copied back when used.
+             * @default 0
+             */
+            offloaded_tokens?: number;
+            /** @description The nodes that are pinned, in their order. */
+            pinned?: components["schemas"]["PinnedNode"][];
             rev: number;
             tokens: number;
         };
@@ -706,6 +715,18 @@ export interface components {
             top_p?: number | null;
             typical_p?: number | null;
         };
+        /** @description What a node's path has of KV. */
+        NodeKv: {
+            /** @description That its own tokens take on the device. */
+            bytes: number;
+            /** @description It, and the path to it, is not evicted until it is unpinned. */
+            pinned: boolean;
+            /**
+             * @description hot: all is on the device. host: what is not is on the host. partly: some is there. cold: nothing is.
+             * @enum {string}
+             */
+            state: "hot" | "host" | "partly" | "cold";
+        };
         /** @description A node. Nodes are named by their numbers, which are never given again, or by their ids. */
         NodeObject: {
             /** @description Its label, where it is bookmarked. */
@@ -726,8 +747,8 @@ export interface components {
              */
             growing?: boolean;
             id: string;
-            /** @description With fields=kv: hot, partly, cold. */
-            kv?: string | null;
+            /** @description With fields=kv; null where nobody knows. */
+            kv?: components["schemas"]["NodeKv"] | null;
             /** @description With fields=tokens. */
             logprobs?: (number | string | null)[] | null;
             /** @description What brought it, where the log knows; with fields=made. */
@@ -830,6 +851,13 @@ export interface components {
             path: number[];
             text?: string | null;
             token_ids?: number[] | null;
+        };
+        /** @description A node whose path has its KV pinned. */
+        PinnedNode: {
+            bytes: number;
+            node: number;
+            /** @description Of its path; paths may share some. */
+            tokens: number;
         };
         /** @description The looms that came back, or whose nodes did. */
         RestoredLooms: {

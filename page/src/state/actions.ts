@@ -5,6 +5,7 @@ import {
   api,
   type Changed,
   type GrowAsked,
+  type KvOp,
   type Loom,
   type RunAsked,
   type Schemas,
@@ -13,6 +14,7 @@ import type { Lane } from '../model/lane'
 import { againAsked, comparison } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
+import { kvChanged } from './gauge'
 import { type OpenLoom, without } from './loom'
 import { cannotGrow, linkTo, listLooms, model, open } from './session'
 import { asked, blocked, refused, spent } from './settings'
@@ -456,9 +458,24 @@ export const note = (number: number, text: string) =>
     return api.edit(loom.id, number, { meta: text ? { ...rest, note: text } : rest })
   })
 
-/** Compute the KV of a node's path now, or forget that of its own tokens. */
-export const handleKv = (number: number, op: 'warm' | 'evict') =>
-  on((loom) => api.nodeKv(loom.id, number, op))
+/** Compute the KV of a node's path now, keep it, move it, or forget that of its own tokens. */
+export const handleKv = (number: number, op: KvOp) =>
+  on(async (loom) => {
+    const told = await api.nodeKv(loom.id, number, op)
+    kvChanged()
+    return told
+  })
+
+/** Pin a node in memory, or unpin it where it is pinned. */
+export const pin = (number: number) =>
+  on(async (loom) => {
+    const isPinned = (await api.node(loom.id, number, ['kv'])).kv?.pinned ?? false
+    if (!(await handleKv(number, isPinned ? 'unpin' : 'pin'))) return
+    const which = number === ROOT ? 'The prompt' : `Node ${number}`
+    toast(isPinned ? `${which} is not pinned any more.` : `${which} is pinned: its path stays in memory.`, {
+      action: { label: 'Undo', run: () => void handleKv(number, isPinned ? 'pin' : 'unpin') },
+    })
+  })
 
 /** Copy a node and all below it into a new loom, whose prompt is the path to it. */
 export const copyOut = (number: number, name: string) =>

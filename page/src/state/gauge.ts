@@ -11,6 +11,15 @@ export const kv = signal<readonly Schemas['KvObject'][]>([])
 /** Of the model that grows the open loom. */
 export const ownKv = () => kv.value.find((each) => each.model === model.value?.id) ?? null
 
+/** Rises when somebody did something to the KV of a node here. */
+export const kvTurn = signal(0)
+
+/** What is known of KV is old. */
+export function kvChanged(): void {
+  kvTurn.value += 1
+  void readKv()
+}
+
 let asking: Promise<void> | null = null
 
 /** Ask now; calls that overlap are one. */

@@ -164,6 +164,7 @@ export const bindings: Binding[] = [
   { id: 'keep-path', group: 'Shape', label: 'Keep only this path', also: 'prune delete others', can: isBelowRoot, run: () => act.remove(at(), 'others') },
   { id: 'move', group: 'Shape', label: 'Move below another node', tree: ['y'], also: 'reparent', can: isBelowRoot, run: () => handlers.move() },
   { id: 'bookmark', group: 'Shape', label: 'Bookmark', tree: ['b'], text: ['Mod+b'], also: 'star favourite mark', can: has, run: () => act.bookmark(at()) },
+  { id: 'pin', group: 'Shape', label: 'Pin its KV, or unpin it', also: 'cache keep evict', can: canGrow, why: whyNot, run: () => act.pin(at()) },
   { id: 'hoist', group: 'Look', label: 'Show only this subtree', tree: ['z'], also: 'hoist focus', can: has, run: () => act.hoist(at()) },
   { id: 'unhoist', group: 'Look', label: 'Show what is around it again', tree: ['Z'], also: 'unhoist', can: () => (here()?.hoisted.peek().length ?? 0) > 0, run: () => act.unhoist() },
   { id: 'collapse', group: 'Look', label: 'Fold this subtree', tree: ['-'], also: 'collapse', can: has, run: () => act.collapse([at()], !here()!.collapsed.peek().has(at())) },

@@ -53,6 +53,9 @@ class LoadModel(Asked):
     engine: str | None = Field(default=None, description="Null: the server's choice.")
     n_ctx: int | None = Field(default=None, ge=1, description="Tokens a path may have.")
     kv_budget: str | int | None = Field(default=None, description='Memory for KV, as "4GiB".')
+    offload: str | int | None = Field(
+        default=None, description="Of the host, for KV that finds no room; null: the server's."
+    )
     device: str = "auto"
     dtype: str = "auto"
     wait: bool = Field(default=False, description="Answer when it is loaded.")
@@ -152,6 +155,14 @@ class KvObject(Reply):
     )
 
 
+class PinnedNode(Reply):
+    """A node whose path has its KV pinned."""
+
+    node: int
+    tokens: int = Field(description="Of its path; paths may share some.")
+    bytes: int
+
+
 class LoomKv(Reply):
     """The KV of one loom's nodes."""
 
@@ -164,6 +175,12 @@ class LoomKv(Reply):
     hot_tokens: int = Field(description="Tokens that have KV.")
     tokens: int
     bytes: int = Field(description="That its KV takes.")
+    offloaded_tokens: int = Field(
+        default=0, description="Tokens whose KV is on the host; it is copied back when used."
+    )
+    pinned: list[PinnedNode] = Field(
+        default_factory=list, description="The nodes that are pinned, in their order."
+    )
 
 
 class KvList(Reply):

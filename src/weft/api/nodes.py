@@ -25,6 +25,17 @@ class NodeOrigin(Reply):
     )
 
 
+class NodeKv(Reply):
+    """What a node's path has of KV."""
+
+    state: Literal["hot", "host", "partly", "cold"] = Field(
+        description="hot: all is on the device. host: what is not is on the host. partly: some is"
+        " there. cold: nothing is."
+    )
+    bytes: int = Field(description="That its own tokens take on the device.")
+    pinned: bool = Field(description="It, and the path to it, is not evicted until it is unpinned.")
+
+
 class NodeObject(Reply):
     """A node. Nodes are named by their numbers, which are never given again, or by their ids."""
 
@@ -59,7 +70,7 @@ class NodeObject(Reply):
     token_ids: list[int] | None = Field(default=None, description="With fields=tokens.")
     logprobs: list[Figure] | None = Field(default=None, description="With fields=tokens.")
     entropies: list[Figure] | None = Field(default=None, description="With fields=tokens; in nats.")
-    kv: str | None = Field(default=None, description="With fields=kv: hot, partly, cold.")
+    kv: NodeKv | None = Field(default=None, description="With fields=kv; null where nobody knows.")
 
 
 class NodePage(Reply):
@@ -366,8 +377,10 @@ class CopyNode(Asked):
 class KvRequest(Asked):
     """What to do with the KV of a node's path."""
 
-    op: Literal["warm", "evict"] = Field(
-        description="warm: compute it now. evict: forget it; tokens stay, and it is recomputed."
+    op: Literal["warm", "pin", "unpin", "offload", "evict"] = Field(
+        description="warm: compute it now. pin: compute it, and keep it from being evicted until it"
+        " is unpinned, the node is removed or the server stops. offload: move that of its own"
+        " tokens to the host. evict: forget that; tokens stay, and it is recomputed."
     )
 
 

@@ -39,6 +39,15 @@ def serve(
     ] = None,
     engine: options.Engine = "auto",
     kv_budget: options.KvBudget = "auto",
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            "--offload",
+            help='Memory of the host for KV that finds no room, as "8GiB"; it is copied back when'
+            " it is used.",
+            show_default="none",
+        ),
+    ] = None,
     n_ctx: Annotated[
         int | None,
         typer.Option("--n-ctx", help="Tokens a path may have.", show_default="the model's own"),
@@ -156,6 +165,7 @@ def serve(
         engine_options=engine_options(context.args),
         n_ctx=n_ctx,
         kv_budget=kv_budget,
+        offload=offload,
         host=said.host if host is None else host,
         port=said.port if port is None else port,
         api_key=api_key or None,

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+from uuid import uuid4
 
 from .. import errors
 from ..errors import ConfigError, WeftError
@@ -35,6 +36,8 @@ class ApiCall(Generic[T]):
     def options(self) -> dict[str, Any]:
         """Return the request as an HTTP client takes it."""
         options: dict[str, Any] = {"headers": {}}
+        if self.method == "POST":  # it may have to be sent again, and is done once
+            options["headers"]["idempotency-key"] = uuid4().hex
         if query := given(**self.params):
             options["params"] = query
         if self.rev is not None:
@@ -51,6 +54,14 @@ class ApiCall(Generic[T]):
 def given(**fields: Any) -> dict[str, Any]:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+AGAIN_S = 1.0  # before a request is sent again whose first one runs still
+
+
+def in_progress(status: int, body: bytes) -> bool:
+    """Whether an answer says that the request is being done, as it was sent before."""
+    return status == 409 and b'"idempotency_in_progress"' in body
 
 
 # Errors ----------------------------------------------------------------------------------------

@@ -76,9 +76,11 @@ def apply_template(
     return _post("/apply_template", asked, _models.ApplyTemplateReply)
 
 
-def kv() -> ApiCall[_models.KvList]:
-    """Return what the KV of each model takes, and what sharing it has saved."""
-    return _get("/kv", _models.KvList)
+def kv(*, looms: bool = False) -> ApiCall[_models.KvList]:
+    """Return what the KV of each model takes, and what sharing it has saved. looms: and of each
+    loom that is open.
+    """
+    return _get("/kv", _models.KvList, looms=looms or None)
 
 
 def strategies() -> ApiCall[_jobs.StrategyList]:
@@ -278,7 +280,7 @@ def split(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.Changed]:
 
 
 def merge(loom: str, node: Node) -> ApiCall[_nodes.Changed]:
-    """Join a node with its only child."""
+    """Join a node with its parent, whose only child it is."""
     return _post(f"{_node(loom, node)}/merge", None, _nodes.Changed)
 
 
@@ -299,12 +301,15 @@ def loom_kv(loom: str) -> ApiCall[_models.LoomKv]:
 
 
 def forget_kv(loom: str, *, keep: Node | None = None) -> ApiCall[_models.LoomKv]:
-    """Forget the KV of a loom, but for the path to `keep` and what grows."""
+    """Forget the KV of a loom, but for the path to `keep`, what is pinned and what grows."""
     return _post(f"{_loom(loom)}/kv", _made(_nodes.ForgetKv, keep=keep), _models.LoomKv)
 
 
 def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
-    """Compute the KV of a node's path now ("warm"), or forget it ("evict")."""
+    """Compute the KV of a node's path now ("warm"), and keep it ("pin") until "unpin".
+
+    op: or "offload", to the host, or "evict", of the node's own tokens.
+    """
     return _post(f"{_node(loom, node)}/kv", _made(_nodes.KvRequest, op=op), _nodes.NodeObject)
 
 

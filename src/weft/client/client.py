@@ -14,9 +14,9 @@ import httpx2
 from ..api.jobs import JobObject, JobReply
 from ..errors import WeftError
 from . import calls
-from .call import ApiCall, Following, Told
+from .call import AGAIN_S, ApiCall, Following, Told, in_progress
 from .growth import BranchDelta, GrowthReader
-from .line import STREAM, ServerLine
+from .line import BROKEN, STREAM, ServerLine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,9 +56,21 @@ class Client:
         self._http = httpx2.Client(**self.line.options())
 
     def call(self, call: ApiCall[T]) -> T:
-        """Send a request and return its answer. Raises: what it would raise here; Unreachable."""
+        """Send a request and return its answer. Raises: what it would raise here; Unreachable.
+
+        A POST whose connection breaks is sent once more, by the key of the first: it is done once.
+        """
+        options = call.options
         with self.line.told():
-            response = self._http.request(call.method, call.path, **call.options)
+            try:
+                response = self._http.request(call.method, call.path, **options)
+            except BROKEN:
+                if call.method != "POST":
+                    raise
+                response = self._http.request(call.method, call.path, **options)
+                while in_progress(response.status_code, response.content):
+                    time.sleep(AGAIN_S)
+                    response = self._http.request(call.method, call.path, **options)
         return call.read(self.line.read(response, is_json=call.is_json))
 
     server = asked(calls.server)
@@ -184,9 +196,18 @@ class AsyncClient:
         self._http = httpx2.AsyncClient(**self.line.options())
 
     async def call(self, call: ApiCall[T]) -> T:
-        """Send a request and return its answer. Raises: what it would raise here; Unreachable."""
+        """As `Client.call`."""
+        options = call.options
         with self.line.told():
-            response = await self._http.request(call.method, call.path, **call.options)
+            try:
+                response = await self._http.request(call.method, call.path, **options)
+            except BROKEN:
+                if call.method != "POST":
+                    raise
+                response = await self._http.request(call.method, call.path, **options)
+                while in_progress(response.status_code, response.content):
+                    await asyncio.sleep(AGAIN_S)
+                    response = await self._http.request(call.method, call.path, **options)
         return call.read(self.line.read(response, is_json=call.is_json))
 
     server = awaited(calls.server)

@@ -16,6 +16,8 @@ from .call import error_of
 _PATIENCE = httpx2.Timeout(600.0, connect=10.0)
 # Of a stream: the server sends something every 15 s.
 STREAM = httpx2.Timeout(45.0, connect=10.0)
+# What a connection that was there ends with; the request may have been done, or not.
+BROKEN = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 
 
 class ServerLine:

@@ -26,6 +26,12 @@ def check_tree(tree: TokenTree) -> None:
         tails[cursor.node] = tails.get(cursor.node, 0) + 1
     for node in nodes:
         check_node(node, tails.get(node, 0), tree.untrimmed)
+    ends: dict[Node, int] = {}
+    for hold in tree.pins:
+        node, depth = hold.cursor
+        assert depth == node.end, "a pin by hand ends inside a node"
+        ends[node] = ends.get(node, 0) + 1
+    assert all(node.ends == ends.get(node, 0) for node in nodes), "pins by hand"
     for root in tree.roots.values():
         assert root.live == sum(c.counted for c in root.children.values()) + tails.get(root, 0), (
             "root live"
@@ -47,7 +53,7 @@ def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> N
         assert n_slots == len(node.tokens), "slots == tokens"
         assert above.resident, "a resident node below an absent one"
     pinned_children = sum(child.pins > 0 for child in node.children.values())
-    assert node.pins >= pinned_children, "a pinned child below an unpinned node"
+    assert node.pins >= pinned_children + node.ends, "a pinned child below an unpinned node"
     assert node.live == sum(child.counted for child in node.children.values()) + n_tails, "live"
     assert node.holds >= 0, "holds"
 

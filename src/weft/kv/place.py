@@ -18,6 +18,7 @@ class Node:
     children: by first token. fragment: KV on the device; host: exported KV; both None: absent.
     pins: own pins + pinned children; while > 0 the KV is in use or promised.
     holds: places on this node; while > 0 the tokens stay known.
+    ends: pins by hand whose paths end with it: its end stays one.
     live: children that are resident or pinned, and tails that grow from here.
     used: clock of the last use. rows: cached logits rows by depth.
     joined: the node that this one was merged into. launched: part of a step in flight.
@@ -25,6 +26,7 @@ class Node:
 
     __slots__ = (
         "children",
+        "ends",
         "fragment",
         "holds",
         "host",
@@ -52,6 +54,7 @@ class Node:
         self.host: dict[str, Any] | None = None
         self.pins = 0
         self.holds = 0
+        self.ends = 0
         self.live = 0
         self.used = 0
         self.rows: dict[int, Any] | None = None

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..engines.base import Fragment, Fragments, Span
 from .check import check_tree
+from .pins import PinHold, Pins
 from .place import Cursor, Holds, Node, Place, Tail, climb, path_ids, resolve, resolve_joined
 from .room import EvictionQueue, HostTier, Room
 
@@ -70,6 +71,7 @@ def can_join(upper: Node, lower: Node) -> bool:
         upper.parent is not None
         and len(upper.children) == 1
         and upper.live == (1 if lower.counted else 0)
+        and not upper.ends
         and (upper.pins > 0) == (lower.pins > 0)
         and (upper.fragment is None) == (lower.fragment is None)
         and upper.host is None
@@ -143,6 +145,7 @@ class TokenTree:
         self.room = Room(capacity, max_paths, growth)
         self.host = HostTier(host_capacity)
         self.holds = Holds()
+        self.pins = Pins()
         self.queue = EvictionQueue()
         # Leaves that keep room to grow in, and the step of their last growth; oldest first.
         self.growing: OrderedDict[Node, int] = OrderedDict()
@@ -226,6 +229,7 @@ class TokenTree:
         """Let go of what dropped places held; forget tokens that nothing needs any more."""
         if self.unfreed or self.untrimmed:
             self._retry()
+        self._drain_pins()
         for node in self.holds.drain():
             node.holds -= 1
             if not node.holds:
@@ -288,6 +292,46 @@ class TokenTree:
             self.forget(node)
             node = above
 
+    def pin_by_hand(self, place: Place, owner: object) -> PinHold | None:
+        """Pin the path to a place for `owner`, until it lets go or is gone; None: no room for that.
+
+        What has no KV is promised, and evicts others; only between steps.
+        """
+        self.drain_released()
+        cursor, room = self.cut(self.place(place)), self.room
+        self.pin(cursor)
+        reserve = room.growth if self.tails else 0  # what runs wants its next slot, too
+        is_short = room.capacity is not None and room.must + reserve > room.capacity
+        if is_short or not self.make_room():
+            self.unpin(cursor)
+            return None
+        cursor.node.ends += 1
+        return self.pins.take(owner, Place.held(self.holds, cursor))
+
+    def unpin_by_hand(self, hold: PinHold) -> None:
+        """Take such a pin back; one that is gone already is let alone."""
+        if self.pins.drop(hold):
+            self._unpin_end(hold)
+
+    def unpin_all(self) -> None:
+        """Take all pins by hand back: nothing will run here any more."""
+        for hold in self.pins:
+            self.unpin_by_hand(hold)
+
+    def n_pinned_by_hand(self) -> int:
+        """Return how many slots pins by hand hold or are promised. Cost: O(nodes of the paths)."""
+        nodes = {node for hold in self.pins for node in self.up(hold.cursor)}
+        return sum(len(node.tokens) for node in nodes)
+
+    def _drain_pins(self) -> None:
+        for hold in self.pins.drain():
+            self._unpin_end(hold)
+
+    def _unpin_end(self, hold: PinHold) -> None:
+        cursor = hold.cursor
+        cursor.node.ends -= 1
+        self.unpin(cursor)
+
     def make_room(self) -> bool:
         """Evict, leaves first, until nothing is over; return whether that was enough."""
         if self.room.is_over:
@@ -318,7 +362,13 @@ class TokenTree:
         self._offer(above)
 
     def clear(self, *, rows: bool = True, namespace: str | None = None) -> None:
-        """Drop KV that is not pinned, of one namespace or all; `rows`: cached logits as well."""
+        """Drop KV that no work has pinned, of one namespace or all; `rows`: cached logits as well.
+
+        Pins by hand stay, and their slots are promised; those of a namespace that goes are gone.
+        """
+        by_hand = [hold for hold in self.pins if namespace in (None, hold.place.namespace)]
+        for hold in by_hand:
+            self._unpin_end(hold)
         nodes = [n for n in self.nodes() if namespace in (None, n.namespace)]
         for node in reversed(nodes):
             if rows:
@@ -328,6 +378,11 @@ class TokenTree:
                 self.drop(node)
             self.forget(node)
         self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
+        for hold in by_hand:
+            if namespace is None:
+                self.pin(self.cut(hold.cursor)).node.ends += 1
+            else:
+                self.pins.drop(hold)
 
     def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
         """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is used up.
@@ -366,7 +421,7 @@ class TokenTree:
         Nothing else hangs on it, and no launched step writes it.
         """
         above = node.parent
-        if above is None or above.fragment is None or above.launched:
+        if above is None or above.fragment is None or above.launched or above.ends:
             return None
         alone = len(above.children) == 1 and above.live == (1 if node.counted else 0)
         return above if alone and above.fragment.length == len(above.tokens) else None
@@ -387,7 +442,7 @@ class TokenTree:
             if node.fragment is not None:  # somebody else has brought it: these are duplicates
                 self.trim(above.fragment, len(above.tokens))
                 return
-            if len(above.children) == 1:
+            if len(above.children) == 1 and not above.ends:
                 self._absorb(above, node)
             else:
                 self._part(above, node)
@@ -421,6 +476,7 @@ class TokenTree:
         move_rows(node, leaf, node.end)
         leaf.tokens.extend(node.tokens)
         leaf.holds += node.holds
+        leaf.ends += node.ends
         leaf.children = node.children
         for child in leaf.children.values():
             child.parent = leaf

@@ -14,7 +14,7 @@ from ..errors import ConfigError, StoreError
 from ..server.errors import Refused
 from ..store.library import Library
 from .relay import body_of, plain, until_gone
-from .route import routing_key
+from .route import repeated_key, routing_key
 
 if TYPE_CHECKING:
     from ..server.security import Message, Receive, Scope, Send
@@ -84,7 +84,7 @@ class Entrance:
             *(each for each in asked["headers"] if each[0] != b"x-request-id"),
             (b"x-request-id", scope["weft.request_id"].encode()),
         ]
-        key = await self._key(scope["path"], body)
+        key = await self._key(scope["path"], body) or repeated_key(asked["headers"])
         response = self.replicas.options(session_id=key).answer.remote(asked, body)
         is_over = False
         try:

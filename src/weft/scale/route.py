@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -51,6 +52,12 @@ def routing_key(path: str, body: bytes = b"") -> RoutingKey:
 
 def _of_loom(given: str) -> RoutingKey:
     return RoutingKey(given, is_name=not _ID.fullmatch(given))
+
+
+def repeated_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return by what a request that names nothing meets its first answer: its Idempotency-Key."""
+    found = next((value for name, value in headers if name == b"idempotency-key"), b"")
+    return hashlib.sha256(found).hexdigest()[:32] if found else ""
 
 
 def _matched(pattern: re.Pattern[str], given: object) -> RoutingKey:

@@ -134,13 +134,18 @@ class Admission:
         capacity = room.capacity or 0
         needed = job.longest_path()
         limit = f"the KV budget of {capacity} slots ({room.resident} hold KV now)"
-        if room.max_paths is not None and needed <= capacity:
+        by_hand = self.tree.n_pinned_by_hand()
+        if room.max_paths is not None and (room.capacity is None or needed + by_hand <= capacity):
             limit = f"{room.max_paths} resident paths"
         n = job.n_paths()
         what = "this path" if n == 1 else f"these {n} paths together"
+        hint = "load the model with a larger kv_budget, or use a shorter path"
+        if by_hand:
+            limit += f" beside {by_hand} slots that are pinned by hand"
+            hint = f"unpin paths, {hint}"
         return KVFull(
             f"{what} of {needed} tokens cannot fit in {limit}",
             needed=needed,
             capacity=capacity,
-            hint="load the model with a larger kv_budget, or use a shorter path",
+            hint=hint,
         )

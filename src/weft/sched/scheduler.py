@@ -470,6 +470,7 @@ class Scheduler:
             for job in self.desk.jobs():
                 self.desk.fail(job, Cancelled("the LM was closed"))
             self.lines.relieve()
+            self.tree.unpin_all()
             self.tree.clear()
             self.rows.clear()
 

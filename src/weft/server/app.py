@@ -14,6 +14,7 @@ from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
+from .repeats import Repeats
 from .routes import (
     docs,
     edits,
@@ -68,6 +69,7 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
     for router in (*ROUTERS, *((docs.router,) if config.has_docs else ())):
         app.include_router(router)
     # The last one added is the outermost.
+    app.add_middleware(Repeats)
     app.add_middleware(BodyLimit, limits=config.limits)
     app.add_middleware(Door, config=config, observe=service.metrics.observe)
     if config.origins:
@@ -76,6 +78,6 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
             allow_origins=list(config.origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["ETag", "X-Request-Id", "Retry-After"],
+            expose_headers=["ETag", "Idempotent-Replayed", "X-Request-Id", "Retry-After"],
         )
     return app

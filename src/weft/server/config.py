@@ -49,7 +49,8 @@ class ServerConfig:
     """All settings of a server, checked when made.
 
     models: sources to load when it starts; the first is the one that a request without a model
-    means. engine, engine_options, n_ctx, kv_budget: as `weft.load` takes them, for each of them.
+    means. engine, engine_options, n_ctx, kv_budget, offload: as `weft.load` takes them, for each
+    of them.
     host: beyond this machine only with an `api_key`. hosts, origins: names in a Host header, and
     origins of pages, that are allowed beside the server's own. model_roots: folders below which
     models may be loaded by request, hub: Hub ids, too. memory_budget: bytes that all models may
@@ -63,6 +64,7 @@ class ServerConfig:
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     n_ctx: int | None = None
     kv_budget: str | int = "auto"
+    offload: str | int | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
@@ -83,6 +85,8 @@ class ServerConfig:
         number("grace_s", self.grace_s, low=0)
         whole_number("max_models", self.max_models, 1)
         parse_bytes(self.kv_budget)
+        if self.offload is not None:
+            parse_bytes(self.offload, "offload", auto=False)
         if self.api_key is not None and len(self.api_key) < MIN_KEY:
             raise ConfigError(
                 f"the API key has fewer than {MIN_KEY} characters and could be guessed",

@@ -37,6 +37,7 @@ from .events import EventLog
 from .joint import JointWork
 from .models import ModelShelf, ServedModel
 from .objects import nodes_told
+from .pins import NodePins
 from .pulse import Pulse
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class LiveLoom:
     """An open loom. `lock` is held by whoever touches its tree.
 
     growing: what grows in it now; jobs: whose it is. events: its changes, and where to read on;
-    feed: these and what its jobs tell, each with its `job`.
+    feed: these and what its jobs tell, each with its `job`. pins: the nodes whose KV is pinned.
     """
 
     def __init__(self, kept: KeptLoom, lm: LM | None, pulse: Pulse) -> None:
@@ -72,6 +73,7 @@ class LiveLoom:
         self.feed = EventLog(self._whole, begin=begin)
         self.jobs: list[ServerJob] = []
         self.growing: list[JobBranches] = []
+        self.pins = NodePins()
         self.used = time.monotonic()
         self.n_users = 0
         self.first_rev = kept.rev
@@ -124,6 +126,7 @@ class LiveLoom:
 
         def noted() -> Change:
             done.append(change := work())
+            self.pins.follow(self.kept, change)
             return change
 
         try:
@@ -461,6 +464,7 @@ class LiveLoom:
 
     def let_go(self) -> None:
         """End its readers: they come again, and are told the state anew. Its tree may go."""
+        self.pins.clear()
         self.events.end()
         self.feed.end()
         if not self.growing:
@@ -476,11 +480,12 @@ class LiveLoom:
         await self._keep_again()
         with suppress(StaleHandle):
             self.kept.loom.close()
+        self.pins.clear()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses it now."""
-        is_used = self.growing or self.n_users or self.n_readers or self.lock.locked()
+        """Whether nobody uses it now, and nothing of it is pinned."""
+        is_used = self.growing or self.n_users or self.n_readers or self.lock.locked() or self.pins
         return not is_used and self._unkept is None
 
     @property
@@ -572,6 +577,9 @@ class LiveLooms:
                 kept, lm = await asyncio.to_thread(self.library.open, row.id), None
             before, self._live[row.id] = live, LiveLoom(kept, lm, self.pulse)
             if before is not None:
+                if before.lm is lm and before.pins:
+                    pins = self._live[row.id].pins
+                    await asyncio.to_thread(pins.inherit, before.pins, kept)
                 before.let_go()
             return self._live[row.id]
 
@@ -615,6 +623,7 @@ class LiveLooms:
             return
         for branches in list(live.growing):
             branches.cancel()
+        live.pins.clear()
         live.events.put("removed", {"loom": loom_id})
         live.events.end()
         live.feed.end()

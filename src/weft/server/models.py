@@ -76,6 +76,7 @@ class ModelWish:
     engine: str | None = None
     n_ctx: int | None = None
     kv_budget: str | int | None = None
+    offload: str | int | None = None
     device: str = "auto"
     dtype: str = "auto"
 
@@ -183,6 +184,7 @@ class ModelShelf:
             engine=wish.engine or own.engine,
             n_ctx=wish.n_ctx or own.n_ctx,
             kv_budget=own.kv_budget if wish.kv_budget is None else wish.kv_budget,
+            offload=own.offload if wish.offload is None else wish.offload,
             device=wish.device,
             dtype=wish.dtype,
             engine_options=dict(options) or None,
@@ -294,9 +296,9 @@ def weights_bytes(source: str) -> int:
 
 
 def kv_bytes(lm: LM) -> int:
-    """Return how many bytes an LM's KV may take; 0 where its engine does not tell."""
-    capacity = lm.tree.room.capacity
-    return 0 if capacity is None else capacity * lm.info.kv_bytes_per_token
+    """Return how many bytes an LM's KV may take, on the host, too; 0 where nobody knows."""
+    slots = (lm.tree.room.capacity or 0) + lm.tree.host.capacity
+    return slots * lm.info.kv_bytes_per_token
 
 
 def _as_ours(error: Exception) -> WeftError:

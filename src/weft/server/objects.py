@@ -17,6 +17,7 @@ from ..api.nodes import NodeObject
 from ..files import json_number
 from ..loom import Heddle
 from ..loom.node import preorder
+from ..pathkv import KvSizes
 from ..pathkv import Path as KvPath
 from ..store.wire import node_object
 from .errors import told_of
@@ -83,7 +84,7 @@ def node_told(
         told["logprobs"] = [json_number(value) for value in node.logprobs]
         told["entropies"] = [json_number(value) for value in node.entropies]
     if "kv" in fields:
-        told["kv"] = kv_state(node)
+        told["kv"] = kv_told(live, node)
     if "made" in fields and (made := live.kept.origin(node)) is not None:
         told["made"] = {
             "kind": made.kind,
@@ -137,23 +138,39 @@ def sizes_of(live: LiveLoom) -> dict[str, int]:
     return sizes
 
 
-def kv_state(node: Heddle) -> str | None:
-    """Return whether the KV of a node's path is there: hot, partly, cold; None: nobody knows.
+def kv_told(live: LiveLoom, node: Heddle) -> Json | None:
+    """Return what a node's path has of KV, in NodeKv's words; None: nobody knows."""
+    sizes = kv_sizes(node)
+    if sizes is None or node.lm is None:
+        return None
+    depth = node.place.depth
+    n = max(sizes.device - (depth - len(node.tokens)), 0)
+    return {
+        "state": kv_state(sizes, depth),
+        "bytes": n * node.lm.info.kv_bytes_per_token,
+        "pinned": node.id in live.pins,
+    }
+
+
+def kv_state(sizes: KvSizes, depth: int) -> str:
+    """Return where the KV of a path is: hot, host, partly, cold.
 
     The last token of what was drawn is run with what follows: a path without its KV is hot.
     """
-    if (there := kv_size(node)) is None:
-        return None
-    return "cold" if not there else "hot" if there >= node.place.depth - 1 else "partly"
+    if not any(sizes):
+        return "cold"
+    if sizes.device and sizes.device >= depth - 1:
+        return "hot"
+    return "host" if sum(sizes) >= depth - 1 else "partly"
 
 
-def kv_size(node: Heddle) -> int | None:
-    """Return how many tokens of a node's path have their KV; None where nobody knows."""
+def kv_sizes(node: Heddle) -> KvSizes | None:
+    """Return how many tokens of a node's path have their KV, and where; None: nobody knows."""
     lm = node.lm
     if lm is None or lm.closed or lm.info.kv == "hidden":
         return None
     place: KvPath = node
-    return lm.kv.size(place)
+    return lm.kv.sizes(place)
 
 
 def loom_of_row(row: LoomRow, live: LiveLoom | None) -> LoomObject:

@@ -3,10 +3,11 @@
 import { signal } from '@preact/signals'
 import { Bookmark } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import type { Node } from '../../api/client'
+import type { KvOp, Node, Schemas } from '../../api/client'
 import { ROOT } from '../../model/tree'
 import { oneLine } from '../../model/words'
 import * as act from '../../state/actions'
+import { ownKv } from '../../state/gauge'
 import type { OpenLoom } from '../../state/loom'
 import { IconButton } from '../Button'
 import { Facts } from './Facts'
@@ -46,15 +47,18 @@ export function Notes({ node, known, onChange }: NotesProps) {
   )
 }
 
-const STATES: Record<string, string> = {
+const STATES: Record<Schemas['NodeKv']['state'], string> = {
   hot: 'hot: nothing is computed again',
+  host: 'on the host: copied back when needed',
   partly: 'partly there',
   cold: 'cold: computed when needed',
 }
 
-export function Kv({ node, known, onChange }: { node: number; known: Node | null; onChange: () => void }) {
-  const state = known?.kv ?? null
-  const handle = (op: 'warm' | 'evict') => act.handleKv(node, op).then(onChange)
+export function Kv({ node, known }: { node: number; known: Node | null }) {
+  const kv = known?.kv ?? null
+  const isPinned = kv?.pinned ?? false
+  const hasHost = (ownKv()?.offload_budget_bytes ?? 0) > 0
+  const handle = (op: KvOp) => void act.handleKv(node, op)
   return (
     <section class="part" aria-label="KV">
       <Facts
@@ -62,7 +66,12 @@ export function Kv({ node, known, onChange }: { node: number; known: Node | null
           {
             name: 'KV',
             says: 'What the model has computed of the path to the end of this node.',
-            value: state === null ? null : (STATES[state] ?? state),
+            value: kv === null ? null : STATES[kv.state],
+          },
+          isPinned && {
+            name: 'Pinned',
+            says: 'Nothing of its path is evicted before it is unpinned, removed, or the server stops.',
+            value: 'stays until it is unpinned',
           },
         ]}
       />
@@ -70,7 +79,7 @@ export function Kv({ node, known, onChange }: { node: number; known: Node | null
         <button
           type="button"
           class="button"
-          disabled={!known || state === 'hot'}
+          disabled={!kv || kv.state === 'hot'}
           onClick={() => handle('warm')}
         >
           Warm
@@ -78,7 +87,27 @@ export function Kv({ node, known, onChange }: { node: number; known: Node | null
         <button
           type="button"
           class="button"
-          disabled={!known || state === 'cold'}
+          disabled={!kv}
+          title={isPinned ? 'Let its KV be evicted again.' : 'Keep the KV of its path in memory.'}
+          onClick={() => handle(isPinned ? 'unpin' : 'pin')}
+        >
+          {isPinned ? 'Unpin' : 'Pin'}
+        </button>
+        {hasHost && (
+          <button
+            type="button"
+            class="button"
+            disabled={!kv || isPinned || !kv.bytes}
+            title="Move the KV of its own tokens to the host; it is copied back when needed."
+            onClick={() => handle('offload')}
+          >
+            To the host
+          </button>
+        )}
+        <button
+          type="button"
+          class="button"
+          disabled={!kv || isPinned || kv.state === 'cold'}
           title="Forget the KV of its own tokens; they are computed again when needed."
           onClick={() => handle('evict')}
         >

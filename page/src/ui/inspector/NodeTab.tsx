@@ -26,7 +26,7 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
       </section>
       <Provenance loom={loom} node={node} known={known} />
       <Notes node={node} known={known} onChange={ask} key={`notes-${at}`} />
-      {at !== ROOT && known?.kv !== null && <Kv node={at} known={known} onChange={ask} />}
+      {at !== ROOT && known?.kv !== null && <Kv node={at} known={known} />}
       <Shape loom={loom} node={at} key={`shape-${at}`} />
     </>
   )

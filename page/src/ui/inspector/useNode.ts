@@ -1,6 +1,7 @@
 /** All that the server knows of a node, asked for when one has come there. */
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Node } from '../../api/client'
+import { kvTurn } from '../../state/gauge'
 import type { OpenLoom } from '../../state/loom'
 import { failed } from '../../state/toasts'
 
@@ -12,7 +13,7 @@ export function useNode(loom: OpenLoom, number: number): [Node | null, () => voi
   const [known, setKnown] = useState<Node | null>(null)
   const [turn, setTurn] = useState(0)
   const isGrowing = node?.growing ?? false
-  const key = `${loom.id} ${number} ${node?.n_tokens} ${node?.text.length} ${node?.score} ${isGrowing} ${turn}`
+  const key = `${loom.id} ${number} ${node?.n_tokens} ${node?.text.length} ${node?.score} ${isGrowing} ${turn} ${kvTurn.value}`
   useEffect(() => {
     if (isGrowing) return
     let isOver = false

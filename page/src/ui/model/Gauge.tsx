@@ -1,9 +1,11 @@
 /** What KV takes and what sharing it has saved. */
+import { Fragment } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
 import { api, type Schemas } from '../../api/client'
 import { percent, shareReused, timesShared } from '../../model/saving'
-import { bytes, count, plural, seconds } from '../../model/words'
-import { kv, ownKv, readKv } from '../../state/gauge'
+import { ROOT } from '../../model/tree'
+import { bytes, count, oneLine, plural, seconds } from '../../model/words'
+import { kv, kvChanged, ownKv, readKv } from '../../state/gauge'
 import { open } from '../../state/session'
 import { failed } from '../../state/toasts'
 import { TextButton } from '../Button'
@@ -22,6 +24,18 @@ export function Gauge() {
     try {
       const isOpen = open.peek()?.id === loom.loom
       await api.forgetKv(loom.loom, isOpen ? open.peek()!.current.peek() : null)
+      await read()
+    } catch (error) {
+      failed(error)
+    }
+  }
+  const unpin = async (loom: string, node: number, from: HTMLElement) => {
+    const body = from.closest<HTMLElement>('.body')!
+    body.tabIndex = -1
+    body.focus() // its row will be gone, and the keys stay here
+    try {
+      await api.nodeKv(loom, node, 'unpin')
+      kvChanged()
       await read()
     } catch (error) {
       failed(error)
@@ -49,11 +63,12 @@ export function Gauge() {
                   ))}
               </dl>
               <p class="caption about">
-                What is forgotten is computed again when it is grown from. Text stays, and of the open loom
-                the path you are on.
+                What is forgotten is computed again when it is grown from. Text stays, and so does what is
+                pinned, and of the open loom the path you are on.
               </p>
             </section>
           )}
+          {looms && <Pinned looms={looms} most={own.kv_bytes} onUnpin={unpin} />}
         </>
       ) : (
         <p class="muted">No model is loaded, so nothing takes memory.</p>
@@ -110,6 +125,60 @@ function LoomBar(props: { loom: Schemas['LoomKv']; most: number; onForget: () =>
       </dd>
     </>
   )
+}
+
+interface PinnedProps {
+  looms: readonly Schemas['LoomKv'][]
+  most: number
+  onUnpin: (loom: string, node: number, from: HTMLElement) => Promise<void>
+}
+
+function Pinned({ looms, most, onUnpin }: PinnedProps) {
+  const rows = looms.flatMap((loom) => (loom.pinned ?? []).map((each) => ({ loom, ...each })))
+  if (!rows.length) return null
+  return (
+    <section aria-label="Pinned">
+      <h3>Pinned</h3>
+      <dl class="bars">
+        {rows.map(({ loom, node, tokens, bytes: size }) => (
+          <Fragment key={`${loom.loom}/${node}`}>
+            <dt class="cut">{nameOf(loom, node)}</dt>
+            <dd>
+              <progress
+                class="progress"
+                aria-label={`Path to ${nameOf(loom, node)}`}
+                max={Math.max(most, 1)}
+                value={size}
+              />
+            </dd>
+            <dd class="caption" data-varies title={`${plural(tokens, 'token')} of its path`}>
+              {bytes(size)}
+            </dd>
+            <dd>
+              <button
+                type="button"
+                class="button plain"
+                onClick={(event) => void onUnpin(loom.loom, node, event.currentTarget)}
+              >
+                Unpin
+              </button>
+            </dd>
+          </Fragment>
+        ))}
+      </dl>
+      <p class="caption about">
+        The paths to these stay in memory until they are unpinned, their nodes are removed, or the server
+        stops.
+      </p>
+    </section>
+  )
+}
+
+/** Of the open loom its text, of others its number. */
+function nameOf(loom: Schemas['LoomKv'], node: number): string {
+  const mine = open.value?.id === loom.loom ? open.value.tree.get(node) : undefined
+  if (mine && node !== ROOT) return `Node ${node}: ${oneLine(mine.text, 24)}`
+  return `${node === ROOT ? 'The prompt' : `Node ${node}`} of ${loom.name}`
 }
 
 function Saved({ kv }: { kv: Schemas['KvObject'] }) {

@@ -61,6 +61,11 @@ function itemsOf(loom: OpenLoom, node: number): MenuItem[] {
       key: keyFor('select'),
       run: () => select(loom, node),
     },
+    {
+      label: 'Pin its KV, or unpin it',
+      disabled: isReadOnly.peek() || told.growing === true,
+      run: () => void act.pin(node),
+    },
     node !== loom.top && {
       label: 'Show only this subtree',
       key: keyFor('hoist'),

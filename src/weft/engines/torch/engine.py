@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, Row, Span, check_rows, row_tokens
@@ -28,6 +29,7 @@ from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
+from .laid import lay_for_cpu, pack_or_raise
 from .layout import Layout
 from .memories import KVChoice, new_memories
 from .memory import KVMemory, KVStep
@@ -40,6 +42,7 @@ from .model import (
     structural_copy,
 )
 from .output import TorchOutput
+from .packed import PackedLinear
 from .whole import WholePathEngine
 
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.engines.torch")
 
 Answer = TypeVar("Answer")
+
+_PACKED_WEIGHTS = (None, True, False)
 
 
 class TorchEngine(ModelEngine):
@@ -101,6 +106,7 @@ class TorchEngine(ModelEngine):
         quantization_config: Any = None,
         state_bytes: int | None = None,
         kv: KVChoice = "auto",
+        packed_weights: bool | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
@@ -115,6 +121,9 @@ class TorchEngine(ModelEngine):
             state_bytes: see `WholePathEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
                 PyTorch's own operations; "auto" for "paged" on CUDA, if the model runs with it.
+            packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
+                CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
+                None: where it is faster. False: as they lie in the file, or by column.
 
         Raises:
             ModelLoadError: files are missing or broken.
@@ -122,6 +131,7 @@ class TorchEngine(ModelEngine):
         """
         place = resolve_device(device)
         new_memories(kv, place)  # refuses before the weights are read
+        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
                 raise ConfigError(
@@ -129,6 +139,7 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
+            lay_for_cpu(found.model, packed_weights)
             engine = open_model(
                 found.model,
                 n_ctx=n_ctx,
@@ -144,6 +155,7 @@ class TorchEngine(ModelEngine):
             dtype,
             trust_remote_code=trust_remote_code,
             quantization_config=quantization_config,
+            packed_weights=packed_weights,
             progress=progress,
         )
         return open_model(
@@ -158,8 +170,14 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None = None,
         state_bytes: int | None = None,
         kv: KVChoice = "auto",
+        packed_weights: bool | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
+
+        Args:
+            packed_weights: hold the linear weights a second time as oneDNN reads them, which makes
+                products on a CPU up to 2.5 times as fast; what is written into the model's counts.
+                None: not.
 
         Raises:
             ConfigError: it is no Transformers model.
@@ -171,9 +189,12 @@ class TorchEngine(ModelEngine):
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
         new_memories(kv, model.device)
+        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
         copied = structural_copy(model)
+        if packed_weights:
+            pack_or_raise(copied, keep=True)
         name = fingerprint_of(model)
         return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv)
 
@@ -201,6 +222,12 @@ class TorchEngine(ModelEngine):
             return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
+
+    def forget(self) -> None:
+        """Pack anew what an owner may have written to."""
+        for module in self.model.modules():
+            if isinstance(module, PackedLinear):
+                module.forget()
 
     def close(self) -> None:
         if not self._closed:

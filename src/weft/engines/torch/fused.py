@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -12,18 +12,20 @@ from transformers import PreTrainedModel
 
 from .hook import RunningForward
 from .memory import KVStep, Spec
+from .packed import PackedLinear
 
 # What `FusedDecoder` computes is what these classes do, and no other.
 _MODELS = frozenset(
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}ForCausalLM"
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 )
+_DTYPES = (torch.float32, torch.bfloat16)
 # Projections of one input, which are one product where their weights lie together.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FusedDecoder:
-    """A float32 model on a CPU from its embedding to its logits; stands in for `Head`.
+    """A float32 or bfloat16 model on a CPU from its embedding to its logits; stands in for `Head`.
 
     A step of few rows is bound by the calls, not by the numbers: this makes a third of them. It
     holds no weights of its own, so what is written into the model's is what it computes with.
@@ -37,10 +39,7 @@ class FusedDecoder:
 
         specs: how each layer attends. call: the forward that is running.
         """
-        kind = type(model)
-        if f"{kind.__module__}.{kind.__qualname__}" not in _MODELS:
-            return None
-        if not all(map(is_plain, model.parameters())) or not _is_untouched(model):
+        if not is_known(model):
             return None
         base: Any = model.base_model
         heads = base.layers[0].self_attn.head_dim
@@ -84,7 +83,7 @@ class FusedDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of hidden states [n, E]."""
-        return F.linear(hidden, self._output.weight, self._output.bias)
+        return of_linear(hidden, self._output)
 
 
 class _Layer:
@@ -118,22 +117,33 @@ class _Layer:
         values = heads[:, n_q + n_k :].transpose(0, 1)[None]
         met = step.attend(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
         x = _added(x, met.reshape(n_tokens, -1), self._back)
-        gate, up = self._gated.of(_normed(x, self._between)).chunk(2, -1)
-        return _added(x, self._act(gate) * up, self._down)
+        gate, up = self._gated.each(_normed(x, self._between))
+        return _added(x, self._act(gate).mul_(up), self._down)
 
 
 class _Siblings:
-    """Linear layers of one input, their outputs side by side."""
+    """Linear layers of one input."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._layers = layers
+        first = layers[0]
+        self._packed = first if isinstance(first, PackedLinear) else None
         self._held = [layer._parameters for layer in layers]  # `layer.weight` takes ten times it
-        weights = [layer.weight for layer in layers]
-        self._has_biases = layers[0].bias is not None
-        self._whole = _whole(weights)
+        weights = [weight for held in self._held if (weight := held.get("weight")) is not None]
+        self._has_biases = first.bias is not None
+        self._whole = _whole(weights) if len(weights) == len(layers) else None
         self._places = [weight.data_ptr() for weight in weights]
 
+    def each(self, x: Tensor) -> Sequence[Tensor]:
+        """x: [T, in]. Returns what each layer makes of it, [T, out]."""
+        if self._whole is None or self._is_packed_for(x):
+            return [of_linear(x, layer) for layer in self._layers]
+        return self.of(x).split([layer.out_features for layer in self._layers], -1)
+
     def of(self, x: Tensor) -> Tensor:
-        """x: [T, in]. Returns [T, out of all]."""
+        """x: [T, in]. Returns [T, out of all], side by side."""
+        if self._is_packed_for(x):
+            return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
         weights: list[Any] = [held["weight"] for held in self._held]
         if self._whole is not None and [weight.data_ptr() for weight in weights] == self._places:
             out = F.linear(x, self._whole)
@@ -143,6 +153,9 @@ class _Siblings:
             biases: list[Any] = [held["bias"] for held in self._held]
             out.add_(torch.cat(biases))
         return out
+
+    def _is_packed_for(self, x: Tensor) -> bool:
+        return self._packed is not None and not self._packed.is_few(x)
 
 
 def _whole(weights: Sequence[Tensor]) -> Tensor | None:
@@ -166,14 +179,34 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     """Return x plus what a linear layer makes of `more`."""
+    if isinstance(layer, PackedLinear) and not layer.is_few(more):
+        return layer.product(more).add_(x)
     x = torch.addmm(x, more, layer.weight.t())
     return x if layer.bias is None else x.add_(layer.bias)
 
 
-def is_plain(weight: nn.Parameter) -> bool:
-    """Whether a weight is numbers in float32 on a CPU, not something that stands for them."""
-    is_here = weight.device.type == "cpu" and weight.dtype == torch.float32
+def of_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """Return what a linear layer makes of x: [T, out]."""
+    if isinstance(layer, PackedLinear):
+        return layer.product(x)
+    return F.linear(x, layer.weight, layer.bias)
+
+
+def is_plain(weight: nn.Parameter, dtypes: Container[torch.dtype] = (torch.float32,)) -> bool:
+    """Whether a weight is numbers of such a dtype on a CPU, not something that stands for them."""
+    is_here = weight.device.type == "cpu" and weight.dtype in dtypes
     return type(weight) is nn.Parameter and is_here
+
+
+def is_known(model: PreTrainedModel) -> bool:
+    """Whether a model is one of those that run here: of the class, and nothing changed in it."""
+    kind = type(model)
+    return (
+        f"{kind.__module__}.{kind.__qualname__}" in _MODELS
+        and len({weight.dtype for weight in model.parameters()}) == 1
+        and all(is_plain(weight, _DTYPES) for weight in model.parameters())
+        and _is_untouched(model)
+    )
 
 
 def _is_untouched(model: Any) -> bool:
@@ -190,4 +223,7 @@ def _is_untouched(model: Any) -> bool:
 
 def _is_of_family(module: nn.Module, model: nn.Module) -> bool:
     kind = type(module)
-    return kind in (nn.Linear, nn.Embedding, nn.ModuleList) or kind.__module__ == model.__module__
+    return (
+        kind in (nn.Linear, PackedLinear, nn.Embedding, nn.ModuleList)
+        or kind.__module__ == model.__module__
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .check import refuse_config
-from .fused import SIBLINGS, is_plain
+from .laid import lay_for_cpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +61,7 @@ def load_model(
     *,
     trust_remote_code: bool,
     quantization_config: Any,
+    packed_weights: bool | None,
     progress: Progress | None,
 ) -> tuple[PreTrainedModel, str]:
     """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
@@ -85,7 +85,7 @@ def load_model(
     model = _from_pretrained(folder, config, dtype, **given)
     if not is_quantised:
         model = model.to(device)
-    lay_by_column(model)
+    lay_for_cpu(model, packed_weights)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:
@@ -214,69 +214,6 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
     memo: dict[int, Any] = {id(t): t for t in shared}
     return copy.deepcopy(model, memo).eval()
-
-
-@torch.inference_mode(False)
-def lay_by_column(model: PreTrainedModel) -> None:
-    """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
-
-    The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
-    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. Layers
-    of one input lie side by side, in one piece. A weight that is an embedding too stays, as its
-    rows are looked up. The other weights are copied as they lie: one that still lies in the mapped
-    file would keep all of the file's pages beside the copies.
-    """
-    laid: set[int] = set()
-    modules = list(model.modules())
-    seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
-    for module in modules:
-        children = dict(module.named_children())
-        siblings = [[children.get(name) for name in names] for names in SIBLINGS]
-        for layers in [*siblings, *([child] for child in children.values())]:
-            weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
-            if len(weights) == len(layers) and not any(id(weight) in seen for weight in weights):
-                seen.update(map(id, weights))
-                if _lay_together(weights):
-                    laid.update(map(id, weights))
-    for tensor in [*model.parameters(), *model.buffers()] if laid else ():
-        if id(tensor) not in laid:
-            tensor.data = tensor.data.clone()
-    if laid:
-        model.save_pretrained = SavingByRow(model)
-
-
-class SavingByRow:
-    """`save_pretrained` of a model whose weights lie by column: Transformers writes no such ones.
-
-    It gives copies of them, so the weights are in memory twice while it saves.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = weakref.ref(model)
-
-    def __call__(self, save_directory: str | Path, *args: Any, **options: Any) -> Any:
-        """Save as `PreTrainedModel.save_pretrained` does."""
-        model = self._model()
-        assert model is not None
-        if not args and "state_dict" not in options:
-            options["state_dict"] = {n: w.contiguous() for n, w in model.state_dict().items()}
-        return type(model).save_pretrained(model, save_directory, *args, **options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SavingByRow:
-        return SavingByRow(memo.get(id(self._model()), self._model()))
-
-
-def _lay_together(weights: Sequence[Tensor]) -> bool:
-    """Let weights [out, in] of one `in` be parts of one piece that holds column after column.
-
-    False where they stay as they lie.
-    """
-    if not all(map(is_plain, weights)) or len({weight.shape[1] for weight in weights}) > 1:
-        return False
-    whole = torch.cat([weight.data.t() for weight in weights], 1).t()
-    for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):
-        weight.data = part
-    return True
 
 
 class Head(nn.Module):

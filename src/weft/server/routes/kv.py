@@ -9,15 +9,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from ...api.models import KvList, KvObject, LoomKv
+from ...api.models import KvList, KvObject, LoomKv, PinnedNode
 from ...api.nodes import ForgetKv, KvRequest, NodeObject
-from ...errors import Unsupported
+from ...errors import Conflict, Unsupported
 from ...lm import LM
+from ...loom import Heddle
 from ...loom.heddle import next_item
-from ...loom.node import preorder
+from ...loom.node import is_below, preorder
 from ..asked import ERRORS, LoomName, NodeName
+from ..errors import Refused
 from ..looms import LiveLoom
-from ..objects import answer, kv_size, kv_state, node_told, sent
+from ..objects import answer, kv_sizes, kv_state, node_told, sent
 from ..service import Here, Service
 
 router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS)
@@ -72,19 +74,28 @@ def loom_kv(service: Service, live: LiveLoom) -> LoomKv:
         tokens=0,
         bytes=0,
     )
+    slot = 0 if lm is None else lm.info.kv_bytes_per_token
     for node in preorder(live.kept.loom):
-        is_hot, n = kv_state(node) == "hot", len(node.tokens)
+        sizes, n = kv_sizes(node), len(node.tokens)
+        told.tokens += n
+        is_hot = sizes is not None and kv_state(sizes, node.place.depth) == "hot"
         told.hot += is_hot
         told.cold += not is_hot
-        told.hot_tokens += max((kv_size(node) or 0) - (node.place.depth - n), 0) if lm else 0
-        told.tokens += n
-    told.bytes = told.hot_tokens * (0 if lm is None else lm.info.kv_bytes_per_token)
+        if sizes is not None:
+            # Of the path's tokens, its own are the last: what is there of them is beyond the rest.
+            above = node.place.depth - n
+            told.hot_tokens += max(sizes.device - above, 0)
+            told.offloaded_tokens += min(max(sum(sizes) - above, 0), n, sizes.host)
+        if lm is not None and node.id in live.pins:
+            depth = node.place.depth
+            told.pinned.append(PinnedNode(node=live.number(node), tokens=depth, bytes=depth * slot))
+    told.bytes = told.hot_tokens * slot
     return told
 
 
 @router.post("/looms/{loom}/kv", response_model=LoomKv)
 async def forget_kv(loom: LoomName, asked: ForgetKv, service: Here) -> Response:
-    """Forget the KV of a loom, but for one path and what grows; tokens stay, and are read anew."""
+    """Forget the KV of a loom, but for one path, what is pinned and what grows; tokens stay."""
 
     def forget(lm: LM) -> LoomKv:
         kept = set() if asked.keep is None else {each.id for each in live.node(asked.keep).path}
@@ -106,7 +117,7 @@ async def forget_kv(loom: LoomName, asked: ForgetKv, service: Here) -> Response:
 
 @router.post("/looms/{loom}/nodes/{node}/kv", response_model=NodeObject)
 async def handle_kv(loom: LoomName, node: NodeName, asked: KvRequest, service: Here) -> Response:
-    """Compute the KV of a node's path now, or forget that of its own tokens."""
+    """Compute, pin, move or forget the KV of a node: of its path, or of its own tokens."""
     async with service.looms.held(loom, grows=True) as live:
         assert live.lm is not None
         found = live.node(node)
@@ -117,9 +128,46 @@ async def handle_kv(loom: LoomName, node: NodeName, asked: KvRequest, service: H
             if asked.op == "warm":
                 item = next_item(found, 1)
                 async with live.unlocked():
-                    await lm.adrive(await lm.asubmit([item]))
+                    await lm.adrive(tickets := await lm.asubmit([item]))
+                tickets[0].result()  # it may have failed
+            elif asked.op == "pin":
+                await _pin(live, lm, found)
+            elif asked.op == "unpin":
+                await live.call(lambda: live.pins.drop(found.id))
             else:
+                _refuse_pinned(live, found)
                 before = 0 if found.parent is None else found.parent.place.depth
-                await live.call(lambda: lm.kv.trim(found, before))
+                kv = lm.kv
+                if asked.op == "offload":
+                    await live.call(lambda: kv.offload(found, start=before))
+                else:
+                    await live.call(lambda: kv.trim(found, before))
         told = await live.call(lambda: node_told(live, found, fields=("kv",)))
         return sent(told, rev=live.kept.rev)
+
+
+async def _pin(live: LiveLoom, lm: LM, node: Heddle) -> None:
+    """Pin a node, which others may change while its path is computed. Raises: KVFull; Conflict."""
+    if node.id in live.pins:
+        return
+    async with live.unlocked():
+        pin = await lm.kv.apin(node)
+
+    def note() -> None:
+        live.pins.take(node, pin)
+        live.pins.follow(live.kept)
+
+    await live.call(note)
+    if node.id not in live.pins:
+        raise Conflict("the node was removed while its path was computed", rev=live.kept.rev)
+
+
+def _refuse_pinned(live: LiveLoom, node: Heddle) -> None:
+    """Raise Refused for a node whose KV stays, as it is pinned, or one below it is."""
+    for pinned in map(live.kept.node, live.pins):
+        if is_below(pinned, node):
+            number, of = live.number(pinned), live.number(node)
+            which = (
+                "is pinned" if number == of else f"is on the way to node {number}, which is pinned"
+            )
+            raise Refused(409, "kv_pinned", f"node {of} {which}", hint="unpin it first")

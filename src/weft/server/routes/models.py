@@ -37,6 +37,7 @@ async def load_model(asked: LoadModel, service: Here, request: Request) -> Respo
         asked.engine,
         asked.n_ctx,
         asked.kv_budget,
+        asked.offload,
         asked.device,
         asked.dtype,
     )

@@ -1,0 +1,175 @@
+"""How the linear weights of a model lie in memory: by column, or packed."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...errors import ConfigError
+from .fused import SIBLINGS, is_known, is_plain
+from .packed import PackedLinear, can_pack
+
+_log = logging.getLogger("weft.engines.torch")
+
+# A float32 model whose largest layer has fewer numbers has its weights by column, too, for fewer
+# rows than FEW: there a call of oneDNN costs it more than the product.
+LEAST_NUMBERS = 1 << 19
+FEW = 16
+
+
+def lay_for_cpu(model: PreTrainedModel, packed_weights: bool | None) -> None:
+    """Store the linear weights of a model that we loaded as products of few rows read them best.
+
+    packed_weights: see `TorchEngine.load`. Raises: ConfigError where it is True and has no effect.
+    """
+    if packed_weights:
+        pack_or_raise(model, keep=False)
+    elif packed_weights is False:
+        lay_by_column(model)
+    elif _is_small(model):
+        lay_by_column(model)
+        pack(model, keep=True, few=FEW)
+    elif not pack(model, keep=False):
+        lay_by_column(model)
+
+
+def _is_small(model: PreTrainedModel) -> bool:
+    if model.dtype != torch.float32:
+        return False
+    layers = [getattr(*place) for place in _linear_layers(model) if place[0] is not model]
+    return max((layer.weight.numel() for layer in layers), default=0) < LEAST_NUMBERS
+
+
+def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
+    """Pack as `pack` does. Raises: ConfigError for a model that is not packed."""
+    if not pack(model, keep=keep):
+        raise ConfigError(
+            f"packed_weights has no effect on {type(model).__name__} in {model.dtype} on"
+            f" {model.device}; packed are Llama, Mistral, Qwen2 and Qwen3 in float32 or bfloat16 on"
+            " a CPU that oneDNN knows; leave it out"
+        )
+
+
+@torch.inference_mode(False)
+def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
+    """Pack the weights of linear layers for oneDNN, where the engine knows the model in full.
+
+    keep: the weights stay where they are, too; else only that of an output layer that is the
+    embedding. few: see `PackedLinear`. The log says what is held twice. Returns whether they are
+    packed.
+    """
+    places = _linear_layers(model)
+    weights = {id(w): w for w in (getattr(*place).weight for place in places)}
+    if not _can_pack(weights.values()):
+        return False
+    looked_up = model.get_input_embeddings().weight
+    weights.pop(id(looked_up), None)
+    if not keep:
+        _leave_the_file(model, set(weights))
+    weights.clear()  # each goes when its copy is there
+    n_twice = 0
+    for parent, name in places:
+        layer = getattr(parent, name)
+        stays = keep or layer.weight is looked_up
+        n_twice += layer.weight.nbytes if stays else 0
+        setattr(parent, name, PackedLinear(layer, keep=stays, few=few))
+    if n_twice:
+        _log.info(
+            "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"
+            " packed_weights=False holds them once, and is slower",
+            n_twice >> 20,
+            type(model).__name__,
+        )
+    return True
+
+
+def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
+    """Return every linear layer as the module it is part of, and its name there."""
+    if not is_known(model):
+        return []
+    return [
+        (parent, name)
+        for parent in list(model.modules())
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear
+    ]
+
+
+def _can_pack(weights: Collection[Tensor]) -> bool:
+    """Whether products are right with packed weights of every shape that there is."""
+    shapes = {weight.shape: weight for weight in weights}
+    return bool(shapes) and all(map(can_pack, shapes.values()))
+
+
+@torch.inference_mode(False)
+def lay_by_column(model: PreTrainedModel) -> None:
+    """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
+
+    The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
+    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. Layers
+    of one input lie side by side, in one piece. A weight that is an embedding too stays, as its
+    rows are looked up. The other weights are copied as they lie.
+    """
+    laid: set[int] = set()
+    modules = list(model.modules())
+    seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    for module in modules:
+        children = dict(module.named_children())
+        siblings = [[children.get(name) for name in names] for names in SIBLINGS]
+        for layers in [*siblings, *([child] for child in children.values())]:
+            weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
+            if len(weights) == len(layers) and not any(id(weight) in seen for weight in weights):
+                seen.update(map(id, weights))
+                if _lay_together(weights):
+                    laid.update(map(id, weights))
+    if laid:
+        _leave_the_file(model, laid)
+        model.save_pretrained = SavingByRow(model)
+
+
+def _leave_the_file(model: PreTrainedModel, copied: set[int]) -> None:
+    """Copy all but what was copied: one that still lies in the mapped file keeps all its pages."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) not in copied:
+            tensor.data = tensor.data.clone()
+
+
+class SavingByRow:
+    """`save_pretrained` of a model whose weights lie by column: Transformers writes no such ones.
+
+    It gives copies of them, so the weights are in memory twice while it saves.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, save_directory: str | Path, *args: Any, **options: Any) -> Any:
+        """Save as `PreTrainedModel.save_pretrained` does."""
+        model = self._model()
+        assert model is not None
+        if not args and "state_dict" not in options:
+            options["state_dict"] = {n: w.contiguous() for n, w in model.state_dict().items()}
+        return type(model).save_pretrained(model, save_directory, *args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavingByRow:
+        return SavingByRow(memo.get(id(self._model()), self._model()))
+
+
+def _lay_together(weights: Sequence[Tensor]) -> bool:
+    """Let weights [out, in] of one `in` be parts of one piece that holds column after column.
+
+    False where they stay as they lie.
+    """
+    if not all(map(is_plain, weights)) or len({weight.shape[1] for weight in weights}) > 1:
+        return False
+    whole = torch.cat([weight.data.t() for weight in weights], 1).t()
+    for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):
+        weight.data = part
+    return True

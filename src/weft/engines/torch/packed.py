@@ -1,0 +1,127 @@
+"""Linear layers whose weights lie in memory as oneDNN reads them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# oneDNN packs for so many rows; what it makes for one is slower even at one.
+_ROWS = 32
+# Root-mean-square error of a packed product, relative to its spread.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer with a packed weight; beside it the weight as it lay, or not.
+
+    Without it, `weight` is a copy made each time it is asked for, which refuses to be written to,
+    and what is loaded into the layer is packed anew. With it, what is written there counts.
+    """
+
+    def __init__(self, layer: nn.Linear, *, keep: bool, few: int = 0) -> None:
+        """few: rows below which the weight as it lay is faster, where that is kept."""
+        nn.Module.__init__(self)
+        self._few_numbers = few * layer.in_features
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        weight = layer.weight
+        if keep:  # in the order of the layer's own: others count on it
+            self._parameters["weight"] = weight
+        self._parameters["bias"] = layer.bias
+        self._pack(weight.detach())
+        self._mark = mark_of(weight)
+        self.train(layer.training)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight [out, in]."""
+        kept = self._parameters.get("weight")
+        if kept is not None:
+            return kept
+        with torch.inference_mode():
+            dense: Tensor = self._packed.to_dense()
+        return dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)
+
+    def is_few(self, x: Tensor) -> bool:
+        """Whether rows [..., in] are so few that they meet the weight as it lay."""
+        return x.numel() < self._few_numbers
+
+    def product(self, x: Tensor) -> Tensor:
+        """x: [..., in]. Returns [..., out]."""
+        kept = self._parameters.get("weight")
+        if kept is not None:
+            if self.is_few(x):
+                return F.linear(x, kept, self._parameters["bias"])
+            if mark_of(kept) != self._mark:
+                self._pack(kept.detach())
+                self._mark = mark_of(kept)
+        return product(x, self._packed, self._parameters["bias"])
+
+    def forget(self) -> None:
+        """Pack anew what is kept: somebody wrote there as PyTorch does not count."""
+        self._mark = (0, -1)
+
+    def _pack(self, weight: Tensor) -> None:
+        self._packed = packed(weight)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if "weight" not in self._parameters:
+            destination[prefix + "weight"] = self.weight
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        if "weight" not in self._parameters and prefix + "weight" in state_dict:
+            state_dict = dict(state_dict)
+            self._pack(state_dict.pop(prefix + "weight").detach().to(self._packed.dtype))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        twin = PackedLinear.__new__(PackedLinear)
+        memo[id(self)] = twin
+        memo[id(self._packed)] = self._packed  # nobody writes there: copies may share it
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Return a weight [out, in] as oneDNN reads it; what of PyTorch looks into it fails."""
+    # NOTE: the operations that PyTorch's own compiler freezes linear layers with have private
+    # names; `can_pack` asks whether they are there and right before any layer counts on them.
+    made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+    return made
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x: [..., in]; weight: packed. Returns [..., out]."""
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return made
+
+
+def mark_of(weight: Tensor) -> tuple[int, int]:
+    """Return what is another value once PyTorch has written to a weight, or it lies elsewhere."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether products with a weight are there when it is packed, and right."""
+    if weight.device.type != "cpu" or weight.dtype not in _TOLERANCE:
+        return False
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, weight.shape[1], generator=generator).to(weight.dtype)
+    try:
+        got = product(x, packed(weight.detach()), None).float()
+    except Exception:
+        return False
+    want = F.linear(x, weight.detach()).float()
+    error = (got - want).square().mean().sqrt()
+    return bool(error <= _TOLERANCE[weight.dtype] * want.square().mean().sqrt().clamp_min(1e-30))

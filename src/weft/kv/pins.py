@@ -1,0 +1,66 @@
+"""Pins by hand: whole paths that users keep, beside those that running work pins and unpins."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from .place import Cursor, Place
+
+
+class PinHold(weakref.ref[Any]):
+    """One owner's pin on the path to `place`; its callback tells when the owner is gone."""
+
+    __slots__ = ("place",)
+    place: Place
+
+    @property
+    def cursor(self) -> Cursor:
+        """The end of the pinned path, resolved; valid under the lock."""
+        cursor = self.place.cursor
+        assert cursor is not None
+        return cursor
+
+
+class Pins:
+    """The pins by hand of one tree, which pins and unpins the nodes; iterating gives them.
+
+    An owner that is collected lets go without any Python code, as `Holds` has it; `drain` tells.
+    """
+
+    __slots__ = ("_alive", "_release", "_released")
+
+    def __init__(self) -> None:
+        # By id: two holds of one owner are equal to each other, being weak references.
+        self._alive: dict[int, PinHold] = {}
+        self._released: deque[weakref.ref[Any]] = deque()
+        self._release = self._released.append
+
+    def __iter__(self) -> Iterator[PinHold]:
+        return iter(list(self._alive.values()))
+
+    def __contains__(self, hold: object) -> bool:
+        return id(hold) in self._alive
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def take(self, owner: object, place: Place) -> PinHold:
+        """Note a pin of `owner`."""
+        hold = PinHold(owner, self._release)
+        hold.place = place
+        self._alive[id(hold)] = hold
+        return hold
+
+    def drop(self, hold: PinHold) -> bool:
+        """Forget a pin; return whether it was there."""
+        return self._alive.pop(id(hold), None) is not None
+
+    def drain(self) -> Iterator[PinHold]:
+        """Forget and yield the pins whose owners are gone."""
+        while self._released:
+            hold = self._alive.pop(id(self._released.popleft()), None)
+            if hold is not None:
+                yield hold

@@ -1,0 +1,269 @@
+"""Linear weights as oneDNN reads them: the same numbers, and whatever reads weights goes on."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from families import build, plain_logits  # noqa: E402
+from weft.engines.base import Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch import packed as packing  # noqa: E402
+from weft.engines.torch.model import fingerprint_of  # noqa: E402
+from weft.engines.torch.packed import PackedLinear  # noqa: E402
+from weft.errors import ConfigError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+FUSED = ("llama", "mistral", "qwen2", "qwen3")
+IDS = [5, 9, 40, 7, 33, 2, 61, 18, 12, 50, 3, 44]
+MUCH = {torch.float32: 2e-4, torch.bfloat16: 0.15}
+
+
+def packed(model) -> list[PackedLinear]:
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+
+
+def stepped(engine: TorchEngine) -> np.ndarray:
+    """All rows of IDS: a prefill, then token by token in a tail of its own."""
+    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
+    first = engine.forward([Row((), IDS[:6], 0, trunk, tuple(range(6)))])
+    rows = [first.logits(i) for i in range(6)]
+    for n in range(6, len(IDS)):
+        row = Row((Span(trunk, 6),), IDS[n : n + 1], n, tail, (0,))
+        rows.append(engine.forward([row]).logits(0))
+    return np.stack(rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUSED)
+def test_it_computes_what_the_model_does(name: str, dtype, tmp_path: Path) -> None:
+    model = build(name, dtype)
+    model.save_pretrained(tmp_path)
+    loaded = TorchEngine.load(tmp_path, packed_weights=True)
+    handed = TorchEngine.adopt(model, packed_weights=True)
+    want = plain_logits(model, IDS).numpy()
+    for engine in (loaded, handed):
+        assert len(packed(engine.model)) == 3 * 7 + 1
+        np.testing.assert_allclose(stepped(engine), want, atol=MUCH[dtype])
+        got = plain_logits(engine.model, IDS).numpy() if engine is loaded else want
+        np.testing.assert_allclose(got, want, atol=MUCH[dtype])  # by the modules
+
+
+def test_what_is_loaded_lies_packed_where_that_is_faster(folder: Path, tmp_path: Path) -> None:
+    """In bfloat16 always; small ones in float32 by column, too."""
+    small = TorchEngine.load(folder).model
+    assert {layer.weight.stride(0) for layer in packed(small)} == {1}
+    assert len(packed(small)) == 3 * 7 + 1
+    for dtype in ("float32", "bfloat16"):
+        assert not packed(TorchEngine.load(folder, dtype=dtype, packed_weights=False).model)
+    model = TorchEngine.load(folder, dtype="bfloat16").model
+    assert len(packed(model)) == 3 * 7 + 1
+    assert not any("proj" in name for name, _ in model.named_parameters())  # held once
+    wide = build("llama").config
+    wide.intermediate_size = (1 << 19) // wide.hidden_size
+    type(build("llama"))(wide).save_pretrained(tmp_path / "wide")
+    model = TorchEngine.load(tmp_path / "wide").model
+    assert len(packed(model)) == 3 * 7 + 1
+    assert not any("proj" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 40])
+def test_a_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder: Path) -> None:
+    engine = TorchEngine.load(folder)
+    ids = [(7 * i + i * i) % 120 for i in range(n)]
+    want = plain_logits(build("llama"), ids).numpy()
+    output = engine.forward([Row((), ids, 0, None, tuple(range(n)))])
+    got = np.stack([output.logits(i) for i in range(n)])
+    np.testing.assert_allclose(got, want, atol=2e-4)
+    with torch.no_grad():
+        engine.model.model.layers[1].mlp.gate_proj.weight.mul_(1.5)
+    output = engine.forward([Row((), ids, 0, None, (n - 1,))]).logits(0)
+    assert np.abs(output - want[-1]).max() > 0.01
+    want = plain_logits(engine.model, ids)[-1].numpy()
+    np.testing.assert_allclose(output, want, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_weights_say_what_they_said(tmp_path: Path, dtype: str) -> None:
+    build("qwen2").save_pretrained(tmp_path)
+    model = TorchEngine.load(tmp_path, dtype=dtype, packed_weights=True).model
+    plain = build("qwen2").to(getattr(torch, dtype))
+    assert list(model.state_dict()) == list(plain.state_dict())
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight), name
+    assert fingerprint_of(model) == fingerprint_of(plain)
+    layer = model.model.layers[0].mlp.up_proj
+    with torch.no_grad(), pytest.raises(RuntimeError, match="[Ii]nference tensor"):
+        layer.weight.mul_(2)
+
+
+@pytest.mark.parametrize("name", ["llama", "tied"])
+def test_a_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -> None:
+    first = build("llama")
+    if name == "tied":
+        first.config.tie_word_embeddings = True
+        first = type(first)(first.config).eval()
+    first.save_pretrained(tmp_path / "model")
+    model = TorchEngine.load(tmp_path / "model", packed_weights=True).model
+    for saved in (model, copy.deepcopy(model)):
+        saved.save_pretrained(tmp_path / "again")
+        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+        for key, weight in first.state_dict().items():
+            assert torch.equal(found.state_dict()[key], weight), key
+    again = TorchEngine.adopt(copy.deepcopy(model))
+    np.testing.assert_allclose(stepped(again), plain_logits(first, IDS).numpy(), atol=2e-4)
+
+
+def test_what_is_loaded_into_packed_layers_counts(folder: Path) -> None:
+    engine = TorchEngine.load(folder, packed_weights=True)
+    other = build("llama", seed=1)
+    twin = copy.deepcopy(engine.model)
+    mark = engine.weights_mark()
+    assert not any(engine.model.load_state_dict(other.state_dict()))
+    assert engine.weights_mark() != mark
+    np.testing.assert_allclose(stepped(engine), plain_logits(other, IDS).numpy(), atol=2e-4)
+    want = plain_logits(build("llama"), IDS).numpy()
+    np.testing.assert_allclose(plain_logits(twin, IDS).numpy(), want, atol=2e-4)
+
+
+def test_an_output_that_is_the_embedding_is_packed_beside_it(tmp_path: Path, caplog) -> None:
+    config = build("llama").config
+    config.tie_word_embeddings = True
+    model = type(build("llama"))(config).eval()
+    model.save_pretrained(tmp_path)
+    with caplog.at_level(logging.INFO, "weft.engines.torch"):
+        engine = TorchEngine.load(tmp_path, packed_weights=True)
+    assert "in memory twice" in caplog.text
+    head = engine.model.get_output_embeddings()
+    assert isinstance(head, PackedLinear)
+    assert head.weight is engine.model.get_input_embeddings().weight
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
+    with torch.no_grad():
+        for each in (model, engine.model):
+            each.get_input_embeddings().weight.mul_(1.5)
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=3e-4)
+
+
+def test_an_owners_weights_are_held_twice_only_when_asked_and_the_log_says_so(caplog) -> None:
+    model = build("llama")
+    with caplog.at_level(logging.INFO, "weft.engines.torch"):
+        assert not packed(TorchEngine.adopt(model).model)
+        assert "in memory twice" not in caplog.text
+        engine = TorchEngine.adopt(model, packed_weights=True)
+        assert "in memory twice" in caplog.text
+    assert packed(engine.model)
+    assert not packed(model)
+
+
+def test_what_an_owner_writes_counts() -> None:
+    model = build("qwen2")
+    engine = TorchEngine.adopt(model, packed_weights=True)
+    stepped(engine)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.7)
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
+    for weight in model.parameters():
+        weight.data.mul_(1.5)  # PyTorch does not count it
+    engine.forget()
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
+    other = build("qwen2", seed=1)
+    for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+        weight.data = new.data
+    np.testing.assert_allclose(stepped(engine), plain_logits(other, IDS).numpy(), atol=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_an_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    targets = ["q_proj", "v_proj", "down_proj", "lm_head"]
+    given = peft.LoraConfig(r=4, lora_alpha=12, target_modules=targets)
+    wrapped = peft.get_peft_model(build("llama").eval(), given)
+    for key, weight in wrapped.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(weight, std=0.2)
+    wrapped.save_pretrained(tmp_path / "law", save_embedding_layers=False)
+    engine = TorchEngine.load(folder, packed_weights=True)
+    alone = engine.forward([Row((), IDS, 0, None, (11,))]).logits(0)
+    engine.add_adapter("law", tmp_path / "law")
+    got = engine.forward([Row((), IDS, 0, None, (11,), adapter="law")]).logits(0)
+    np.testing.assert_allclose(got, plain_logits(wrapped, IDS)[-1].numpy(), atol=3e-4)
+    after = engine.forward([Row((), IDS, 0, None, (11,))]).logits(0)
+    np.testing.assert_array_equal(after, alone)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gemma2", "float32"), ("llama", "float16")])
+def test_asked_for_where_it_has_no_effect_is_refused(name: str, dtype: str, tmp_path: Path) -> None:
+    model = build(name, getattr(torch, dtype))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="packed_weights has no effect on"):
+        TorchEngine.adopt(model, packed_weights=True)
+    with pytest.raises(ConfigError, match="packed_weights has no effect on"):
+        TorchEngine.load(tmp_path, packed_weights=True)
+    TorchEngine.load(tmp_path, packed_weights=False)
+
+
+def test_other_values_are_refused(folder: Path) -> None:
+    for given in ("yes", 1):
+        with pytest.raises(
+            ConfigError, match="packed_weights is .* allowed are None, True and False"
+        ):
+            TorchEngine.load(folder, packed_weights=given)
+        with pytest.raises(
+            ConfigError, match="packed_weights is .* allowed are None, True and False"
+        ):
+            TorchEngine.adopt(build("llama"), packed_weights=given)
+
+
+def test_all_faces_take_the_option(folder: Path) -> None:
+    import weft
+
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=_words())
+    words.save_pretrained(folder)
+    for source, given in ((folder, ()), (build("llama"), (words,))):
+        options = {"packed_weights": True}
+        lm = weft.load(source, *given, engine="torch", engine_options=options)
+        assert packed(lm.engine.model)
+        plain = plain_logits(build("llama"), IDS)[-1].log_softmax(-1).numpy()
+        got = weft.AsyncLM(lm, as_torch=False).next_token_logprobs_sync(IDS)
+        np.testing.assert_allclose(got, plain, atol=2e-4)
+        lm.clear_cache()
+        lm.close()
+
+
+def _words():
+    from tokenizers import Tokenizer, decoders, models
+
+    backend = Tokenizer(models.BPE({chr(40 + i): i for i in range(80)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+@pytest.mark.parametrize("fault", ["wrong", "gone"])
+def test_products_that_are_wrong_or_gone_leave_the_weights_as_they_lie(
+    fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def product(*args):
+        if fault == "gone":
+            raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute")
+        return 1.1 * own(*args)
+
+    own = packing.product
+    monkeypatch.setattr(packing, "product", product)
+    assert not packed(TorchEngine.load(folder, dtype="bfloat16").model)
