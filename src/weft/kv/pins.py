@@ -28,15 +28,16 @@ class Pins:
     """The pins by hand of one tree, which pins and unpins the nodes; iterating gives them.
 
     An owner that is collected lets go without any Python code, as `Holds` has it; `drain` tells.
+    released: those that wait for it.
     """
 
-    __slots__ = ("_alive", "_release", "_released")
+    __slots__ = ("_alive", "_release", "released")
 
     def __init__(self) -> None:
         # By id: two holds of one owner are equal to each other, being weak references.
         self._alive: dict[int, PinHold] = {}
-        self._released: deque[weakref.ref[Any]] = deque()
-        self._release = self._released.append
+        self.released: deque[weakref.ref[Any]] = deque()
+        self._release = self.released.append
 
     def __iter__(self) -> Iterator[PinHold]:
         return iter(list(self._alive.values()))
@@ -60,7 +61,7 @@ class Pins:
 
     def drain(self) -> Iterator[PinHold]:
         """Forget and yield the pins whose owners are gone."""
-        while self._released:
-            hold = self._alive.pop(id(self._released.popleft()), None)
+        while self.released:
+            hold = self._alive.pop(id(self.released.popleft()), None)
             if hold is not None:
                 yield hold

@@ -229,7 +229,8 @@ class TokenTree:
         """Let go of what dropped places held; forget tokens that nothing needs any more."""
         if self.unfreed or self.untrimmed:
             self._retry()
-        self._drain_pins()
+        if self.pins.released:
+            self._drain_pins()
         for node in self.holds.drain():
             node.holds -= 1
             if not node.holds:
