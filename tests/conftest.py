@@ -14,6 +14,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Without a card Triton's kernels run in its interpreter. Read when triton is first imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Many tests start Python anew; it shall find Weft compiled, as it does where Weft is installed.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

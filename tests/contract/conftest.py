@@ -28,8 +28,8 @@ from weft.tokens.tokenizer import Tokenizer
 ADDRESSED = ["numpy", "torch", "mlx", "llamacpp"]
 ENGINES = [*ADDRESSED, "vllm"]
 BESIDE = ["mlx", "llamacpp", "vllm"]  # shown by `make test-engines`
-KINDS = [*ENGINES, "whole", "sequence", "hidden", "ownloop", "late"]
-WITH_KV = [*ADDRESSED, "sequence", "late"]
+KINDS = [*ENGINES, "paged", "whole", "sequence", "hidden", "ownloop", "late"]
+WITH_KV = [*ADDRESSED, "paged", "sequence", "late"]
 
 FAKES = {
     "sequence": SequenceFake,
@@ -41,6 +41,17 @@ FAKES = {
 # these laws are shown on them by default, the others by `-m slow`.
 CORE = ("laws", "protocol", "abilities", "heddles", "runs", "faults", "three_faces")
 IN_CORE = ("mlx", "whole", "ownloop")
+# Triton's interpreter takes seconds for what a card does in microseconds: these laws are shown on
+# paged KV by default, the others by `-m slow`.
+PAGED_CORE = frozenset(
+    {
+        "test_2_extending_a_child_changes_no_siblings_logits",
+        "test_5_export_free_load_changes_nothing",
+        "test_5_offloading_and_bringing_back_changes_nothing",
+        "test_6_a_clipped_path_equals_a_fresh_prefix",
+        "test_spare_room_is_at_most_growth_and_settle_gives_it_back",
+    }
+)
 # The laws that need no steps: a server generates whole runs, and refuses all others by name.
 OF_WHOLE_RUNS = frozenset(
     {
@@ -74,9 +85,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if name == "kind" and metafunc.function.__name__ in OF_WHOLE_RUNS:
                 kinds = [*kinds, pytest.param("remote", marks=pytest.mark.remote)]
             is_core = metafunc.module.__name__.endswith(CORE)
+            is_paged_core = metafunc.function.__name__ in PAGED_CORE
             cases = [
                 pytest.param(each, marks=pytest.mark.slow)
-                if each in IN_CORE and not is_core
+                if (each in IN_CORE and not is_core) or (each == "paged" and not is_paged_core)
                 else each
                 for each in kinds
             ]
@@ -114,6 +126,14 @@ def _load_torch() -> Engine:
     from weft.engines.torch import TorchEngine
 
     return TorchEngine.load(shallow(), dtype="float32")
+
+
+def _load_paged() -> Engine:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+    from weft.engines.torch import TorchEngine
+
+    return TorchEngine.load(shallow(), dtype="float32", kv="paged")
 
 
 def _load_whole() -> Engine:
@@ -160,6 +180,7 @@ def _load_vllm() -> Engine:
 LOADERS: dict[str, NewEngine] = {
     "numpy": lambda: NumpyEngine.load(shallow()),
     "torch": _load_torch,
+    "paged": _load_paged,
     "whole": _load_whole,
     "mlx": _load_mlx,
     "llamacpp": _load_llamacpp,

@@ -197,7 +197,12 @@ CHOSEN = Lark(f'start: "c" | "a" ("b" | "d") ({_MANY})\n{_RULES}')
 
 @pytest.mark.parametrize(
     ("kind", "grammar"),
-    [pytest.param(each, TOO_MANY, id=f"{each}-forced") for each in KINDS]
+    [
+        pytest.param(
+            each, TOO_MANY, id=f"{each}-forced", marks=[pytest.mark.slow] * (each == "paged")
+        )
+        for each in KINDS
+    ]
     + [
         pytest.param(each, CHOSEN, id=f"{each}-drawn", marks=[pytest.mark.slow] * (each != "numpy"))
         for each in KINDS

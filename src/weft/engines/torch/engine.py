@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,7 @@ from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
 from .laid import lay_for_cpu, pack_or_raise
 from .layout import Layout
+from .memories import KVChoice, new_memories
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
@@ -41,7 +43,6 @@ from .model import (
 )
 from .output import TorchOutput
 from .packed import PackedLinear
-from .padded.step import PaddedMemory
 from .whole import WholePathEngine
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..source import Progress
+
+_log = logging.getLogger("weft.engines.torch")
 
 Answer = TypeVar("Answer")
 
@@ -64,7 +67,14 @@ class TorchEngine(ModelEngine):
     fragments: KVMemory
     _now: Head | FusedDecoder  # what the forward under way runs
 
-    def __init__(self, model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        n_ctx: int | None,
+        fingerprint: str,
+        kv: KVChoice = "auto",
+    ) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
 
         Raises: NoTree where its attention is not the interface's, and the model is as it was.
@@ -73,7 +83,7 @@ class TorchEngine(ModelEngine):
         self._call = seat_modules(model)
         own = attention_of(model)
         try:
-            self._start(fingerprint)
+            self._start(fingerprint, kv)
         except NoTree:
             model.set_attn_implementation(own)
             raise
@@ -95,6 +105,7 @@ class TorchEngine(ModelEngine):
         trust_remote_code: bool = False,
         quantization_config: Any = None,
         state_bytes: int | None = None,
+        kv: KVChoice = "auto",
         packed_weights: bool | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
@@ -108,6 +119,8 @@ class TorchEngine(ModelEngine):
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
+            kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
+                PyTorch's own operations; "auto" for "paged" on CUDA, if the model runs with it.
             packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
                 CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
                 None: where it is faster. False: as they lie in the file, or by column.
@@ -117,6 +130,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
+        new_memories(kv, place)  # refuses before the weights are read
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
@@ -127,7 +141,11 @@ class TorchEngine(ModelEngine):
             found = load_gguf(Path(source), place, dtype)
             lay_for_cpu(found.model, packed_weights)
             engine = open_model(
-                found.model, n_ctx=n_ctx, fingerprint=found.fingerprint, state_bytes=state_bytes
+                found.model,
+                n_ctx=n_ctx,
+                fingerprint=found.fingerprint,
+                state_bytes=state_bytes,
+                kv=kv,
             )
             engine.brought = found.tokenizer
             return engine
@@ -140,7 +158,9 @@ class TorchEngine(ModelEngine):
             packed_weights=packed_weights,
             progress=progress,
         )
-        return open_model(model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes)
+        return open_model(
+            model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes, kv=kv
+        )
 
     @classmethod
     def adopt(
@@ -149,6 +169,7 @@ class TorchEngine(ModelEngine):
         *,
         n_ctx: int | None = None,
         state_bytes: int | None = None,
+        kv: KVChoice = "auto",
         packed_weights: bool | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
@@ -167,6 +188,7 @@ class TorchEngine(ModelEngine):
                 f"a {type(model).__name__} is not a Transformers model; hand over a "
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
+        new_memories(kv, model.device)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
@@ -174,7 +196,7 @@ class TorchEngine(ModelEngine):
         if packed_weights:
             pack_or_raise(copied, keep=True)
         name = fingerprint_of(model)
-        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes)
+        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv)
 
     # The protocol
 
@@ -233,7 +255,7 @@ class TorchEngine(ModelEngine):
     # Loading
 
     @torch.inference_mode()
-    def _start(self, fingerprint: str) -> None:
+    def _start(self, fingerprint: str, kv: KVChoice) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
         paths = check_paths(model.get_input_embeddings().num_embeddings)
@@ -255,7 +277,6 @@ class TorchEngine(ModelEngine):
         number_layers(probe)
         self._modules = probe.modules
         layout = Layout.of(probe.shapes, self._device)
-        self.fragments = PaddedMemory(layout)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
@@ -271,6 +292,17 @@ class TorchEngine(ModelEngine):
             extra=self._extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
+        *tried, last = new_memories(kv, self._device)
+        for new_memory in tried:
+            self.fragments = new_memory(layout)
+            try:
+                return self._check(own)
+            except NoTree as error:
+                _log.warning("%s runs with padded KV: %s", type(model).__name__, error.why)
+        self.fragments = last(layout)
+        self._check(own)
+
+    def _check(self, own: Tensor) -> None:
         try:
             check_tree(self, own)
         except NoTree:
@@ -323,14 +355,19 @@ class TorchEngine(ModelEngine):
 
 
 def open_model(
-    model: PreTrainedModel, *, n_ctx: int | None, fingerprint: str, state_bytes: int | None
+    model: PreTrainedModel,
+    *,
+    n_ctx: int | None,
+    fingerprint: str,
+    state_bytes: int | None,
+    kv: KVChoice,
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)
     why = why_no_tree(model.config)
     if not why:
         try:
-            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint)
+            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv)
         except NoTree as error:
             why = error.why
         else:
@@ -340,6 +377,11 @@ def open_model(
                     " tokens; leave it out, and give kv_budget"
                 )
             return engine
+    if kv != "auto":
+        raise ConfigError(
+            f"kv has no effect on {type(model).__name__}, whose KV is not held by tokens: {why};"
+            " leave it out"
+        )
     return WholePathEngine(
         model, why, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes
     )

@@ -1,7 +1,8 @@
 """The seam between the torch engine and where its KV lies: a memory, and one step over it.
 
-`padded` is the memory there is: settled fragments in blocks, live tails side by side in banks. What
-another one has to be stands here; the engine, the hook and the fused decoders know no more.
+`padded` has settled fragments in blocks and live tails side by side in banks, `paged` lists of
+slots of a pool; `memories` chooses. The engine, the hook and the fused decoders know no more of
+them than stands here.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class KVMemory(Fragments):
 
     @abstractmethod
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Return a fragment's first slots, keys and values, a layer each: [1, K, length, D]."""
+        """Return a fragment's first slots, keys and values, a layer each: [1, K, length, D].
+
+        They may be copies.
+        """
 
     @abstractmethod
     def clear(self) -> None:

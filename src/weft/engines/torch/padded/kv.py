@@ -13,6 +13,7 @@ from torch import Tensor
 from ....errors import ModelMismatch
 from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
+from ..hosted import from_host, to_host
 from ..layout import Layout, Slots
 from ..memory import KVMemory, Spec
 from .products import attend
@@ -155,7 +156,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
         data: dict[str, NDArray[Any]] = {}
         for name, tensors in (("k", slots.keys), ("v", slots.values)):
             for layer, tensor in enumerate(self.layout.per_layer(tensors)):
-                data[f"{name}.{layer}"] = _to_host(tensor.transpose(0, 1))
+                data[f"{name}.{layer}"] = to_host(tensor.transpose(0, 1))
         data["dtype"] = np.array(self.layout.dtype)
         return data
 
@@ -177,7 +178,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
         """Read one exported kind, a tensor a layer group: [G, S, K, D]."""
         out = []
         for (_, layers), tensor in zip(self.layout.groups, like, strict=True):
-            parts = [_from_host(data, f"{name}.{layer}", tensor[0]) for layer in layers]
+            parts = [from_host(data, f"{name}.{layer}", tensor[0]) for layer in layers]
             if len({part.shape for part in parts}) > 1:
                 raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
             out.append(torch.stack(parts))
@@ -315,38 +316,6 @@ def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
     if isinstance(kv.home, Bank):
         return kv.start, slice(0, n)
     return (slice(kv.start, kv.start + n),)
-
-
-def _to_host(tensor: Tensor) -> NDArray[Any]:
-    """Copy to the host, contiguous; bfloat16, which NumPy lacks, as its uint16 bits."""
-    dense = tensor.contiguous()
-    bits = dense.view(torch.uint16) if dense.dtype == torch.bfloat16 else dense
-    array: NDArray[Any] = bits.cpu().numpy()
-    return array
-
-
-def _from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor:
-    """Read one exported array as [S, K, D]; `like` is one layer's, of any number of slots."""
-    dtype = str(like.dtype).removeprefix("torch.")
-    if name not in data or str(data.get("dtype", "")) != dtype:
-        raise ModelMismatch(
-            f"the exported KV has no {dtype} array {name!r}; load it with the model and dtype that "
-            "wrote it"
-        )
-    held = "uint16" if like.dtype == torch.bfloat16 else dtype
-    if str(data[name].dtype) != held:
-        raise ModelMismatch(
-            f"the exported KV has {data[name].dtype} for {name!r}, this model needs {held}"
-        )
-    tensor = torch.from_numpy(np.array(data[name]))
-    if like.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.bfloat16)
-    if tensor.ndim != 3 or (tensor.shape[0], tensor.shape[2]) != tuple(like.shape[1:]):
-        raise ModelMismatch(
-            f"the exported KV has shape {tuple(tensor.shape)} for {name!r}, this model needs "
-            f"{(like.shape[1], 'n', like.shape[2])}"
-        )
-    return tensor.transpose(0, 1).to(like.device)
 
 
 ROOM = 64  # slots that a piece is longer than its path, at first

@@ -1,0 +1,290 @@
+"""Tree attention in Triton: work items over slots of a pool, merged row by row.
+
+One item is a stretch of a slot list and a tile of the queries below it. A tile's rows are query
+tokens times the query heads of one KV head. Keys are found by slot and hidden by position, so a
+path, a live tail and new tokens are the same thing to it:
+
+    item   ├── n slots of the table, positions first … ──┤   met by query rows m0 … m0 + BM
+    part   every (item, token, head): output and log-sum-exp over the keys of that item
+    row    its parts lie side by side; the merge makes one output of them
+
+Written for sm_90 and Triton's interpreter: types are those of the tensors, sums are float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..memory import Spec
+
+# Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma).
+NARROW, WIDE = 16, 64
+ITEM_FIELDS = 8
+_TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
+_MERGED_ROWS = 8
+_INTERPRETED_ROWS = 1024  # the interpreter runs programs one after the other
+_HIDDEN = tl.constexpr(-1e30)
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["window"])
+def tree_part(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    position_ptr,
+    first_part_ptr,
+    item_ptr,
+    part_ptr,
+    lse_ptr,
+    scale,
+    softcap,
+    window,
+    q_token,
+    q_head,
+    N_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Meet the keys of one item with one tile of queries, for one KV head."""
+    kv_head = tl.program_id(1)
+    item = item_ptr + tl.program_id(0) * 8
+    at, n, first = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    token0, n_rows, m0 = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+    ordinal = tl.load(item + 6)
+
+    m = m0 + tl.arange(0, BM)
+    is_row = m < n_rows
+    token = token0 + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    position = tl.load(position_ptr + token, mask=is_row, other=-1)
+    d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
+    q = tl.load(
+        q_ptr + (token * q_token + head * q_head)[:, None] + d_key[None, :],
+        mask=is_row[:, None] & (d_key < KEY_DIM)[None, :],
+        other=0.0,
+    )
+
+    end = tl.minimum(n, tl.max(position, 0) - first + 1)
+    low = 0
+    if HAS_WINDOW:
+        oldest = tl.min(tl.where(is_row, position, 1 << 30), 0)
+        low = tl.maximum(0, oldest - window + 1 - first)
+    acc = tl.zeros([BM, VALUE_PAD], tl.float32)
+    top = tl.full([BM], _HIDDEN, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    for start in range(low, end, BN):
+        number = start + tl.arange(0, BN)
+        is_key = number < end
+        slot = tl.load(table_ptr + at + number, mask=is_key, other=0).to(tl.int64)
+        key_row = slot * (N_HEADS // GROUP * KEY_DIM) + kv_head * KEY_DIM
+        k = tl.load(
+            k_ptr + key_row[:, None] + d_key[None, :],
+            mask=is_key[:, None] & (d_key < KEY_DIM)[None, :],
+            other=0.0,
+        )
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_CAP:
+            x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E / softcap)) + 1))  # tanh
+        x = x * _LOG2E
+        place = first + number
+        seen = is_key[None, :] & (place[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            seen = seen & (place[None, :] > position[:, None] - window)
+        x = tl.where(seen, x, _HIDDEN)
+        higher = tl.maximum(top, tl.max(x, 1))
+        p = tl.where(seen, tl.exp2(x - higher[:, None]), 0.0)
+        shrink = tl.exp2(top - higher)
+        value_row = slot * (N_HEADS // GROUP * VALUE_DIM) + kv_head * VALUE_DIM
+        v = tl.load(
+            v_ptr + value_row[:, None] + d_value[None, :],
+            mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :],
+            other=0.0,
+        )
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+        total = total * shrink + tl.sum(p, 1)
+        top = higher
+
+    has_seen = total > 0
+    below = tl.where(has_seen, total, 1.0)
+    part = tl.load(first_part_ptr + token, mask=is_row, other=0).to(tl.int64) + ordinal
+    row = part * N_HEADS + head
+    tl.store(lse_ptr + row, tl.where(has_seen, top + tl.log2(below), _HIDDEN), mask=is_row)
+    tl.store(
+        part_ptr + row[:, None] * VALUE_DIM + d_value[None, :],
+        acc / below[:, None],
+        mask=is_row[:, None] & (d_value < VALUE_DIM)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def tree_merge(
+    part_ptr,
+    lse_ptr,
+    first_part_ptr,
+    sink_ptr,
+    out_ptr,
+    n_tokens,
+    N_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Make one output of the parts of each of some rows, token by token and head by head."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    is_row = m < n_tokens * N_HEADS
+    token, head = m // N_HEADS, m % N_HEADS
+    d = tl.arange(0, VALUE_PAD)
+    first = tl.load(first_part_ptr + token, mask=is_row, other=0)
+    end = tl.load(first_part_ptr + token + 1, mask=is_row, other=0)
+    acc = tl.zeros([BM, VALUE_PAD], tl.float32)
+    top = tl.full([BM], _HIDDEN, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    if HAS_SINKS:  # a key without a value
+        top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
+        total += 1.0
+    for number in range(tl.max(end - first, 0)):
+        is_part = first + number < end
+        row = (first + number).to(tl.int64) * N_HEADS + head
+        lse = tl.load(lse_ptr + row, mask=is_part, other=_HIDDEN)
+        higher = tl.maximum(top, lse)
+        weight, shrink = tl.exp2(lse - higher), tl.exp2(top - higher)
+        found = tl.load(
+            part_ptr + row[:, None] * VALUE_DIM + d[None, :],
+            mask=is_part[:, None] & (d < VALUE_DIM)[None, :],
+            other=0.0,
+        )
+        acc = acc * shrink[:, None] + found * weight[:, None]
+        total = total * shrink + weight
+        top = higher
+    out = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(
+        out_ptr + m.to(tl.int64)[:, None] * VALUE_DIM + d[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=is_row[:, None] & (d < VALUE_DIM)[None, :],
+    )
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on any device.
+
+    It has to be asked for before triton is imported: its own functions are made for it then.
+    """
+    return bool(triton.knobs.runtime.interpret) and not isinstance(tl.max, triton.JITFunction)
+
+
+class Work(NamedTuple):
+    """A plan on the device, all int32.
+
+    table: slots, list after list. narrow, wide: items [n, 8] by tile class: where its slots begin
+    in the table, how many, the position of the first, the first query token, query rows (tokens
+    times heads of a group), the first of them in this tile, its number among a row's parts, 0.
+    first_part: [T + 1], where each token's parts begin. positions: [T].
+    """
+
+    table: Tensor
+    narrow: Tensor
+    wide: Tensor
+    first_part: Tensor
+    positions: Tensor
+    n_parts: int
+
+
+def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: Spec) -> Tensor:
+    """Let packed queries meet what the items say, one layer.
+
+    query: [H, T, D]; keys, values: the layer's pool, [S, K, D] and [S, K, Dv], which hold the new
+    tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
+    """
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    n_heads, n_tokens, key_dim = query.shape
+    n_kv, value_dim = values.shape[1:]
+    parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
+    lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
+    with torch.cuda.device_of(query):  # Triton launches where CUDA is
+        for n_rows, items in ((NARROW, work.narrow), (WIDE, work.wide)):
+            if len(items):
+                tree_part[(len(items), n_kv)](
+                    query,
+                    keys,
+                    values,
+                    work.table,
+                    work.positions,
+                    work.first_part,
+                    items,
+                    parts,
+                    lse,
+                    spec.scale,
+                    spec.softcap or 1.0,
+                    spec.window or 0,
+                    query.stride(1),
+                    query.stride(0),
+                    **tile_of(n_heads, n_kv, key_dim, value_dim, n_rows, keys.dtype.itemsize),
+                    HAS_CAP=spec.softcap is not None,
+                    HAS_WINDOW=spec.window is not None,
+                )
+        return _merged(query, parts, lse, work, spec.sinks)
+
+
+def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None) -> Tensor:
+    n_heads, n_tokens, _ = query.shape
+    value_dim = parts.shape[2]
+    out = query.new_empty(n_tokens, n_heads, value_dim)
+    n_rows = _INTERPRETED_ROWS if is_interpreted() else _MERGED_ROWS
+    tree_merge[(triton.cdiv(n_tokens * n_heads, n_rows),)](
+        parts,
+        lse,
+        work.first_part,
+        lse if sinks is None else sinks,
+        out,
+        n_tokens,
+        N_HEADS=n_heads,
+        VALUE_DIM=value_dim,
+        VALUE_PAD=_pad(value_dim),
+        BM=n_rows,
+        HAS_SINKS=sinks is not None,
+        num_warps=2,
+    )
+    return out
+
+
+def tile_of(
+    n_heads: int, n_kv: int, key_dim: int, value_dim: int, n_rows: int, n_bytes: int
+) -> dict[str, Any]:
+    """Return what a tile class is compiled with; n_rows: of a tile, n_bytes: of a number."""
+    key_pad, value_pad = _pad(key_dim), _pad(value_dim)
+    widest = max(key_pad, value_pad)
+    return {
+        "N_HEADS": n_heads,
+        "GROUP": n_heads // n_kv,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "KEY_PAD": key_pad,
+        "VALUE_PAD": value_pad,
+        "BM": n_rows,
+        "BN": max(16, min(64, _TILE_BYTES // (widest * n_bytes))),
+        "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
+        # So many that sums and products fit their registers.
+        "num_warps": 8 if n_rows == WIDE and (widest > 128 or n_bytes > 2) else 4,
+        "num_stages": 3,
+    }
+
+
+def _pad(n: int) -> int:
+    return max(16, int(triton.next_power_of_2(n)))

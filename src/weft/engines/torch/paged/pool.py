@@ -1,0 +1,352 @@
+"""One pool of slots a layer: fragments are lists of slots, and what is done to them touches lists.
+
+    slots of a fragment   ├── length: tokens ──┤── spare: reserved, at most GROW_BY - 1 ──┤
+    the pool              the same numbers in every layer, [S, K, D] and [S, K, Dv]
+    the table             every list that a step has met, one after the other, on the device
+
+No slot has neighbours that matter, so the pool has no holes: what was returned is what is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ....errors import ConfigError, ModelMismatch
+from ...base import Fragment, Usage
+from ..hosted import from_host, to_host
+from ..layout import LayerShape, Layout
+from ..memory import KVMemory
+
+GROW_BY = 32
+SMALLEST_POOL = 256  # slots
+SPARE = 32  # it grows by this share of itself, or by what is asked for
+_REGION = 256  # table entries that a growing list gets at least
+_TABLE = 4096
+
+Ints = NDArray[np.int32]
+_NONE: Ints = np.empty(0, np.int32)
+
+
+class SlotList(Fragment):
+    """A fragment: the slots of its tokens, then spare ones.
+
+    at, room: its region of the table, which it has at the table's age `table_age` alone.
+    stamp: another number once the region is another one.
+    """
+
+    __slots__ = ("at", "room", "slots", "stamp", "table_age")
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.slots = _NONE
+        self.table_age = -1
+        self.at = self.room = self.stamp = 0
+
+
+class SlotTable:
+    """The lists of slots that steps meet, on the device: int32.
+
+    Lists get regions one after the other. What is given up stays as waste until half is waste, and
+    then all begin anew: `age` is how often that was.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.age = 0
+        self._device = device
+        self._host = np.zeros(_TABLE, np.int32)
+        self._on_device = torch.zeros(_TABLE, dtype=torch.int32, device=device)
+        self._end = self._waste = 0
+        self._dirty: tuple[int, int] | None = None
+
+    def has(self, kv: SlotList) -> bool:
+        """Whether the list is in its region."""
+        return kv.table_age == self.age
+
+    def place(self, kv: SlotList, room: int) -> None:
+        """Give a list, which has none, a region of so many entries, and write it."""
+        if self._end + room > len(self._host):
+            fresh = np.zeros(max(2 * len(self._host), self._end + room), np.int32)
+            fresh[: self._end] = self._host[: self._end]
+            self._host, self._on_device = fresh, torch.zeros(0, dtype=torch.int32)
+        kv.at, kv.room, kv.table_age = self._end, room, self.age
+        kv.stamp += 1
+        self._end += room
+        self.write(kv, 0)
+
+    def write(self, kv: SlotList, first: int) -> None:
+        """Write what the list has from entry `first` on into its region."""
+        low, high = kv.at + first, kv.at + len(kv.slots)
+        self._host[low:high] = kv.slots[first:]
+        if self._dirty is not None:
+            low, high = min(low, self._dirty[0]), max(high, self._dirty[1])
+        self._dirty = low, high
+
+    def drop(self, kv: SlotList) -> None:
+        """Give a list's region up."""
+        if self.has(kv):
+            self._waste += kv.room
+        kv.table_age = -1
+        kv.stamp += 1
+
+    def tidy(self) -> bool:
+        """Forget all regions, if most of them are waste; whether it did."""
+        if self._waste <= max(_TABLE, self._end // 2):
+            return False
+        self.age += 1
+        self._end = self._waste = 0
+        self._dirty = None
+        return True
+
+    def on_device(self) -> Tensor:
+        """Return the table, with all that was written."""
+        if len(self._on_device) != len(self._host):
+            self._on_device = torch.from_numpy(self._host.copy()).to(self._device)
+        elif self._dirty is not None:
+            low, high = self._dirty
+            self._on_device[low:high] = torch.from_numpy(self._host[low:high].copy())
+        self._dirty = None
+        return self._on_device
+
+
+class SlotPool(KVMemory):
+    """Fragments as lists of slots. `paged.step` has the steps over them.
+
+    keys, values: a layer each, [S, K, D] and [S, K, Dv]; they are other tensors once it has grown.
+    """
+
+    growth = GROW_BY
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.table = SlotTable(layout.device)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._shapes = _shapes_of(layout)
+        self._capacity = 0
+        self._free = _NONE  # a stack: its first `_n_free` are there to take
+        self._n_free = 0
+        self._slots = 0  # that hold tokens
+
+    # The protocol
+
+    def new(self, parent: Fragment | None) -> SlotList:
+        return SlotList()
+
+    def split(self, fragment: Fragment, at: int) -> SlotList:
+        lower, upper = own(fragment), SlotList()
+        if not 0 < at < lower.length:
+            raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
+        upper.slots, lower.slots = lower.slots[:at], lower.slots[at:]
+        upper.length = at
+        lower.length -= at
+        if self.table.has(lower):  # both stay where they are
+            upper.at, upper.room, upper.table_age = lower.at, at, lower.table_age
+            lower.at += at
+            lower.room -= at
+            lower.stamp += 1
+        return upper
+
+    def join(self, upper: Fragment, lower: Fragment) -> None:
+        first, second = own(upper), own(lower)
+        self._return(first, first.length)
+        if not first.length:
+            self.table.drop(first)
+            return
+        slots = np.concatenate([first.slots, second.slots])
+        has_both = self.table.has(first) and self.table.has(second)
+        if has_both and first.at + first.room == second.at and first.room == first.length:
+            second.at, second.room = first.at, first.room + second.room
+            first.table_age = -1
+        else:
+            self.table.drop(second)
+        self.table.drop(first)
+        second.slots = slots
+        second.length += first.length
+        second.stamp += 1
+        first.slots, first.length = _NONE, 0
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        kv = own(fragment)
+        if not 0 <= length <= kv.length:
+            raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
+        self._slots -= kv.length - length
+        kv.length = length
+        self._return(kv, length)
+
+    def settle(self, fragment: Fragment) -> None:
+        kv = own(fragment)
+        self._return(kv, kv.length)
+
+    def free(self, fragment: Fragment) -> None:
+        kv = own(fragment)
+        self._slots -= kv.length
+        kv.length = 0
+        self._return(kv, 0)
+        self.table.drop(kv)
+
+    @torch.inference_mode()
+    def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        kv = own(fragment)
+        data: dict[str, NDArray[Any]] = {}
+        keys, values = self.views(kv, kv.length)
+        for name, tensors in (("k", keys), ("v", values)):
+            for layer, tensor in enumerate(tensors):
+                data[f"{name}.{layer}"] = to_host(tensor[0])
+        data["dtype"] = np.array(self.layout.dtype)
+        return data
+
+    @torch.inference_mode()
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> SlotList:
+        kinds: list[list[Tensor]] = [[], []]
+        for layer, shape in enumerate(self._shapes):
+            for name, like, found in zip("kv", self._empty(shape, 0), kinds, strict=True):
+                found.append(from_host(data, f"{name}.{layer}", like))
+        (n, *others) = {len(tensor) for kind in kinds for tensor in kind}
+        if others:
+            raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
+        kv = SlotList()
+        if not n:
+            return kv
+        self.reserve(kv, n)
+        try:
+            index = self._index(kv.slots[:n])
+            for held, found in zip((self.keys, self.values), kinds, strict=True):
+                for tensor, loaded in zip(held, found, strict=True):
+                    tensor.index_copy_(0, index, loaded)
+        except Exception:
+            self._return(kv, 0)
+            raise
+        self._return(kv, n)
+        self.grew(kv, n)
+        return kv
+
+    def usage(self) -> Usage:
+        """Return what fragments hold, with their spare slots; the pool may have more to give."""
+        n_reserved = self._capacity - self._n_free
+        return Usage(self._slots, n_reserved * self.layout.slot_bytes)
+
+    def clear(self) -> None:
+        self._slots = 0
+        self._let_go()
+
+    # What a step needs
+
+    def reserve(self, kv: SlotList, n: int) -> None:
+        """Let a list have room for `n` tokens more, in whole GROW_BY. Its length stays."""
+        n_held, needed = len(kv.slots), kv.length + n
+        if needed <= n_held:
+            return
+        kv.slots = np.concatenate([kv.slots, self._take(-(-needed // GROW_BY) * GROW_BY - n_held)])
+        if self.table.has(kv):
+            if len(kv.slots) <= kv.room:
+                self.table.write(kv, n_held)
+            else:
+                self.table.drop(kv)
+
+    def place(self, kv: SlotList) -> int:
+        """Return where a list's region of the table begins."""
+        if not self.table.has(kv):
+            self.table.place(kv, len(kv.slots))
+        return kv.at
+
+    def places(self, lists: Sequence[SlotList]) -> NDArray[np.int64]:
+        """Return where the regions of lists that grow begin, their room and lengths: [3, n].
+
+        They have room to double.
+        """
+        age = self.table.age
+        for kv in lists:
+            if kv.table_age != age or kv.room == len(kv.slots):
+                self.table.drop(kv)
+                self.table.place(kv, max(_REGION, 2 * len(kv.slots)))
+        found = [[kv.at for kv in lists], [kv.room for kv in lists], [kv.length for kv in lists]]
+        return np.array(found, np.int64)
+
+    def grew(self, kv: SlotList, n: int) -> None:
+        """Count `n` slots that hold tokens now."""
+        kv.length += n
+        self._slots += n
+
+    @torch.inference_mode()
+    def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of the first `length` slots, a layer each: [1, K, length, D]."""
+        index = self._index(own(fragment).slots[:length])
+        held: Iterable[tuple[Tensor, Tensor]] = zip(self.keys, self.values, strict=True)
+        if not self._capacity:
+            held = (self._empty(shape, 0) for shape in self._shapes)
+        pairs = [[t[index].transpose(0, 1)[None] for t in pair] for pair in held]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    # Slots
+
+    def _take(self, n: int) -> Ints:
+        if n > self._n_free:
+            self._grow(n - self._n_free)
+        self._n_free -= n
+        return self._free[self._n_free : self._n_free + n][::-1].copy()
+
+    def _return(self, kv: SlotList, length: int) -> None:
+        """Give the slots from `length` on back."""
+        n = len(kv.slots) - length
+        if n > 0:
+            self._free[self._n_free : self._n_free + n] = kv.slots[length:][::-1]
+            self._n_free += n
+            kv.slots = kv.slots[:length]
+            if self._n_free == self._capacity:
+                self._let_go()
+
+    @torch.inference_mode()
+    def _grow(self, n: int) -> None:
+        """Make `n` more slots at least, layer after layer: one is there twice at a time."""
+        old = self._capacity
+        new = max(old + n, old + old // SPARE, SMALLEST_POOL)
+        if not old:
+            self.keys, self.values = [], []
+        for layer, shape in enumerate(self._shapes):
+            fresh = self._empty(shape, new)
+            if layer == len(self.keys):
+                self.keys.append(fresh[0])
+                self.values.append(fresh[1])
+                continue
+            for held, tensor in zip((self.keys, self.values), fresh, strict=True):
+                tensor[:old] = held[layer][:old]
+                held[layer] = tensor
+        free = np.empty(new, np.int32)
+        free[: new - old] = np.arange(new - 1, old - 1, -1)
+        # Those that were free already go first.
+        free[new - old : new - old + self._n_free] = self._free[: self._n_free]
+        self._free, self._n_free, self._capacity = free, self._n_free + new - old, new
+
+    def _let_go(self) -> None:
+        self.keys, self.values = [], []
+        self._free, self._n_free, self._capacity = _NONE, 0, 0
+
+    def _empty(self, shape: LayerShape, n: int) -> tuple[Tensor, Tensor]:
+        device = self.layout.device
+        return (
+            torch.empty(n, shape.n_heads, shape.key_dim, dtype=shape.key_dtype, device=device),
+            torch.empty(n, shape.n_heads, shape.value_dim, dtype=shape.value_dtype, device=device),
+        )
+
+    def _index(self, slots: Ints) -> Tensor:
+        return torch.from_numpy(slots.astype(np.int64)).to(self.layout.device)
+
+
+def own(fragment: Fragment) -> SlotList:
+    """Return a fragment of this memory. Raises: ConfigError for one of another."""
+    if not isinstance(fragment, SlotList):
+        raise ConfigError(
+            f"a {type(fragment).__name__} is not a fragment of the torch engine's paged memory"
+        )
+    return fragment
+
+
+def _shapes_of(layout: Layout) -> Sequence[LayerShape]:
+    found = {layer: shape for shape, layers in layout.groups for layer in layers}
+    return [found[layer] for layer in range(layout.n_layers)]

@@ -1,0 +1,85 @@
+"""One step over the pool: new tokens get their slots first, and are met there like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ....errors import ConfigError
+from ...base import Row, Usage
+from ..layout import Layout
+from ..memory import KVStep, Spec
+from .kernel import attend_tree, is_interpreted
+from .plan import TreePlan
+from .pool import SlotList, SlotPool, own
+
+
+class PagedMemory(SlotPool):
+    """The memory, with the steps over it."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Raises: ConfigError for bfloat16 in Triton's interpreter, whose products are wrong."""
+        dtypes = {dtype for shape, _ in layout.groups for dtype in shape[-2:]}
+        if is_interpreted() and torch.bfloat16 in dtypes:
+            raise ConfigError(
+                "Triton's interpreter multiplies bfloat16 wrongly; load the model with dtype"
+                " 'float32' or 'float16', or leave kv out"
+            )
+        super().__init__(layout)
+        self._plan: TreePlan | None = None
+        self._passing: list[SlotList] = []  # of rows that keep nothing
+
+    def begin(self, rows: Sequence[Row]) -> PagedStep:
+        self.forget_passing()
+        plan = self._plan
+        if plan is None or not plan.goes_on(rows, self):
+            less = None if plan is None else plan.without(rows, self)
+            plan = self._plan = less or self._planned(rows)
+        return PagedStep(rows, plan, self)
+
+    def _planned(self, rows: Sequence[Row]) -> TreePlan:
+        lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
+        self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
+        sizes = [row.n_tokens for row in rows]
+        for kv, n in zip(lists, sizes, strict=True):
+            self.reserve(kv, n)
+        return TreePlan(rows, sizes, lists, self)
+
+    def forget_passing(self) -> None:
+        """Give the slots of rows that keep nothing back: their step is over, or has failed."""
+        passing, self._passing = self._passing, []
+        for kv in passing:
+            self.free(kv)
+
+    def usage(self) -> Usage:
+        n_slots, n_bytes = super().usage()  # anybody may ask while a step runs
+        n_passing = sum(len(kv.slots) for kv in self._passing)
+        return Usage(n_slots, n_bytes - n_passing * self.layout.slot_bytes)
+
+    def clear(self) -> None:
+        self._plan, self._passing = None, []
+        super().clear()
+
+
+class PagedStep(KVStep):
+    """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
+
+    def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
+        self._rows, self._plan, self._memory = rows, plan, memory
+        self.order, self.starts = plan.order, plan.starts
+        self.positions = plan.advance(rows, memory)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+        keys, values = self._memory.keys[layer], self._memory.values[layer]
+        keys.index_copy_(0, self._plan.slots, key[0].transpose(0, 1))
+        values.index_copy_(0, self._plan.slots, value[0].transpose(0, 1))
+        work = self._plan.work(query.shape[1] // key.shape[1])
+        return attend_tree(query[0], keys, values, work, spec)[None]
+
+    def commit(self) -> None:
+        for row, kv in zip(self._rows, self._plan.lists, strict=True):
+            if row.dest is not None:
+                self._memory.grew(kv, row.n_tokens)
+        self._memory.forget_passing()

@@ -1,0 +1,552 @@
+"""Tree attention over a pool of slots: against one plain softmax a token, over its whole path."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+import weft  # noqa: E402
+from families import FAMILIES, build  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft.engines.base import Fragment, Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine, memories  # noqa: E402
+from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
+from weft.engines.torch.memory import Spec  # noqa: E402
+from weft.engines.torch.paged import kernel, plan, pool  # noqa: E402
+from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
+from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
+
+# The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
+NEAR = 1e-5 if kernel.is_interpreted() else 1e-4  # three TF32 products are nearly float32
+
+# A row of a step: the node above it, the node that takes its slots (None: none does), its tokens.
+Part = tuple[int | None, int | None, int]
+
+
+@pytest.fixture(autouse=True)
+def _as_the_engine_does() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class Node:
+    """A fragment, and its KV as plain tensors: [n, K, D] and [n, K, Dv]."""
+
+    def __init__(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> None:
+        self.fragment, self.held, self.parent = fragment, list(held), parent
+
+
+class Twin:
+    """A tree in a pool of one layer, and beside it as lists of tensors."""
+
+    def __init__(
+        self, heads: int = 2, kv: int = 1, dims: tuple[int, int] = (8, 8), dtype: str = "float32"
+    ) -> None:
+        self.dtype = getattr(torch, dtype)
+        self.memory = PagedMemory(
+            Layout.of([LayerShape(kv, *dims, self.dtype, self.dtype)], DEVICE)
+        )
+        self.heads, self.kv, self.dims = heads, kv, dims
+        self.random = random.Random(1)
+        self.generator = torch.Generator().manual_seed(1)
+        self.nodes: dict[int, Node] = {}
+        self.n_made = 0
+
+    def normal(self, *shape: int) -> Any:
+        return torch.randn(*shape, generator=self.generator).to(DEVICE, self.dtype)
+
+    def node(self, parent: int | None, n: int) -> int:
+        """Hang a node of n tokens below another, without a step."""
+        held = [self.normal(n, self.kv, d) for d in self.dims]
+        data: dict[str, Any] = {"dtype": np.array(str(self.dtype).removeprefix("torch."))}
+        for name, tensor in zip("kv", held, strict=True):
+            bits = tensor.view(torch.uint16) if self.dtype == torch.bfloat16 else tensor
+            data[f"{name}.0"] = bits.transpose(0, 1).contiguous().cpu().numpy()
+        return self.add(self.memory.load(data, None), held, parent)
+
+    def add(self, fragment: Fragment, held: Sequence[Any], parent: int | None) -> int:
+        self.n_made += 1
+        self.nodes[self.n_made] = Node(fragment, held, parent)
+        return self.n_made
+
+    def above(self, number: int | None) -> list[Node]:
+        chain: list[Node] = []
+        while number is not None:
+            chain.append(self.nodes[number])
+            number = self.nodes[number].parent
+        return chain[::-1]
+
+    def held(self, number: int | None) -> list[Any]:
+        empty = [self.normal(0, self.kv, d) for d in self.dims]
+        chain = self.above(number)
+        return [torch.cat([empty[k], *(node.held[k] for node in chain)]) for k in (0, 1)]
+
+    def rows(self, parts: Sequence[Part]) -> list[Row]:
+        """Rows below one node share the tuple of its path, as the scheduler's do."""
+        paths: dict[int | None, tuple[Span, ...]] = {}
+        rows = []
+        for parent, number, n in parts:
+            if parent not in paths:
+                fragments = [node.fragment for node in self.above(parent)]
+                paths[parent] = tuple(Span(f, f.length) for f in fragments)
+            dest = None if number is None else self.nodes[number].fragment
+            position = sum(span.length for span in paths[parent])
+            position += 0 if dest is None else dest.length
+            rows.append(Row(paths[parent], [0] * n, position, dest))
+        return rows
+
+    def step(self, parts: Sequence[Part], spec: Spec, rows: list[Row] | None = None) -> float:
+        """Run one layer of a step; return the worst error against a softmax."""
+        step = self.memory.begin(self.rows(parts) if rows is None else rows)
+        total = len(step.positions)
+        q = self.normal(1, self.heads, total, self.dims[0])
+        k, v = (self.normal(1, self.kv, total, d) for d in self.dims)
+        out = step.attend(0, q, k, v, spec)[0]
+        step.commit()
+        worst = 0.0
+        for (parent, number, n), start in zip(parts, step.starts, strict=True):
+            fresh = [t[0, :, start : start + n].transpose(0, 1) for t in (k, v)]
+            before = self.held(parent if number is None else number)
+            keys, values = (torch.cat(pair) for pair in zip(before, fresh, strict=True))
+            for at in range(n):
+                end = len(before[0]) + at + 1
+                want = softmax(q[0, :, start + at], keys[:end], values[:end], spec)
+                worst = max(worst, float((out[start + at].float() - want).abs().max()))
+            if number is not None:
+                node = self.nodes[number]
+                node.held = [torch.cat(pair) for pair in zip(node.held, fresh, strict=True)]
+        return worst
+
+    def leaves(self) -> list[int]:
+        parents = {node.parent for node in self.nodes.values()}
+        return [number for number in self.nodes if number not in parents]
+
+    # What may happen to fragments
+
+    def extend(self) -> None:
+        """Grow leaves, hang new ones below any node, and ask below any without keeping."""
+        grown = self.random.sample(self.leaves(), min(2, len(self.leaves())))
+        others = [None, *(number for number in self.nodes if number not in grown)]
+        parts: list[Part] = []
+        for number in grown:
+            parts.append((self.nodes[number].parent, number, self.random.choice([1, 1, 3])))
+        above = self.random.choice(others)
+        parts.append((above, self.node(above, 0), self.random.choice([1, 5])))
+        parts.append((self.random.choice(others), None, 2))
+        self.random.shuffle(parts)
+        assert self.step(parts, Spec(0.3, window=self.random.choice([None, 7]))) < NEAR
+
+    def split(self) -> None:
+        long = [number for number, node in self.nodes.items() if node.fragment.length > 1]
+        if long:
+            number = self.random.choice(long)
+            lower = self.nodes[number]
+            at = self.random.randrange(1, lower.fragment.length)
+            fragment = self.memory.split(lower.fragment, at)
+            upper = self.add(fragment, [t[:at] for t in lower.held], lower.parent)
+            lower.held, lower.parent = [t[at:] for t in lower.held], upper
+
+    def join(self) -> None:
+        parents = [node.parent for node in self.nodes.values()]
+        nodes = [node for node in self.nodes.values() if node.parent is not None]
+        single = [node for node in nodes if parents.count(node.parent) == 1]
+        if single:
+            lower = self.random.choice(single)
+            assert lower.parent is not None
+            upper = self.nodes.pop(lower.parent)
+            self.memory.join(upper.fragment, lower.fragment)
+            lower.held = [torch.cat(pair) for pair in zip(upper.held, lower.held, strict=True)]
+            lower.parent = upper.parent
+
+    def trim(self) -> None:
+        node = self.nodes[self.random.choice(self.leaves())]
+        length = self.random.randrange(node.fragment.length + 1)
+        self.memory.trim(node.fragment, length)
+        node.held = [tensor[:length] for tensor in node.held]
+
+    def settle(self) -> None:
+        self.memory.settle(self.nodes[self.random.choice(list(self.nodes))].fragment)
+
+    def free(self) -> None:
+        self.memory.free(self.nodes.pop(self.random.choice(self.leaves())).fragment)
+
+    def move(self) -> None:
+        node = self.nodes[self.random.choice(list(self.nodes))]
+        data = self.memory.export(node.fragment)
+        self.memory.free(node.fragment)
+        node.fragment = self.memory.load(data, None)
+
+    def check(self) -> None:
+        """Every slot is in one list or free, and the counts are those of the lists."""
+        memory = self.memory
+        lists = [node.fragment.slots for node in self.nodes.values()]
+        taken = np.concatenate([*lists, memory._free[: memory._n_free]])
+        assert sorted(taken.tolist()) == list(range(memory._capacity))
+        n = sum(len(node.held[0]) for node in self.nodes.values())
+        assert memory.usage() == (n, sum(map(len, lists)) * memory.layout.slot_bytes)
+        for node in self.nodes.values():
+            assert node.fragment.length == len(node.held[0])
+            assert len(node.fragment.slots) < node.fragment.length + pool.GROW_BY
+
+
+def softmax(q: Any, keys: Any, values: Any, spec: Spec) -> Any:
+    """One token's heads [H, D] over keys [n, K, D] and values [n, K, Dv]: float32 [H, Dv]."""
+    if spec.window is not None:
+        keys, values = keys[-spec.window :], values[-spec.window :]
+    group = len(q) // keys.shape[1]
+    keys, values = (t.float().repeat_interleave(group, 1) for t in (keys, values))
+    scores = torch.einsum("hd,nhd->hn", q.float(), keys) * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    if spec.sinks is not None:
+        scores = torch.cat([scores, spec.sinks[:, None].float()], 1)
+    weights = scores.softmax(1)[:, : len(keys)]
+    return torch.einsum("hn,nhd->hd", weights, values)
+
+
+def ragged(twin: Twin) -> list[Part]:
+    """A trunk, nodes of uneven length, leaves that grow beside rows that keep nothing."""
+    trunk = twin.node(None, 40)
+    child = twin.node(trunk, 7)
+    leaf, other, empty = twin.node(child, 3), twin.node(trunk, 1), twin.node(child, 0)
+    rows: list[Part] = [(child, leaf, 1), (trunk, other, 2), (trunk, None, 3), (child, empty, 1)]
+    return [*rows, (None, None, 2)]
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+def test_every_head_size_agrees_with_a_softmax(size: int) -> None:
+    twin = Twin(4, 2, (size, size))
+    assert twin.step(ragged(twin), Spec(size**-0.5)) < NEAR
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (24, 16)])
+@pytest.mark.parametrize(("dtype", "near"), [("float16", 5e-3), ("bfloat16", 4e-2)])
+def test_half_precision_is_summed_in_float32(
+    dims: tuple[int, int], dtype: str, near: float
+) -> None:
+    if dtype == "bfloat16" and kernel.is_interpreted():
+        pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
+    twin = Twin(2, 1, dims, dtype)
+    assert twin.step(ragged(twin), Spec(dims[0] ** -0.5)) < near
+
+
+SPECS = {
+    "plain": Spec(0.3),
+    "window": Spec(0.3, window=9),
+    "cap": Spec(0.3, softcap=2.0),
+    "all": Spec(0.3, softcap=3.0, window=5, sinks=torch.linspace(-1, 2, 6, device=DEVICE)),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kv", [1, 3])
+def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) -> None:
+    twin = Twin(6, kv)
+    assert twin.step(ragged(twin), SPECS[name]) < NEAR
+
+
+def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(4, 1)
+    trunk = twin.node(None, 200)
+    parts: list[Part] = [(trunk, None, 23), (trunk, twin.node(trunk, 0), 1), (None, None, 70)]
+    assert twin.step(parts, Spec(0.3)) < NEAR
+    work = twin.memory._plan.work(4)
+    assert len(work.wide) > 8
+    assert len(work.narrow) > 0
+
+
+def test_random_operations_agree_with_lists_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pools and regions, so that lists move in the table and pools grow all the time."""
+    monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
+    monkeypatch.setattr(pool, "GROW_BY", 4)
+    monkeypatch.setattr(pool, "_REGION", 4)
+    monkeypatch.setattr(pool, "_TABLE", 64)
+    twin = Twin()
+    acts = [twin.split, twin.join, twin.trim, twin.settle, twin.free, twin.move]
+    for _ in range(18):
+        twin.extend()
+        twin.check()
+        for act in twin.random.sample(acts, 3):
+            if twin.nodes:
+                act()
+                twin.check()
+    assert twin.memory.table.age > 0
+    while twin.nodes:
+        twin.free()
+    assert twin.memory.usage() == (0, 0)
+
+
+def test_lists_are_cut_and_joined_without_a_copy_of_kv() -> None:
+    twin = Twin()
+    memory, number = twin.memory, twin.node(None, 64)
+    keys, lower = memory.keys[0], twin.nodes[number].fragment
+    slots = lower.slots.tolist()
+    memory.begin([Row((Span(lower, 64),), [0], 64)])
+    upper = memory.split(lower, 20)
+    assert [*upper.slots, *lower.slots] == slots
+    memory.join(upper, lower)
+    assert lower.slots.tolist() == slots
+    assert (upper.length, lower.length) == (0, 64)
+    assert memory.keys[0] is keys
+    with pytest.raises(ConfigError, match="before slot 64"):
+        memory.split(lower, 64)
+    with pytest.raises(ConfigError, match="to 65"):
+        memory.trim(lower, 65)
+    memory.free(lower)
+
+
+def test_leaves_reserve_some_slots_and_give_them_back() -> None:
+    """Growing ones have fewer than 32 to spare, settled ones none; the pool has a 32nd more."""
+    twin = Twin()
+    memory, leaves = twin.memory, [twin.memory.new(None) for _ in range(64)]
+    for length in (1, 32, 33, 400):
+        for leaf in leaves:
+            memory.reserve(leaf, length - leaf.length)
+            memory.grew(leaf, length - leaf.length)
+            assert len(leaf.slots) == -(-length // 32) * 32
+    reserved = sum(len(leaf.slots) for leaf in leaves)
+    assert memory.usage().bytes == reserved * memory.layout.slot_bytes
+    assert memory.keys[0].shape[0] <= 1.035 * reserved
+    for leaf in leaves:
+        memory.settle(leaf)
+    assert sum(len(leaf.slots) for leaf in leaves) == memory.usage().slots == 64 * 400
+
+
+def assert_met_once(twin: Twin, rows: list[Row], group: int) -> None:
+    """Every slot of every path and list is in one part of each query, in order."""
+    step = twin.memory.begin(rows)
+    work, table = twin.memory._plan.work(group), twin.memory.table._host
+    met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
+    for items, n_rows in ((work.narrow, kernel.NARROW), (work.wide, kernel.WIDE)):
+        for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
+            for m in range(m0, min(m0 + n_rows, n_query)):
+                token = start + m // group
+                n_seen = max(0, min(n, step.positions[token] + 1 - first))
+                found = met.setdefault((token, m % group), {})
+                assert ordinal not in found
+                found[ordinal] = table[at : at + n_seen].tolist()
+    n_met = 0
+    for row, kv, start in zip(rows, twin.memory._plan.lists, step.starts, strict=True):
+        path = [slot for span in row.path for slot in span.fragment.slots[: span.length]]
+        held = 0 if row.dest is None else row.dest.length
+        for token in range(start, start + row.n_tokens):
+            want = [*path, *kv.slots[: held + token - start + 1]]
+            for head in range(group):
+                found = met[token, head]
+                n_met += 1
+                assert sorted(found) == list(range(len(found)))
+                assert [slot for part in sorted(found) for slot in found[part]] == want
+            assert work.first_part[token + 1] - work.first_part[token] == len(found)
+    assert n_met == len(met)
+
+
+def bushy(twin: Twin) -> list[int]:
+    """A random tree of 40 nodes; return their numbers."""
+    numbers: list[int] = []
+    for _ in range(40):
+        parent = twin.random.choice([None, *numbers][-12:])
+        numbers.append(twin.node(parent, twin.random.choice([0, 1, 9, 150])))
+    return numbers
+
+
+def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(3, 1)
+    numbers = bushy(twin)
+    parts: list[Part] = [
+        (twin.nodes[n].parent, n, twin.random.choice([1, 30])) for n in twin.leaves()
+    ]
+    parts += [(twin.random.choice(numbers[:20]), None, n) for n in (1, 2, 80)]
+    assert_met_once(twin, twin.rows(parts), 3)
+
+
+def test_a_plan_without_some_rows_is_as_good_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves end one by one, while the others grow."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(3, 1)
+    bushy(twin)
+    rows = twin.rows([(twin.nodes[n].parent, n, 1) for n in twin.leaves()])
+    made: list[plan.TreePlan] = []
+    new = PagedMemory._planned
+    monkeypatch.setattr(PagedMemory, "_planned", lambda *given: made.append(p := new(*given)) or p)
+    n_rows = len(rows)
+    while len(rows) > 1:
+        for _ in range(3):
+            assert_met_once(twin, rows, 3)
+            twin.memory.begin(rows).commit()
+            for row in rows:
+                row.position += 1
+        rows.pop(twin.random.randrange(len(rows)))
+    assert n_rows > 10
+    assert len(made) < 6  # one, and one whenever half of the rows are gone
+
+
+def test_leaves_that_grow_keep_their_plan() -> None:
+    """For hundreds of tokens; where they are is found on the device."""
+    twin = Twin()
+    trunk = twin.node(None, 10)
+    parts: list[Part] = [(trunk, twin.node(trunk, 30 + i), 1) for i in range(3)]
+    rows = twin.rows(parts)
+    plans = []
+    for _ in range(300):
+        step = twin.memory.begin(rows)
+        plans.append(twin.memory._plan)
+        assert plans[-1].positions.tolist() == step.positions == [row.position for row in rows]
+        slots = [row.dest.slots[row.dest.length] for row in rows]
+        assert plans[-1].slots.tolist() == slots
+        step.commit()
+        for row in rows:
+            row.position += 1
+    assert len({id(each) for each in plans}) == 2
+
+
+def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
+    twin = Twin()
+    trunk, leaf = twin.node(None, 10), twin.node(1, 0)
+    memory, slot = twin.memory, twin.memory.layout.slot_bytes
+    rows = twin.rows([(trunk, leaf, 3), (trunk, None, 50)])
+    memory.begin(rows)
+    assert memory.usage() == (10, (10 + pool.GROW_BY) * slot)
+    assert twin.nodes[leaf].fragment.length == 0
+    memory.settle(twin.nodes[leaf].fragment)
+    assert memory.usage() == (10, 10 * slot)
+    memory.begin(rows).commit()  # the next step takes what the failed one had
+    twin.nodes[leaf].held = twin.held(None)
+    memory.trim(twin.nodes[leaf].fragment, 0)
+    twin.check()
+
+
+def test_kv_of_another_shape_or_memory_is_refused() -> None:
+    twin, other = Twin(), Twin(dims=(16, 16))
+    data = twin.memory.export(twin.nodes[twin.node(None, 5)].fragment)
+    with pytest.raises(ModelMismatch):
+        other.memory.load(data, None)
+    with pytest.raises(ModelMismatch):
+        other.memory.load({}, None)
+    with pytest.raises(ConfigError, match="paged memory"):
+        twin.memory.begin([Row((), [1], 0, Fragment())])
+    empty = twin.memory.export(twin.memory.new(None))
+    assert twin.memory.load(empty, None).length == 0
+
+
+def test_kv_is_chosen_by_device_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each.__name__ for each in memories.new_memories("auto", CPU)] == ["PaddedMemory"]
+    cuda = torch.device("cuda")
+    names = [each.__name__ for each in memories.new_memories("auto", cuda)]
+    assert names == ["PagedMemory", "PaddedMemory"]
+    with pytest.raises(ConfigError, match="'auto', 'padded' and 'paged'"):
+        memories.new_memories("pages", CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "is_interpreted", lambda: False)
+        with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+            memories.new_memories("paged", CPU)
+    monkeypatch.setitem(sys.modules, "weft.engines.torch.paged.kernel", None)
+    with pytest.raises(EngineUnavailable, match="triton"):
+        memories.new_memories("paged", CPU)
+    assert [each.__name__ for each in memories.new_memories("auto", cuda)] == ["PaddedMemory"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[] if each in ("gemma2", "gpt_oss") else pytest.mark.slow)
+        for each in FAMILIES
+    ],
+)
+def test_every_family_runs_over_the_pool(name: str) -> None:
+    """A load holds a tree against the model's own plain forward; see `check_tree`."""
+    engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged")
+    assert isinstance(engine.fragments, PagedMemory)
+    assert engine.fragments.usage() == (0, 0)
+
+
+def test_a_model_without_kv_of_its_tokens_refuses_the_choice() -> None:
+    with pytest.raises(ConfigError, match="kv has no effect on BloomForCausalLM"):
+        TorchEngine.adopt(build("bloom"), kv="paged")
+
+
+def test_a_loom_grows_the_same_over_either_memory() -> None:
+    """From one prompt, below a branch that was clipped, and where another was."""
+    texts = {}
+    for kv in ("padded", "paged"):
+        with weft.load(shallow(), dtype="float32", engine_options={"kv": kv}) as lm:
+            loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
+            first, second, third = loom.grow(n=3, max_tokens=5, seed=4)
+            first.clip(3)
+            below = first.grow(n=2, max_tokens=3, seed=2)
+            texts[kv] = [node.text for node in (first, second, third, *below)]
+            assert isinstance(lm.engine.fragments, PagedMemory) == (kv == "paged")
+    assert texts["paged"] == texts["padded"]
+
+
+@pytest.mark.skipif(not kernel.is_interpreted(), reason="a card multiplies it rightly")
+def test_bfloat16_is_refused_in_the_interpreter() -> None:
+    with pytest.raises(ConfigError, match="bfloat16"):
+        TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")
+
+
+_COMPILE = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from weft.engines.torch.paged import kernel
+
+size, n_rows = int(sys.argv[1]), int(sys.argv[2])
+fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
+options = {name: fixed.pop(name) for name in ("num_warps", "num_stages")}
+fixed |= {"HAS_CAP": True, "HAS_WINDOW": True}
+names = kernel.tree_part.arg_names
+kinds = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16")
+kinds |= dict.fromkeys(("part_ptr", "lse_ptr"), "*fp32")
+kinds |= dict.fromkeys(("table_ptr", "position_ptr", "first_part_ptr", "item_ptr"), "*i32")
+kinds |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "q_token": "i32", "q_head": "i32"}
+aligned = [i for i, name in enumerate(names) if name.endswith("_ptr") or name.startswith("q_")]
+source = ASTSource(
+    kernel.tree_part,
+    {name: kinds.get(name, "constexpr") for name in names},
+    {(names.index(name),): value for name, value in fixed.items()},
+    {(i,): [["tt.divisibility", 16]] for i in aligned},
+)
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+ptx, tool = made.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    file.write(made.asm["cubin"])
+    file.flush()
+    told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+stack = re.search(r"STACK:([0-9]+)", told)[1]
+print(made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("n_rows", [kernel.NARROW, kernel.WIDE])
+def test_tiles_compile_for_sm_90(size: int, n_rows: int) -> None:
+    """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
+    command = [sys.executable, "-W", "ignore", "-c", _COMPILE, str(size), str(n_rows)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    shared, has_wgmma, has_mma, stack = done.stdout.split()
+    assert int(shared) <= 227 * 1024 // 2
+    assert (has_wgmma, has_mma) == (str(n_rows == kernel.WIDE), str(n_rows != kernel.WIDE))
+    assert stack == "0"
