@@ -447,21 +447,20 @@ def test_kv_of_another_shape_or_memory_is_refused() -> None:
     assert twin.memory.load(empty, None).length == 0
 
 
-def test_kv_is_chosen_by_device_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [each.__name__ for each in memories.new_memories("auto", CPU)] == ["PaddedMemory"]
-    cuda = torch.device("cuda")
-    names = [each.__name__ for each in memories.new_memories("auto", cuda)]
-    assert names == ["PagedMemory", "PaddedMemory"]
+def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in (CPU, torch.device("cuda")):
+        assert memories.memory_maker("auto", device) is memories.PaddedMemory
+        assert memories.memory_maker("padded", device) is memories.PaddedMemory
+    assert memories.memory_maker("paged", torch.device("cuda")).__name__ == "PagedMemory"
     with pytest.raises(ConfigError, match="'auto', 'padded' and 'paged'"):
-        memories.new_memories("pages", CPU)
+        memories.memory_maker("pages", CPU)
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "is_interpreted", lambda: False)
         with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
-            memories.new_memories("paged", CPU)
+            memories.memory_maker("paged", CPU)
     monkeypatch.setitem(sys.modules, "weft.engines.torch.paged.kernel", None)
     with pytest.raises(EngineUnavailable, match="triton"):
-        memories.new_memories("paged", CPU)
-    assert [each.__name__ for each in memories.new_memories("auto", cuda)] == ["PaddedMemory"]
+        memories.memory_maker("paged", CPU)
 
 
 @pytest.mark.parametrize(

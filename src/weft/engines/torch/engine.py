@@ -31,7 +31,7 @@ from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
 from .laid import lay_for_cpu, pack_or_raise
 from .layout import Layout
-from .memories import KVChoice, new_memories
+from .memories import KVChoice, memory_maker
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
@@ -130,7 +130,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
-        new_memories(kv, place)  # refuses before the weights are read
+        memory_maker(kv, place)  # refuses before the weights are read
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
@@ -188,7 +188,7 @@ class TorchEngine(ModelEngine):
                 f"a {type(model).__name__} is not a Transformers model; hand over a "
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
-        new_memories(kv, model.device)
+        memory_maker(kv, model.device)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
@@ -292,17 +292,7 @@ class TorchEngine(ModelEngine):
             extra=self._extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
-        *tried, last = new_memories(kv, self._device)
-        for new_memory in tried:
-            self.fragments = new_memory(layout)
-            try:
-                return self._check(own)
-            except NoTree as error:
-                _log.warning("%s runs with padded KV: %s", type(model).__name__, error.why)
-        self.fragments = last(layout)
-        self._check(own)
-
-    def _check(self, own: Tensor) -> None:
+        self.fragments = memory_maker(kv, self._device)(layout)
         try:
             check_tree(self, own)
         except NoTree:
