@@ -278,10 +278,14 @@ class Desk:
 
 
 # Texts of what varies give way to a dash until the picture is taken: a mask would be as wide as
-# they are. After two frames the page has painted what it knows, and its fonts are there.
+# they are. What has no words is hidden. After two frames the page has painted what it knows, and
+# its fonts are there.
 _STAND_STILL = """async () => {
   await document.fonts.ready
   window.weftVaried = []
+  for (const each of document.querySelectorAll("[data-varies=drawn]")) {
+    each.style.visibility = "hidden"
+  }
   for (const each of document.querySelectorAll("[data-varies]")) {
     const walker = document.createTreeWalker(each, NodeFilter.SHOW_TEXT)
     for (let text = walker.nextNode(), i = 0; text; text = walker.nextNode(), i++) {
@@ -293,6 +297,9 @@ _STAND_STILL = """async () => {
 }"""
 _GO_ON = """() => {
   for (const [text, data] of window.weftVaried) text.data = data
+  for (const each of document.querySelectorAll("[data-varies=drawn]")) {
+    each.style.visibility = ""
+  }
   delete window.weftVaried
 }"""
 

@@ -282,3 +282,40 @@ def test_only_rows_that_grow_are_painted_again(desk: Desk, page: Page) -> None:
     expect(desk.row(node)).to_be_visible()
     page.wait_for_timeout(200)
     assert set(page.evaluate("[...window.painted]")) <= {0, node}
+
+
+def test_rows_tell_where_the_kv_of_their_path_is(desk: Desk, page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda each: asked.append(each.url) if "fields=kv" in each.url else None)
+    first, second = desk.open_loom(n=2, max_tokens=12)
+
+    def dot(node: int) -> Locator:
+        return desk.row(node).locator("[data-kv]")
+
+    def look_at_the_gauge() -> None:
+        page.get_by_role("contentinfo").get_by_role("button", name="Memory").click()
+        page.get_by_role("dialog").wait_for()
+        desk.press("Escape")
+
+    words = desk.row(first).locator("[dir=auto]").bounding_box()
+    expect(dot(first)).to_have_attribute("data-kv", "hot")
+    expect(desk.row(first)).to_have_attribute("aria-description", "KV hot")
+    assert desk.row(first).locator("[dir=auto]").bounding_box() == words
+    assert_accessible(page)
+    told = desk.ask("POST", desk.of(f"/nodes/{second}/kv"), json={"op": "evict"})
+    assert told["kv"]["state"] == "partly"  # the prompt is there
+    desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "pin"})
+    look_at_the_gauge()
+    expect(dot(second)).to_have_attribute("title", "KV partly there")
+    expect(desk.row(second)).not_to_have_attribute("aria-description", "KV hot")
+    expect(desk.row(first)).to_have_attribute("aria-description", "KV hot, pinned")
+    desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "unpin"})
+    lm = desk.served.service.models.lm()
+    desk.until(lambda: lm.tree.room.must == 0, "it is not pinned")
+    lm.clear_cache()
+    look_at_the_gauge()
+    for node in (0, first, second):
+        expect(dot(node)).to_have_attribute("data-kv", "cold")
+    page.wait_for_timeout(1500)
+    assert 3 <= len(asked) <= 6, asked  # a change is one request for all rows, or two
+    assert all(f"nodes={node}" in asked[-1] for node in (0, first, second))

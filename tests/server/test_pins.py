@@ -231,3 +231,18 @@ def test_offloading_where_nothing_is_kept_on_the_host_is_refused_by_name() -> No
             client.handle_kv(loom, node, "offload")
         answer = server.client.post(f"/api/v1/looms/{loom}/nodes/{node}/kv", json={"op": "drop"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "op")
+
+
+def test_the_kv_of_several_nodes_is_told_at_once(client: Client) -> None:
+    loom, grown = made(client, n=3)
+    page = client.nodes(loom, nodes=[grown[2], 0, 999, grown[1]], fields=["kv"])
+    assert [node.node for node in page.data] == [0, grown[1], grown[2]]
+    assert all(node.kv is not None for node in page.data)
+    page = client.nodes(loom, nodes=[grown[0], grown[2]], limit=1)
+    assert ([node.node for node in page.data], page.next) == ([grown[0]], str(grown[0]))
+    page = client.nodes(loom, nodes=[grown[0], grown[2]], limit=1, after=page.next)
+    assert ([node.node for node in page.data], page.next) == ([grown[2]], None)
+    assert client.nodes(loom, nodes=[0, grown[2]], under=grown[2]).data[0].node == grown[2]
+    assert client.nodes(loom, nodes=[-1]).data == []
+    with pytest.raises(ValueError, match="nodes"):
+        client.nodes(loom, nodes=range(201))

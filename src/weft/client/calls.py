@@ -207,10 +207,16 @@ def nodes(
     since: int | None = None,
     limit: int = 200,
     after: str | None = None,
+    nodes: Iterable[int] | None = None,
 ) -> ApiCall[_nodes.NodePage]:
-    """Return a page of a loom's nodes, parents first. fields: "tokens", "meta", "params", "kv"."""
+    """Return a page of a loom's nodes, parents first. fields: "tokens", "meta", "params", "kv".
+
+    nodes: numbers, at most 200; only those of them that are there are told.
+    """
     asked = {"depth": depth, "fields": list(fields) or None, "since": since, "after": after}
-    return _get(f"{_loom(loom)}/nodes", _nodes.NodePage, under=under, limit=limit, **asked)
+    only = None if nodes is None else list(nodes)
+    what = f"{_loom(loom)}/nodes"
+    return _get(what, _nodes.NodePage, under=under, limit=limit, nodes=only, **asked)
 
 
 def tree(

@@ -3,8 +3,9 @@
 import { signal } from '@preact/signals'
 import { Bookmark } from 'lucide-preact'
 import { useState } from 'preact/hooks'
-import type { KvOp, Node, Schemas } from '../../api/client'
+import type { KvOp, Node } from '../../api/client'
 import { ROOT } from '../../model/tree'
+import { WARMTH } from '../../model/warmth'
 import { oneLine } from '../../model/words'
 import * as act from '../../state/actions'
 import { ownKv } from '../../state/gauge'
@@ -47,13 +48,6 @@ export function Notes({ node, known, onChange }: NotesProps) {
   )
 }
 
-const STATES: Record<Schemas['NodeKv']['state'], string> = {
-  hot: 'hot: nothing is computed again',
-  host: 'on the host: copied back when needed',
-  partly: 'partly there',
-  cold: 'cold: computed when needed',
-}
-
 export function Kv({ node, known }: { node: number; known: Node | null }) {
   const kv = known?.kv ?? null
   const isPinned = kv?.pinned ?? false
@@ -66,7 +60,7 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
           {
             name: 'KV',
             says: 'What the model has computed of the path to the end of this node.',
-            value: kv === null ? null : STATES[kv.state],
+            value: kv === null ? null : WARMTH[kv.state],
           },
           isPinned && {
             name: 'Pinned',

@@ -1,7 +1,9 @@
 /** Small signs beside a row's words, and how likely its tokens were. */
 import { Bookmark, Pause, PenLine, Sprout, TriangleAlert } from 'lucide-preact'
+import type { Schemas } from '../../api/client'
 import { MARK_WORDS, type Mark } from '../../model/label'
 import { scoreText } from '../../model/run'
+import { warmthWords } from '../../model/warmth'
 import { probability } from '../../model/words'
 
 const ICONS = { bookmark: Bookmark, growing: Sprout, failed: TriangleAlert, stopped: Pause, human: PenLine }
@@ -33,4 +35,10 @@ export function ChanceBar({ p }: { p: number | null }) {
       <i style={{ width: `${Math.max(4, Math.round(100 * p))}%` }} />
     </span>
   )
+}
+
+/** Where the KV of its path is: full on the device, a ring on the host, half where only some is. */
+export function KvDot({ kv }: { kv: Schemas['NodeKv'] }) {
+  const kind = `row-kv is-${kv.state}${kv.pinned ? ' is-pinned' : ''}`
+  return <i class={kind} data-kv={kv.state} title={warmthWords(kv)} data-varies="drawn" aria-hidden />
 }

@@ -1,9 +1,10 @@
 /** The outline: only the rows that can be seen are in the page. */
-import { useLayoutEffect, useRef, useState } from 'preact/hooks'
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
 import { lines, ROW, thread } from '../../model/guides'
 import type { Outline } from '../../model/outline'
 import { onlyHits } from '../../state/finding'
 import type { OpenLoom } from '../../state/loom'
+import { lookAt } from '../../state/warmth'
 import { clickRow, dragged, menuAt, moving, nodeAt, rowKey } from './deeds'
 import { Hold } from './hold'
 import { OutlineRow, rowId } from './Row'
@@ -39,6 +40,8 @@ export function OutlineTree({ loom }: { loom: OpenLoom }) {
   const from = Math.max(0, Math.min(seen.top, outline.rows.length) - AHEAD)
   const to = Math.min(outline.rows.length, seen.top + Math.ceil(seen.height / ROW) + 4 + AHEAD)
   const shown = outline.rows.slice(from, to).map((row) => ({ row, node: outline.faceOf(row, current) }))
+  useEffect(() => lookAt(shown.map((each) => each.node)))
+  useEffect(() => () => lookAt([]), [])
   return (
     <div
       ref={box}

@@ -5,10 +5,12 @@ import { figure } from '../../model/heat'
 import { label, marks, meanP, spoken } from '../../model/label'
 import type { Row } from '../../model/outline'
 import { ROOT } from '../../model/tree'
+import { warmthSpoken, warmthWords } from '../../model/warmth'
 import { count } from '../../model/words'
 import { keyFor } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
-import { ChanceBar, MarkSign, Score } from './Marks'
+import { warmth } from '../../state/warmth'
+import { ChanceBar, KvDot, MarkSign, Score } from './Marks'
 
 interface RowProps {
   loom: OpenLoom
@@ -48,6 +50,7 @@ export function OutlineRow({
   const signs = marks(node)
   const score = figure(node.score)
   const isLeft = loom.pruned.value.has(number)
+  const kv = warmth.value.get(number)
   const hidden = row.isFolded ? loom.tree.below(end) : 0
   return (
     <div
@@ -63,13 +66,18 @@ export function OutlineRow({
       aria-posinset={row.at}
       aria-setsize={row.of}
       aria-label={spoken(node, line, row.nChildren, isUnread, row.same.length)}
+      aria-description={warmthSpoken(kv)}
       style={{ paddingLeft: `${indent(row.depth)}px` }}
     >
       <Knot row={row} isCurrent={isCurrent} isUnread={isUnread} />
       <span
         class={`row-words cut${line.isNote ? ' row-note' : ''}`}
         dir="auto"
-        title={isPointed ? label(node, prompt, chat_template_used ?? false, 400).text : undefined}
+        title={
+          isPointed
+            ? `${label(node, prompt, chat_template_used ?? false, 400).text}${kv ? `\n\n${warmthWords(kv)}` : ''}`
+            : undefined
+        }
       >
         {line.text}
       </span>
@@ -95,6 +103,7 @@ export function OutlineRow({
           {number !== ROOT && <Deed what="remove" label="Remove" icon={Trash2} />}
         </span>
       )}
+      {kv && <KvDot kv={kv} />}
     </div>
   )
 }

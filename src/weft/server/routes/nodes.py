@@ -66,6 +66,10 @@ async def list_nodes(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 200,
     after: Annotated[str | None, Query(max_length=64, description="`next` of a page.")] = None,
+    nodes: Annotated[
+        list[int] | None,
+        Query(max_length=200, description="Numbers: only those of them that are there."),
+    ] = None,
 ) -> Response:
     """List nodes in the order of the tree, parents first, a page at a time.
 
@@ -85,7 +89,7 @@ async def list_nodes(
         if is_of_changes and found is None:
             raise _page_gone("nobody knows any more what has changed since")
         page = await live.call(
-            lambda: _page(live, live.node(under), depth, fields or [], found, limit, after)
+            lambda: _page(live, live.node(under), depth, fields or [], found, limit, after, nodes)
         )
         return sent(page, rev=live.kept.rev)
 
@@ -105,8 +109,9 @@ def _page(
     found: tuple[set[str], list[int]] | None,
     limit: int,
     after: str | None,
+    only: list[int] | None,
 ) -> dict[str, Any]:
-    is_first = found is None and after is None
+    is_first = found is None and after is None and only is None
     nodes = within(live, top, depth, limit + 1 if is_first else None)
     if after is not None:
         name = after.removesuffix(_CHANGES)
@@ -121,6 +126,9 @@ def _page(
         removed = gone if after is None else []
         growing = {node.id for branches in live.growing for node in branches.nodes}
         nodes = [node for node in nodes if node.id in changed or node.id in growing]
+    if only is not None:
+        asked = set(only)
+        nodes = [node for node in nodes if live.number(node) in asked]
     told = nodes_told(live, nodes[:limit], sizes=sizes_of(live), fields=fields)
     is_more = len(nodes) > limit
     mark = "" if found is None else _CHANGES

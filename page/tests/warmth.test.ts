@@ -1,0 +1,17 @@
+import { describe, expect, it } from 'vitest'
+import { warmthSpoken, warmthWords } from '../src/model/warmth'
+
+const kv = (state: 'hot' | 'host' | 'partly' | 'cold', pinned = false) => ({ state, bytes: 0, pinned })
+
+describe('where KV is', () => {
+  it('has words beside a pointer', () => {
+    expect(warmthWords(kv('cold'))).toBe('KV cold: computed when needed')
+    expect(warmthWords(kv('hot', true))).toBe('KV hot: nothing is computed again (pinned)')
+  })
+
+  it('is spoken of only where all of it is there', () => {
+    expect(warmthSpoken(kv('hot', true))).toBe('KV hot, pinned')
+    expect(warmthSpoken(kv('host'))).toBe('KV on the host')
+    for (const none of [kv('partly'), kv('cold'), undefined]) expect(warmthSpoken(none)).toBeUndefined()
+  })
+})
