@@ -63,6 +63,8 @@ def test_a_server_that_comes_back_is_followed_on(browser: Browser, place: Place)
         expect(away).to_be_hidden(timeout=15_000)
         desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " meanwhile"})
         expect(desk.row(3)).to_be_visible()
+        grow = page.get_by_role("button", name="Grow 2 branches").first
+        expect(grow).to_be_enabled(timeout=30_000)  # its model is loaded again
         desk.press("g")
         desk.until(lambda: len(desk.nodes()) == 6, "it grows again")
         desk.wait_grown()

@@ -28,7 +28,9 @@ let askedAt = 0
 effect(() => {
   const loom = open.value
   const kind = model.value?.abilities?.kv
-  const canTell = !isAway.value && kind !== undefined && kind !== 'hidden'
+  // Only who follows the loom knows that the server has it still.
+  const isThere = loom !== null && !loom.gone.value && loom.feed.isConnected.value && !isAway.value
+  const canTell = isThere && kind !== undefined && kind !== 'hidden'
   const isGrowing = loom?.isGrowing
   const now = [loom, canTell, isGrowing, kv.value, kvTurn.value, loom?.tree.version.value]
   if (now.some((each, i) => each !== before[i])) asked = new Set()
