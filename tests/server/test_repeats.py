@@ -129,6 +129,16 @@ def test_what_cannot_be_answered_again_is_refused_by_name(served: Served) -> Non
     assert served.client.get("/api/v1/looms", headers={"Idempotency-Key": "x" * 999}).is_success
 
 
+def test_the_schema_says_where_keys_are_taken(served: Served) -> None:
+    schema = served.client.get("/openapi.json").json()
+    assert served.client.get("/openapi.json").json() == schema
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            told = [each["name"] for each in operation.get("parameters", ())]
+            is_taken = path.startswith(("/api/v1/", "/v1/")) and method not in ("get", "head")
+            assert told.count("Idempotency-Key") == is_taken, (method, path)
+
+
 def test_a_completion_of_the_openai_api_is_answered_again(served: Served) -> None:
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
     told = [

@@ -197,6 +197,22 @@ def key_of(scope: Scope) -> bytes | None:
     return hashlib.sha256(b"\0".join([*caller, b"", found[0]])).digest()
 
 
+def tell_of_keys(schema: dict[str, Any]) -> None:
+    """Say in an OpenAPI schema which routes take a key. Changes the schema."""
+    told = {
+        "name": HEADER,
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+        "description": "Sent again with the same key, a request is answered again and not done"
+        " again. No streams. The IETF's draft draft-ietf-httpapi-idempotency-key-header.",
+    }
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            if path.startswith(_WHERE) and method.upper() not in _SAFE:
+                operation.setdefault("parameters", []).append(told)
+
+
 def _mark(scope: Scope, body: bytes) -> bytes:
     """Return what makes two requests the same one."""
     parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
