@@ -252,8 +252,9 @@ def turn(peers: LiveBranches, branches: Sequence[Branch]) -> Iterator[None]:
     finally:
         try:
             _release(peers, branches, mine)
-        finally:  # again: Ctrl-C may have come before it began
+        except BaseException:  # Ctrl-C came before it began
             _release(peers, branches, mine)
+            raise
 
 
 @asynccontextmanager
