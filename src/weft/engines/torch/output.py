@@ -35,9 +35,7 @@ class TorchOutput(Output):
         return self._scores
 
     def draw(self, batch: DrawBatch) -> HostDraws:
-        return HostDraws(
-            batch.chain.draw(self._host(), batch.rows, batch.positions, kept=batch.kept)
-        )
+        return HostDraws(batch.on_host(self._host()))
 
     def _host(self) -> NDArray[np.float32]:
         if self._host_logits is None:
