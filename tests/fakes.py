@@ -344,6 +344,8 @@ class LateOutput(Output):
         return self.inner.scores()
 
     def draw(self, batch: DrawBatch) -> Draws:
+        n_out = len(self.engine.outstanding)
+        assert n_out <= self.engine.per_step, "the step before has landed when this one draws"
         return LateDraws(self, self.inner.draw(batch))
 
 
@@ -437,7 +439,7 @@ class LateFake(Wrapped):
         tokens = row.tokens
         if isinstance(tokens, LateTokens):
             assert isinstance(tokens.draws, LateDraws)
-            tokens = (int(tokens.draws.secret.result().ids[tokens.number]),)
+            tokens = (max(int(tokens.draws.secret.result().ids[tokens.number]), 0),)
         return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
 
 

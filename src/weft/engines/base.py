@@ -181,7 +181,8 @@ class LateTokens(NamedTuple):
     """One token that a launched step drew and the host has not seen: entry `number` of `draws`.
 
     draws: the very object that `Output.draw` of this engine gave. Those of one forward all name the
-    same one, in any order; other rows of that forward may have tokens that the host knows.
+    same one, in any order; other rows of that forward may have tokens that the host knows. Where
+    nothing could be drawn (an id below 0) the run ends: any token will do then.
     """
 
     draws: Draws
@@ -300,7 +301,7 @@ def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
             n_ctx=info.n_positions,
         )
     if isinstance(row.tokens, LateTokens):
-        return [int(row.tokens.draws.result().ids[row.tokens.number])]
+        return [max(int(row.tokens.draws.result().ids[row.tokens.number]), 0)]
     low, high = min(row.tokens), max(row.tokens)
     if low < 0 or high >= n_vocab:
         raise ConfigError(f"token ids must be 0 to {n_vocab - 1}; got {low} to {high}")

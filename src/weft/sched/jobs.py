@@ -25,10 +25,12 @@ from .step import LinesPart
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
-    from ..engines.base import Draws
+    from ..engines.base import Draws, Output
     from ..sampling.sampler import DrawBatch, DrawResult
     from .desk import Desk
 
+# So many forced tokens are worth a step in which a run that overlaps has no row.
+_WORTH_WAITING = 3
 MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common
 
 
@@ -169,7 +171,8 @@ class RunJob(Job):
     """A run on its way: waiting for its first draw, then live on its line, now and then parked.
 
     The line's last token was drawn and is to be run, with those that the constraint forces after
-    it. late: the draw that is in flight. ending: ends once that has landed.
+    it. late: the draw that is in flight. n_forced: forced tokens that are. ending: ends once that
+    has landed. stands_aside: it waits for that draw, to run what is forced after it at once.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
@@ -182,7 +185,9 @@ class RunJob(Job):
         self.n_drawn = 0
         self.forced: list[int] = []
         self.late: LateTokens | None = None
+        self.n_forced = 0
         self.ending = False
+        self.stands_aside = False
 
     def tickets(self) -> list[Ticket]:
         return [member.ticket for member in self.members]
@@ -249,8 +254,27 @@ class RunJob(Job):
             return False
         if self.late is None:
             return not self.outstanding
-        ends = self.n_drawn + 1 >= self.limit or self.line.depth + 1 >= n_ctx
-        return not (ends or self.sampler.needs_host)
+        n_new = self.n_forced + 1
+        ends = self.n_drawn + n_new >= self.limit or self.line.depth + n_new >= n_ctx
+        return not (ends or self.stands_aside)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what its row in flight gives is to be drawn from."""
+        return not (self.done or self.ending or self.error is not None)
+
+    def look_ahead(self, draws: Draws, entry: int, desk: Desk) -> None:
+        """Go on from an entry of draws that have begun; or stand aside until they have landed.
+
+        What is forced is drawn token by token, unless there is enough of it; or a bias might forbid
+        what is taken unseen when it is forced.
+        """
+        self.late = LateTokens(draws, entry)
+        sampler = self.sampler
+        if sampler.matcher is not None:
+            room = min(self.limit - self.n_drawn, desk.n_ctx - self.line.depth) - 1
+            is_long = min(len(sampler.matcher.forced()), room) >= _WORTH_WAITING
+            self.stands_aside = is_long or bool(sampler.params.logit_bias)
 
     def force(self, most: int, desk: Desk) -> None:
         """Let the next row run what the constraint forces, too: it need not be drawn.
@@ -258,7 +282,7 @@ class RunJob(Job):
         The sampler goes on already; the tokens are accepted when the row has run.
         """
         matcher = self.sampler.matcher
-        if self.forced:  # when it was put off
+        if self.forced or self.late is not None:  # put off; or the draw tells first
             return
         assert matcher is not None
         room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
@@ -280,15 +304,16 @@ class RunJob(Job):
         pending = (line.tokens[-1], *self.forced)
         return line.row(desk.tree, pending, len(line.tokens) - 1, scored)
 
-    def accept_forced(self, part: RunsPart, number: int, desk: Desk) -> None:
+    def accept_forced(
+        self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk
+    ) -> None:
         """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
         assert part.output is not None
-        forced, self.forced = self.forced, []
         score = part.output.scores()[part.first_row + number][0]
         assert score.entropies is not None  # left out only by engines without steps
         figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
         for token, logprob, entropy in figures:
-            if self.done:
+            if not self.is_wanted:
                 return
             self._take(token, logprob, entropy, desk)
 
@@ -447,17 +472,25 @@ class RunsPart(LinesPart):
         self._rows = rows
         self._n_tokens = 0
         self._ends: list[int] = []  # the positions of what is drawn
-        self._chain = desk.run_chains.of([run.sampler for run in runs])
+        self._forced: dict[int, list[int]] = {}  # by number of the run
+        self._desk = desk
         self._overlap = desk.info.overlap
-        self._chain.prepare(desk.info.n_vocab)
+        self._chain: Chain | None = None
+        if not self._overlap:
+            self._chain = desk.run_chains.of([run.sampler for run in runs])
+            self._chain.prepare(desk.info.n_vocab)
+        self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
-        for run, row in zip(runs, rows, strict=True):
+        for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
             run.outstanding += 1
             # Of one token, mostly; hidden engines run the whole path.
             n = 1 if row.logits_at is LAST else row.n_tokens
             self._n_tokens += n if desk.counts_rows_whole else 1 + len(run.forced)
             self._ends.append(row.position + n)
+            if run.forced:
+                self._forced[number], run.forced = run.forced, []
+                run.n_forced = len(self._forced[number])
 
     def rows(self) -> list[Row]:
         return self._rows
@@ -473,20 +506,36 @@ class RunsPart(LinesPart):
 
     def draw(self) -> None:
         assert self.output is not None
-        self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
         if self._overlap:
-            for number, run in enumerate(self.runs):
-                run.late = LateTokens(self._draws, number)
+            self._draw_late(self.output)
+        else:
+            assert self._chain is not None
+            self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
+
+    def _draw_late(self, output: Output) -> None:
+        """Draw for the runs that go on: the step before, which may have ended some, has landed."""
+        drawing = [number for number, run in enumerate(self.runs) if run.is_wanted]
+        self._drawing = drawing if len(drawing) < len(self.runs) else None
+        if not drawing:
+            return
+        desk = self._desk
+        chain = desk.run_chains.of([self.runs[number].sampler for number in drawing])
+        chain.prepare(desk.info.n_vocab)
+        if self._drawing is None:
+            batch = draw_batch(chain, self.first_logit, self._ends)
+        else:
+            rows = [self.first_logit + number for number in drawing]
+            batch = draw_at(chain, rows, [self._ends[number] for number in drawing], kept=False)
+        self._draws = output.draw(batch)
+        for entry, number in enumerate(drawing):
+            self.runs[number].look_ahead(self._draws, entry, desk)
 
     def land(self) -> None:
-        assert self._draws is not None
-        self._result = self._draws.result()
+        if self._draws is not None:
+            self._result = self._draws.result()
 
     def deliver(self, desk: Desk) -> None:
-        result = self._result
-        assert result is not None
-        figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
-        each = zip(self.runs, *figures, strict=True)
+        each = zip(self.runs, *self._figures(), strict=True)
         for number, (run, token, logprob, entropy) in enumerate(each):
             run.outstanding -= 1
             if run.late is not None:
@@ -495,14 +544,29 @@ class RunsPart(LinesPart):
                 if run.error is not None:
                     desk.fail(run, run.error)
                     continue
-                if run.forced:
-                    run.accept_forced(self, number, desk)
+                if self._forced and number in self._forced:
+                    run.n_forced = 0
+                    run.accept_forced(self, number, self._forced[number], desk)
                 if run.ending:
                     run.settle(desk)
                 elif not run.done:
                     run.accept(token, logprob, entropy, desk)
             except Exception as error:
                 desk.fault(run, error)
+
+    def _figures(self) -> tuple[list[int], list[float], list[float]]:
+        """Return what was drawn, an entry a run; anything for those that did not draw."""
+        result, drawing = self._result, self._drawing
+        if result is None:
+            assert drawing == []
+            return [0] * len(self.runs), [0.0] * len(self.runs), [0.0] * len(self.runs)
+        figures = result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist()
+        if drawing is None:
+            return figures
+        entries = dict(zip(drawing, range(len(drawing)), strict=True))
+        at = [entries.get(number, 0) for number in range(len(self.runs))]
+        ids, logprobs, entropies = figures
+        return [ids[i] for i in at], [logprobs[i] for i in at], [entropies[i] for i in at]
 
     def _landed(self, run: RunJob) -> None:
         if run.late is not None and run.late.draws is self._draws:

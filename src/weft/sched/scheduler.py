@@ -109,7 +109,8 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: take in, admit, plan, launch, land, deliver.
 
-        An overlapping engine's step is delivered by the next call, after that has launched its own.
+        An overlapping engine's step is delivered by the next call, after that has launched its own,
+        which draws last: its samplers have seen every token before.
         A failed model call fails its own tickets; any other failure of the engine, say for want of
         memory, fails the work that met it. Later calls work.
         """
@@ -140,6 +141,8 @@ class Scheduler:
         for each in landing:
             waited += self._land(each)
         forward = self._forward_s + waited if step is not None else waited
+        if self.flight is not None:  # what the step before has drawn is known now
+            forward += self._draw_late(self.flight)
         self.counters.plan_s += planned - began
         self.counters.forward_s += forward
         self.counters.deliver_s += time.perf_counter() - planned - forward
@@ -338,10 +341,19 @@ class Scheduler:
         try:
             for call in step.calls:
                 call.launch(self.engine)
+                if not self.engine.info.overlap:
+                    call.draw()
         except BaseException as error:
             step.error = error
             step.settle()  # what was launched still uses what is to be freed
         self._forward_s = time.perf_counter() - began
+
+    def _draw_late(self, step: Step) -> float:
+        """Let the step in flight draw; return the seconds spent."""
+        began = time.perf_counter()
+        for call in step.calls:
+            call.draw()
+        return time.perf_counter() - began
 
     def _land(self, step: Step) -> float:
         """Wait for a step and deliver it; return the seconds spent waiting for the engine."""

@@ -52,7 +52,7 @@ class Part(ABC):
         return 0
 
     def draw(self) -> None:
-        """Start drawing from the output, right after the model call; does not wait."""
+        """Start drawing from the output, once all steps before have landed; does not wait."""
 
     def land(self) -> None:
         """Wait for what was drawn. Raises what made it fail."""
@@ -91,7 +91,7 @@ class Call:
         self.n_logits = 0
 
     def launch(self, engine: Engine) -> None:
-        """Call the model, and start what draws from it."""
+        """Call the model."""
         rows: list[Row] = []
         for part in self.parts:
             part.first_row, part.first_logit = len(rows), self.n_logits
@@ -101,6 +101,10 @@ class Call:
         self.output = engine.forward(rows)
         for part in self.parts:
             part.output, part.launched = self.output, True
+
+    def draw(self) -> None:
+        """Start what draws from the model's answer."""
+        for part in self.parts:
             part.attempt(part.draw)
 
     def land(self) -> None:
