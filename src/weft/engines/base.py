@@ -326,7 +326,7 @@ class KeptRows(ABC):
 
     @abstractmethod
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Raw logits on the host, of entry `number` of the indices: float32 [V], the caller's own.
+        """Raw logits on the host, of entry `number` of the indices: float32 [V], not to be written.
 
         Waits. Any thread may call, also while a step runs.
         """
@@ -339,7 +339,7 @@ class KeptRow(NamedTuple):
     number: int
 
     def logits(self) -> NDArray[np.float32]:
-        """Return the row on the host: float32 [V], the caller's own. Waits."""
+        """Return the row on the host: float32 [V], not to be written to. Waits."""
         return self.rows.logits(self.number)
 
 
@@ -623,8 +623,8 @@ class HostRows(KeptRows):
         self.n_bytes = sum([row.nbytes for row in rows])
 
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Return a copy of a row: float32 [V]; never waits."""
-        return self._rows[number].copy()
+        """Return a row, shared: float32 [V]; never waits."""
+        return self._rows[number]
 
 
 class OutputRows(KeptRows):

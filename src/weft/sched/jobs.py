@@ -13,19 +13,19 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..engines.base import LateTokens, Row, ScoreSpan
+from ..engines.base import KeptRow, LateTokens, Row, ScoreSpan
 from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import join_scores
-from ..sampling.sampler import BROKEN, Chain, draw_at, draw_batch
-from .lines import LAST, Line
+from ..sampling.sampler import BROKEN, Chain, draw_at
+from .lines import Line
 from .reads import Claim, Need
-from .rows import LogitsRow
-from .step import LinesPart
+from .rows import LentRow, LogitsRow
+from .step import LinesPart, RunsPart
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
-    from ..engines.base import Draws, Output
+    from ..engines.base import Draws
     from ..sampling.sampler import DrawBatch, DrawResult
     from .desk import Desk
 
@@ -128,7 +128,7 @@ class ExtendJob(Job):
     def ready(self, claim: Claim, desk: Desk) -> None:
         wants = self._tickets[claim.number].item.wants
         pairs = zip(wants, claim.needs, strict=True)
-        self._answers[claim.number] = [_answer(want, need) for want, need in pairs]
+        self._answers[claim.number] = [_answer(want, need, desk) for want, need in pairs]
         if len(self._answers) == len(self._tickets):
             for number, ticket in enumerate(self._tickets):
                 ticket.resolve(self._answers[number])
@@ -141,9 +141,12 @@ def _need(claim: Claim, want: Any) -> Need:
     return Need(claim, want.depth - 1, want.depth, None)
 
 
-def _answer(want: Any, need: Need) -> Any:
+def _answer(want: Any, need: Need, desk: Desk) -> Any:
     answers = need.answers()
-    return join_scores(answers) if isinstance(want, Scores) else answers[0]
+    if isinstance(want, Scores):
+        return join_scores(answers)
+    lent: LentRow = answers[0]
+    return lent.row if want.kept else desk.rows.read_lent(lent)
 
 
 # Runs -----------------------------------------------------------------------------------------
@@ -173,6 +176,8 @@ class RunJob(Job):
     The line's last token was drawn and is to be run, with those that the constraint forces after
     it. late: the draw that is in flight. n_forced: forced tokens that are. ending: ends once that
     has landed. stands_aside: it waits for that draw, to run what is forced after it at once.
+    first_drawn: its first token and the figures of it, where a step has drawn it. draws_alone: no
+    step is to.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
@@ -188,6 +193,9 @@ class RunJob(Job):
         self.n_forced = 0
         self.ending = False
         self.stands_aside = False
+        self.is_primed = False
+        self.first_drawn: tuple[int, float, float] | None = None
+        self.draws_alone = False
 
     def tickets(self) -> list[Ticket]:
         return [member.ticket for member in self.members]
@@ -227,20 +235,22 @@ class RunJob(Job):
         else:
             desk.first.append(self)
 
-    def first_row(self) -> Any:
+    def first_row(self) -> KeptRow:
         """Return the logits that the first token is drawn from."""
-        return self.claims[0].needs[0].answers()[0]
+        lent: LentRow = self.claims[0].needs[0].answers()[0]
+        return lent.at
 
     def prime(self, desk: Desk) -> None:
-        """Let penalties see the prompt."""
+        """Let penalties see the prompt, once."""
         claim = self.claims[0]
-        if self.sampler.needs_host:
+        if self.sampler.needs_host and not self.is_primed:
             assert claim.cursor is not None
+            self.is_primed = True
             self.sampler.prime(desk.tree.ids(claim.cursor))
 
     def begin(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
         """Go on from the first draw."""
-        claim = self.claims[0]
+        claim, self.first_drawn = self.claims[0], None
         claim.needs, claim.wants_kv = [], True
         self.accept(token, logprob, entropy, desk)
         if not self.done:
@@ -304,9 +314,7 @@ class RunJob(Job):
         pending = (line.tokens[-1], *self.forced)
         return line.row(desk.tree, pending, len(line.tokens) - 1, scored)
 
-    def accept_forced(
-        self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk
-    ) -> None:
+    def accept_forced(self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk) -> None:
         """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
         assert part.output is not None
         score = part.output.scores()[part.first_row + number][0]
@@ -461,121 +469,6 @@ class RunJob(Job):
             return None
         neutral = replace(self.sampler.params, n=1, seed=None, stop=(), max_tokens=1)
         return (cursor, neutral, self.stops)
-
-
-class RunsPart(LinesPart):
-    """The next row of each of some runs, and a draw from each."""
-
-    def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
-        super().__init__(rows[0].adapter)
-        self.runs = runs
-        self._rows = rows
-        self._n_tokens = 0
-        self._ends: list[int] = []  # the positions of what is drawn
-        self._forced: dict[int, list[int]] = {}  # by number of the run
-        self._desk = desk
-        self._overlap = desk.info.overlap
-        self._chain: Chain | None = None
-        if not self._overlap:
-            self._chain = desk.run_chains.of([run.sampler for run in runs])
-            self._chain.prepare(desk.info.n_vocab)
-        self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
-        self._draws: Draws | None = None
-        self._result: DrawResult | None = None
-        for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
-            run.outstanding += 1
-            # Of one token, mostly; hidden engines run the whole path.
-            n = 1 if row.logits_at is LAST else row.n_tokens
-            self._n_tokens += n if desk.counts_rows_whole else 1 + len(run.forced)
-            self._ends.append(row.position + n)
-            if run.forced:
-                self._forced[number], run.forced = run.forced, []
-                run.n_forced = len(self._forced[number])
-
-    def rows(self) -> list[Row]:
-        return self._rows
-
-    def n_tokens(self) -> int:
-        return self._n_tokens
-
-    def n_logits(self) -> int:
-        return len(self._rows)  # one of each
-
-    def jobs(self) -> Iterable[Job]:
-        return self.runs
-
-    def draw(self) -> None:
-        assert self.output is not None
-        if self._overlap:
-            self._draw_late(self.output)
-        else:
-            assert self._chain is not None
-            self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
-
-    def _draw_late(self, output: Output) -> None:
-        """Draw for the runs that go on: the step before, which may have ended some, has landed."""
-        drawing = [number for number, run in enumerate(self.runs) if run.is_wanted]
-        self._drawing = drawing if len(drawing) < len(self.runs) else None
-        if not drawing:
-            return
-        desk = self._desk
-        chain = desk.run_chains.of([self.runs[number].sampler for number in drawing])
-        chain.prepare(desk.info.n_vocab)
-        if self._drawing is None:
-            batch = draw_batch(chain, self.first_logit, self._ends)
-        else:
-            rows = [self.first_logit + number for number in drawing]
-            batch = draw_at(chain, rows, [self._ends[number] for number in drawing], kept=False)
-        self._draws = output.draw(batch)
-        for entry, number in enumerate(drawing):
-            self.runs[number].look_ahead(self._draws, entry, desk)
-
-    def land(self) -> None:
-        if self._draws is not None:
-            self._result = self._draws.result()
-
-    def deliver(self, desk: Desk) -> None:
-        each = zip(self.runs, *self._figures(), strict=True)
-        for number, (run, token, logprob, entropy) in enumerate(each):
-            run.outstanding -= 1
-            if run.late is not None:
-                self._landed(run)
-            try:
-                if run.error is not None:
-                    desk.fail(run, run.error)
-                    continue
-                if self._forced and number in self._forced:
-                    run.n_forced = 0
-                    run.accept_forced(self, number, self._forced[number], desk)
-                if run.ending:
-                    run.settle(desk)
-                elif not run.done:
-                    run.accept(token, logprob, entropy, desk)
-            except Exception as error:
-                desk.fault(run, error)
-
-    def _figures(self) -> tuple[list[int], list[float], list[float]]:
-        """Return what was drawn, an entry a run; anything for those that did not draw."""
-        result, drawing = self._result, self._drawing
-        if result is None:
-            assert drawing == []
-            return [0] * len(self.runs), [0.0] * len(self.runs), [0.0] * len(self.runs)
-        figures = result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist()
-        if drawing is None:
-            return figures
-        entries = dict(zip(drawing, range(len(drawing)), strict=True))
-        at = [entries.get(number, 0) for number in range(len(self.runs))]
-        ids, logprobs, entropies = figures
-        return [ids[i] for i in at], [logprobs[i] for i in at], [entropies[i] for i in at]
-
-    def _landed(self, run: RunJob) -> None:
-        if run.late is not None and run.late.draws is self._draws:
-            run.late = None
-
-    def discard(self, desk: Desk) -> None:
-        for run in self.runs:
-            run.outstanding -= 1
-            self._landed(run)
 
 
 # Commits --------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
 from ..kv.tree import TokenTree
 from .admit import Admission
 from .desk import Desk
-from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
+from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
 from .native import Abroad, NativeJob, refuse, refuse_scaled, why_not_native
 from .rows import RowStore
-from .step import LinesPart, Part, Step, as_forward_error
+from .step import LinesPart, Part, RunsPart, Step, as_forward_error
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
@@ -44,8 +44,7 @@ class Scheduler:
         self.lock = tree.holds.lock
         self.counters = Counters()
         info = engine.info
-        lasting = not (info.owner_thread or info.overlap)
-        self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock, lasting=lasting)
+        self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock)
         self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
         self.admission = Admission(self.desk)
@@ -236,7 +235,10 @@ class Scheduler:
                 # There a token costs as much beside others as alone: those that are live would
                 # stand still for as long as it takes to read a whole batch.
                 n_left = min(n_left, spared)
-            parts += desk.reader.pack(desk.waiting_in_turn(n_left), n_left, desk)
+            brought = desk.reader.pack(desk.waiting_in_turn(n_left), n_left, desk)
+            parts += [*brought, *desk.firsts_of(brought)]
+        if desk.late_firsts:
+            parts += desk.late_firsts_part()
         computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread
