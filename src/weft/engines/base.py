@@ -123,7 +123,8 @@ class EngineInfo:
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these, and for `recomputes` with another.
+    Raises: ConfigError for a `kv` that is none of these, for `recomputes` with another, and for
+    `step_tokens` of none.
     """
 
     name: str
@@ -155,6 +156,8 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
+        if self.step_tokens is not None and self.step_tokens < 1:
+            raise ConfigError(f"step_tokens is {self.step_tokens}; allowed are None and 1 or more")
         if self.recomputes and self.kv != "hidden":
             raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
         if self.keeps_ends and not self.recomputes:

@@ -36,11 +36,14 @@ class Scheduler:
     def __init__(
         self, engine: Engine, tree: TokenTree, *, n_ctx: int, n_batch: int, row_cache_bytes: int
     ) -> None:
-        """n_ctx: tokens a path may have. n_batch: tokens a step may run."""
+        """n_ctx: tokens a path may have. n_batch: tokens a step may run; where the engine says how
+        many it takes (`step_tokens`), so many beside the next ones of runs and commits.
+        """
         self.engine = engine
         self.tree = tree
         self.n_ctx = n_ctx
         self.n_batch = n_batch
+        self.n_step = max(n_batch, engine.info.step_tokens or 0)
         self.lock = tree.holds.lock
         self.counters = Counters()
         info = engine.info
@@ -215,9 +218,9 @@ class Scheduler:
         # Live runs must not starve those that begin.
         others = desk.waiting or desk.commits
         spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
-        runs = self._ready_runs(self.n_batch - spared) if desk.live else []
+        runs = self._ready_runs(self.n_step - spared) if desk.live else []
         used = self._cost(runs) + sum([len(run.forced) for run in runs]) if runs else 0
-        shares = self._shares(max(self.n_batch - used, spared)) if desk.commits else []
+        shares = self._shares(max(self.n_step - used, spared)) if desk.commits else []
         if runs or shares:
             in_flight = self.flight is not None
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
@@ -228,7 +231,7 @@ class Scheduler:
             self.counters.recomputed += sum(again)
         parts: list[Part] = [*goers]
         if desk.waiting:
-            n_left = self.n_batch - sum([part.n_tokens() for part in goers])
+            n_left = min(self.n_batch, self.n_step - sum([part.n_tokens() for part in goers]))
             if self.engine.info.recomputes:  # a long path may have been more than its share
                 n_left = max(n_left, spared)
             if runs and self.engine.info.device == "cpu":
