@@ -47,6 +47,7 @@ class Scheduler:
         self.lock = tree.holds.lock
         self.counters = Counters()
         info = engine.info
+        self._overlaps = info.overlap
         self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock)
         self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
@@ -136,7 +137,7 @@ class Scheduler:
         before, self.flight = self.flight, None
         if step is not None:
             self._launch(step)
-            if self.engine.info.overlap and step.error is None:
+            if self._overlaps and step.error is None:
                 self.flight = step
         landing = [each for each in (before, step) if each is not None and each is not self.flight]
         waited = 0.0
@@ -345,9 +346,7 @@ class Scheduler:
         began = time.perf_counter()
         try:
             for call in step.calls:
-                call.launch(self.engine)
-                if not self.engine.info.overlap:
-                    call.draw()
+                call.launch(self.engine, draws=not self._overlaps)
         except BaseException as error:
             step.error = error
             step.settle()  # what was launched still uses what is to be freed
@@ -427,6 +426,7 @@ class Scheduler:
         to_join = self.desk.to_join
         if not to_join:
             return
+        # A place that waits may come again.
         places, busy = {place.cursor: place for place in to_join}, self._busy()
         to_join.clear()
         for cursor, place in places.items():
