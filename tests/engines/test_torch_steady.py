@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import AttentionMaskInterface  # noqa: E402
 
 from families import FAMILIES, build  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft import LM, Loom  # noqa: E402
+from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import HostDraws, LateTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.hook import NAME, no_mask  # noqa: E402
 from weft.engines.torch.steady import Advancing, Remembered  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
 from weft.sampling.sampler import DrawResult  # noqa: E402
+from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -145,6 +150,44 @@ def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
         expected = twin.step([[(11 * step + i) % 100] for i in range(4)])
     got = np.stack([output.logits(i) for i in range(4)])
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the kernel itself, which is nothing but operations on the device."""
+    pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+    from weft.engines.torch.paged import kernel
+
+    if not kernel.is_interpreted():
+        pytest.skip("triton's interpreter is not on")
+    engine = TorchEngine.adopt(build("qwen3"), kv="paged")
+    branches = Branches(engine, [1, 3, 9, 20])
+
+    def attended(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+        return torch.zeros_like(query).transpose(0, 1)
+
+    monkeypatch.setattr("weft.engines.torch.paged.step.attend_tree", attended)
+    draws = Drawn([4, 3, 2, 1])
+    for step in range(5):
+        rows = branches.rows([LateTokens(draws, i) for i in range(4)])
+        with watched(monkeypatch) as watch:
+            engine.forward(rows)
+        found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        assert (found == {}) == (step > 0), step
+
+
+def test_texts_are_the_same_where_steps_overlap() -> None:
+    """On a CPU, where nothing is won by it: the order of calls is what a card sees."""
+    texts = []
+    for overlap in (False, True):
+        engine = TorchEngine.load(shallow(), dtype="float32")
+        engine.info = replace(engine.info, overlap=overlap, step_tokens=64 if overlap else None)
+        with LM(engine, Tokenizer.from_folder(shallow())) as lm:
+            loom = Loom(lm, "Once upon a time")
+            made = loom.grow(n=4, max_tokens=12, seed=3, show=False)
+            made += made[0].grow(n=3, max_tokens=9, seed=4, repetition_penalty=1.3, show=False)
+            made += loom.grow(n=2, max_tokens=9, seed=5, constraint=Regex("[a-z ]+"), show=False)
+            texts.append([node.tokens for node in made])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2], [2, 0, 1], [1, None, 0], [None, 2, None]])

@@ -75,7 +75,7 @@ class TreePlan:
             rows, self._paths, self.lists, self._stamps, self._ends, strict=True
         ):
             n = kv.length
-            if row.dest is not kv or row.path is not path or n >= end or len(row.tokens) != 1:
+            if row.dest is not kv or row.path is not path or n >= end or row.n_tokens != 1:
                 return False
             if n >= len(kv.slots):
                 pool.reserve(kv, 1)
