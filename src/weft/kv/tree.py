@@ -501,8 +501,7 @@ class TokenTree:
             leaf, step = next(iter(self.growing.items()))
             if step > self.n_steps - GROWING_STEPS:
                 return
-            if used is None:
-                used = busy()
+            used = busy() if used is None else used
             if leaf.launched or leaf.fragment in used:
                 self.growing[leaf] = self.n_steps
                 self.growing.move_to_end(leaf)
@@ -589,11 +588,6 @@ class TokenTree:
         upper.children[node.tokens[0]] = node
         self.n_nodes += 1
         return upper
-
-    def waits_to_join(self, cursor: Cursor, busy: Collection[Fragment]) -> bool:
-        """Whether `join` has something to do there, and a launched step uses some of it."""
-        chain = join_chain(resolve(cursor).node)
-        return len(chain) >= JOIN_LENGTH and any([node.fragment in busy for node in chain])
 
     def join(self, cursor: Cursor, minimum: int = JOIN_LENGTH) -> int:
         """Make one node of the one-child nodes that end at `cursor`'s; return how many nodes went.

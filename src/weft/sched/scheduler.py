@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from ..engines.base import Engine, Fragment, Row
 from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
-from ..kv.tree import TokenTree
+from ..kv.place import resolve
+from ..kv.tree import JOIN_LENGTH, TokenTree, join_chain
 from .admit import Admission
 from .desk import Desk
 from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
@@ -431,7 +432,8 @@ class Scheduler:
         to_join.clear()
         for cursor, place in places.items():
             if cursor is not None:
-                if busy and self.tree.waits_to_join(cursor, busy):
+                chain = join_chain(resolve(cursor).node) if busy else []
+                if len(chain) >= JOIN_LENGTH and any(node.fragment in busy for node in chain):
                     to_join.append(place)
                 else:
                     self.tree.join(cursor)
