@@ -65,6 +65,11 @@ class DrawBatch:
     positions: NDArray[np.uint64]
     kept: bool = False
 
+    def on_host(self, logits: Floats | Sequence[Floats]) -> DrawResult:
+        """Draw with the NumPy reference sampler, from float32 [R, V] or R rows of it."""
+        raw = logits if isinstance(logits, np.ndarray) else np.stack(logits)
+        return self.chain.draw(raw, self.rows, self.positions, kept=self.kept)
+
 
 class Sampler:
     """How one run draws: its parameters, its random stream, the tokens its penalties count, and
@@ -540,10 +545,12 @@ def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBa
     return DrawBatch(rows, chain, np.array(positions, dtype=np.uint64))
 
 
-def draw_at(chain: Chain, rows: Sequence[int], positions: Sequence[int]) -> DrawBatch:
-    """Draw sampler i of `chain` from logits row rows[i], for positions[i]; tell `kept`."""
+def draw_at(
+    chain: Chain, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
+) -> DrawBatch:
+    """Draw sampler i of `chain` from logits row rows[i], for positions[i]."""
     at = np.array(positions, dtype=np.uint64)
-    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=True)
+    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=kept)
 
 
 def draw_rows(
