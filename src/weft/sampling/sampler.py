@@ -258,6 +258,19 @@ class Chain:
         if self._masks is not None:
             self._masks.begin(self._matchers, n_vocab)
 
+    @property
+    def asked_filters(self) -> frozenset[str]:
+        """The filters that any sampler asks for, by their parameters' names."""
+        return frozenset(self._arrays.asked)
+
+    def allowed(self, n_vocab: int) -> NDArray[np.int32] | None:
+        """Return what constraints allow now, for a draw elsewhere; None where there are none.
+
+        A bit a token, the lowest first: int32 [B, words], valid until the next `prepare`. Waits for
+        what `prepare` has started, which is host work alone.
+        """
+        return None if self._masks is None else self._masks.finish(self._matchers, n_vocab)
+
     def draw(
         self,
         logits: Floats,
@@ -336,7 +349,7 @@ class Chain:
         """
         edited = raw if self._masks is None else self._masks.over(raw, lanes)
         if len(arrays.bias):
-            _check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
+            check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
         if self._stateful:
             edited = self._penalised(edited, arrays, lanes)
@@ -354,7 +367,7 @@ class Chain:
         rows = np.repeat([row for row, _ in counted], [len(history) for _, history in counted])
         ids = np.concatenate([history.ids for _, history in counted])
         counts = np.concatenate([history.counts for _, history in counted])
-        _check_ids(ids, logits.shape[1], "penalties")
+        check_ids(ids, logits.shape[1], "penalties")
         given = (arrays.repetition, arrays.presence, arrays.frequency)
         return filters.penalties(logits, rows, ids, counts, *given)
 
@@ -454,7 +467,7 @@ def _alike(samplers: Sequence[Sampler]) -> bool:
     return all(sampler.params is first or sampler.params == first for sampler in samplers)
 
 
-def _check_ids(ids: Ids, n_vocab: int, where: str) -> None:
+def check_ids(ids: Ids, n_vocab: int, where: str) -> None:
     if ids.size and ids.max() >= n_vocab:
         raise ConfigError(
             f"token id {ids.max()} in {where} is outside the vocabulary; "
