@@ -413,12 +413,17 @@ def _chosen(
     peaks = group_peaks(logits)
     if filtered.any():
         total = _mass(logits, found, arrays.early, arrays.mass_first)
-        for left in filters.left(logits, peaks, arrays, np.flatnonzero(filtered), total):
-            who, mine = contest.over(left.rows, len(logits))
-            won = best_of_left(left, mine)
-            ids[who] = left.ids[mine.at, won]
+        rows = np.flatnonzero(filtered)
+        for part in filters.left_or_edge(logits, peaks, arrays, rows, total):
+            who, mine = contest.over(part.rows, len(logits))
+            if isinstance(part, filters.Edge):
+                mine = contest.among(who)
+                ids[who] = _within_edge(logits, peaks, arrays, part, mine, kept)
+                continue
+            won = best_of_left(part, mine)
+            ids[who] = part.ids[mine.at, won]
             if kept is not None:
-                kept[mine.lanes] = left.heights[mine.at, won] - left.log_total[mine.at]
+                kept[mine.lanes] = part.heights[mine.at, won] - part.log_total[mine.at]
     if plain.any():
         who = np.flatnonzero(plain[contest.at])
         mine = contest.among(who)
@@ -428,6 +433,35 @@ def _chosen(
             total, top = _mass(logits, found, warmth, plain), peaks.max(axis=1)
             height = (logits[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
             kept[mine.lanes] = height - np.log(total[mine.at])
+    return ids
+
+
+def _within_edge(
+    logits: Floats,
+    peaks: Floats,
+    arrays: SamplingArrays,
+    edge: filters.Edge,
+    contest: Contest,
+    kept: Floats | None,
+) -> Ids:
+    """Return the ids that are drawn within an edge; write into `kept` where that is given."""
+    least = np.full(len(logits), -np.inf, dtype=np.float32)
+    last = np.zeros(len(logits), dtype=np.int64)
+    least[edge.rows], last[edge.rows] = edge.least, edge.last
+    rows = np.arange(len(logits))
+    warmth = arrays.late * arrays.early
+    ids = best_of_all(logits, peaks, warmth, contest, edge=filters.Edge(rows, least, last))
+    if kept is not None:
+        tops, totals = peaks.max(axis=1).astype(np.float64), np.ones(len(logits))
+        for row in edge.rows.tolist():
+            values = logits[row]
+            inside = values > least[row]
+            inside[: last[row] + 1] |= values[: last[row] + 1] == least[row]
+            heights = (values[inside].astype(np.float64) - tops[row]) / warmth[row]
+            totals[row] = np.exp(heights).sum()
+        at = contest.at
+        height = (logits[at, ids].astype(np.float64) - tops[at]) / warmth[at]
+        kept[contest.lanes] = height - np.log(totals[at])
     return ids
 
 
