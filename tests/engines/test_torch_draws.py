@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sampling import naive
-from weft.constraints.base import Matcher
+from weft.constraints.base import Matcher, n_words
+from weft.constraints.kinds import AllowMatcher
 from weft.errors import ConfigError
 from weft.sampling import rng as reference
 from weft.sampling.params import PARAMETERS, SamplingParams
@@ -31,39 +32,11 @@ U64 = 2**64
 NUDGE = 1e-5
 
 
-class Allowing(Matcher):
+def allowing(ids: list[int], n_vocab: int) -> Matcher:
     """A constraint that allows some tokens, whatever came before."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
-
-    def fill(self, bits: Any) -> None:
-        bits[:] = 0
-        words = bits.view(np.uint32)
-        for token in self.ids:
-            words[token // 32] |= np.uint32(1 << token % 32)
-
-    def accept(self, token: int) -> None: ...
-
-    def is_allowed(self, token: int) -> bool:
-        return token in self.ids
-
-    def takes(self, tokens: Any) -> bool:
-        return all(token in self.ids for token in tokens)
-
-    def forced(self) -> list[int]:
-        return []
-
-    @property
-    def may_end(self) -> bool:
-        return False
-
-    @property
-    def must_end(self) -> bool:
-        return False
-
-    def clone(self) -> Allowing:
-        return self
+    bits = np.zeros(n_words(n_vocab) * 32, dtype=np.uint8)
+    bits[ids] = 1
+    return AllowMatcher(frozenset(ids), np.packbits(bits, bitorder="little").view(np.int32))
 
 
 def random_params(random: np.random.Generator, n_vocab: int) -> SamplingParams:
@@ -101,7 +74,7 @@ def random_logits(random: np.random.Generator, n: int, n_vocab: int) -> np.ndarr
 def random_sampler(random: np.random.Generator, n_vocab: int) -> Sampler:
     matcher = None
     if random.random() < 0.25:
-        matcher = Allowing(random.choice(n_vocab, n_vocab // 3, replace=False).tolist())
+        matcher = allowing(random.choice(n_vocab, n_vocab // 3, replace=False).tolist(), n_vocab)
     stream = int(random.integers(U64, dtype=np.uint64))
     sampler = Sampler(random_params(random, n_vocab), stream, matcher)
     sampler.prime(random.integers(n_vocab, size=random.integers(20)).tolist())
@@ -207,7 +180,7 @@ def test_draws_equal_the_reference(n_vocab: int, rounds: int, n: int) -> None:
         positions = random.integers(U64 // 2, size=n, dtype=np.uint64)
         batch = DrawBatch(rows, Chain(samplers), positions, kept=seed % 3 == 0)
         theirs = batch.on_host(logits)
-        mine = Drawer(n_vocab).draw(torch.from_numpy(logits), batch).result()
+        mine = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
         n_ties += assert_draws_agree(samplers, logits, rows, positions, mine, theirs)
     assert n_ties <= rounds * n / 50
 
@@ -256,7 +229,8 @@ def test_a_filter_that_it_does_not_know_is_left_to_the_host() -> None:
 
     at = np.zeros(1, dtype=np.uint64)
     sampler = Sampler(SamplingParams(top_k=3), 1)
-    drawer = Drawer(50)
+    assert not Drawer(CPU).can(DrawBatch(np.zeros(1, np.int64), Chain([sampler]), at))
+    drawer = Drawer(torch.device("cuda"))
     assert drawer.can(DrawBatch(np.zeros(1, np.int64), Chain([sampler]), at))
     assert not drawer.can(DrawBatch(np.zeros(1, np.int64), Strange([sampler]), at))
 
@@ -281,7 +255,7 @@ def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
             Chain([Sampler(SamplingParams(**options), seed)]),
             np.zeros(1, np.uint64),
         )
-        seen.add(int(Drawer(9000).draw(logits, batch).ids[0]))
+        seen.add(int(Drawer(CPU).draw(logits, batch).ids[0]))
     # min-p keeps all that is as likely, and the noise says which.
     assert seen == ({4000, 4097, 8999} if "min_p" in options else {4000})
 
@@ -293,7 +267,7 @@ def test_an_edge_among_equals_keeps_as_many_as_the_reference() -> None:
     for options in ({"top_k": 500}, {"top_k": 1700}, {"top_p": 0.3}, {"top_p": 0.77}):
         chain = Chain([Sampler(SamplingParams(**options), seed) for seed in range(300)])
         batch = DrawBatch(np.zeros(300, np.int64), chain, np.arange(300, dtype=np.uint64))
-        got = Drawer(3000).draw(torch.from_numpy(logits), batch).result()
+        got = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
         assert np.array_equal(got.ids, batch.on_host(logits).ids), options
 
 
@@ -331,19 +305,19 @@ def test_nothing_left_and_no_numbers_are_marked_and_forced_tokens_are_drawn() ->
     logits[1], logits[2, 3], logits[3, 5], logits[6] = -np.inf, np.inf, np.nan, np.nan
     params = SamplingParams(temperature=0.7)
     samplers = [Sampler(params, i) for i in range(8)]
-    samplers[4] = Sampler(params, 4, Allowing([]))
+    samplers[4] = Sampler(params, 4, allowing([], 70))
     samplers[5] = Sampler(SamplingParams(logit_bias=dict.fromkeys(range(70), -np.inf)), 5)
     rows, at = np.arange(8), np.full(8, 9, dtype=np.uint64)
     batch = DrawBatch(rows, Chain(samplers), at)
     want = batch.on_host(logits)
-    got = Drawer(70).draw(torch.from_numpy(logits), batch).result()
+    got = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
     assert want.ids[1:7].tolist() == [BROKEN] * 3 + [NOTHING] * 2 + [BROKEN]
     assert_draws_agree(samplers, logits, rows, at, got, want)
     assert np.array_equal(got.ids, want.ids)
     forced = np.array([7, 7, -1, -1, 7, -1, 7, -1])
     batch = DrawBatch(rows, Chain(samplers), at, forced=forced)
     want = batch.on_host(logits)
-    got = Drawer(70).draw(torch.from_numpy(logits), batch).result()
+    got = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
     assert want.ids[[0, 1, 4]].tolist() == [7, BROKEN, 7]
     assert np.array_equal(got.ids, want.ids)
     assert np.allclose(got.logprobs, want.logprobs, atol=1e-5)
@@ -353,7 +327,7 @@ def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
     """Counts, masks, positions and forced tokens are written over; so are rows in another order."""
     random = np.random.default_rng(6)
     samplers = [random_sampler(random, 300) for _ in range(12)]
-    chain, drawer = Chain(samplers), Drawer(300)
+    chain, drawer = Chain(samplers), Drawer(CPU)
     position = 3
     for step in range(30):
         logits = random_logits(random, 14, 300)
@@ -375,9 +349,9 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     samplers = [random_sampler(random, 500) for _ in range(11)]
     logits = torch.from_numpy(random_logits(random, 11, 500))
     batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
-    whole = Drawer(500).draw(logits, batch)
+    whole = Drawer(CPU).draw(logits, batch)
     monkeypatch.setattr("weft.engines.torch.draws._BLOCK", 500 * 4)
-    parts = Drawer(500).draw(logits, batch)
+    parts = Drawer(CPU).draw(logits, batch)
     assert torch.equal(whole.ids, parts.ids)
     assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
 
@@ -386,7 +360,7 @@ def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
     logits = torch.randn((6, 4200), generator=torch.Generator().manual_seed(0)).bfloat16()
     chain = Chain([Sampler(SamplingParams(top_p=0.9), i) for i in range(6)])
     batch = DrawBatch(np.arange(6), chain, np.zeros(6, dtype=np.uint64))
-    got = Drawer(4200).draw(logits, batch).result()
+    got = Drawer(CPU).draw(logits, batch).result()
     assert np.array_equal(got.ids, batch.on_host(logits.float().numpy()).ids)
 
 
@@ -394,16 +368,16 @@ def test_ids_outside_the_vocabulary_are_errors() -> None:
     logits, at = torch.zeros((1, 6)), np.zeros(1, dtype=np.uint64)
     biased = Chain([Sampler(SamplingParams(logit_bias={6: 1.0}), 1)])
     with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
-        Drawer(6).draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
+        Drawer(CPU).draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
     seen = Sampler(SamplingParams(presence_penalty=1.0), 1)
     seen.prime([9])
     with pytest.raises(ConfigError, match="token id 9"):
-        Drawer(6).draw(logits, DrawBatch(np.zeros(1, np.int64), Chain([seen]), at))
+        Drawer(CPU).draw(logits, DrawBatch(np.zeros(1, np.int64), Chain([seen]), at))
 
 
 def test_an_empty_chain_draws_nothing() -> None:
     batch = DrawBatch(np.zeros(0, np.int64), Chain([]), np.zeros(0, np.uint64))
-    assert len(Drawer(5).draw(torch.zeros((1, 5)), batch).result().ids) == 0
+    assert len(Drawer(CPU).draw(torch.zeros((1, 5)), batch).result().ids) == 0
 
 
 # Operations of ATen whose shape or whose answer on the host depends on values.
@@ -451,7 +425,7 @@ def everything(n_vocab: int) -> list[Sampler]:
     ]
     samplers = [Sampler(SamplingParams(**each), i) for i, each in enumerate(options)]
     samplers[6].prime([1, 2])
-    return [*samplers, Sampler(SamplingParams(), 9, Allowing([1, 2, n_vocab - 1]))]
+    return [*samplers, Sampler(SamplingParams(), 9, allowing([1, 2, n_vocab - 1], n_vocab))]
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -502,7 +476,7 @@ def test_a_steady_step_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(values, *args, **options)
 
     chain = Chain([Sampler(SamplingParams(top_p=0.9), i) for i in range(4)])
-    drawer, logits = Drawer(100), torch.randn((4, 100))
+    drawer, logits = Drawer(CPU), torch.randn((4, 100))
     monkeypatch.setattr(torch, "tensor", staged)
     for position in range(60):
         batch = DrawBatch(np.arange(4), chain, np.full(4, position, dtype=np.uint64))
@@ -519,7 +493,7 @@ def test_seats_go_with_their_chain() -> None:
     import weakref
 
     chain = Chain([Sampler(SamplingParams(), 1)])
-    drawer = Drawer(10)
+    drawer = Drawer(CPU)
     batch = DrawBatch(np.zeros(1, np.int64), chain, np.zeros(1, np.uint64))
     drawer.draw(torch.zeros((1, 10)), batch)
     gone = weakref.ref(chain)

@@ -213,7 +213,8 @@ def _where_reached(
     below = (values.astype(np.float64) - values.max()) / early
     weights = np.exp(below)
     # The lowest lies below 0: what is level with the largest was looked at, and was not enough.
-    ranges = np.minimum(below * (_N_RANGES / below.min()), _N_RANGES).astype(np.int64)
+    scale = np.float32(_N_RANGES / below.min())
+    ranges = (below.astype(np.float32) * scale).astype(np.int64)
     running = np.cumsum(np.bincount(ranges, weights))
     at = min(int(np.searchsorted(running, wanted)), len(running) - 1)
     inside = np.flatnonzero(ranges == at)

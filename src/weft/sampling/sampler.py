@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from ..constraints.base import Matcher
 from ..constraints.grammar import Masks
 from ..errors import ConfigError
 from . import filters
-from .metrics import Moments, Scratch, group_peaks, moments, n_groups
+from .metrics import Moments, group_peaks, n_groups
 from .params import PARAMETERS, SamplingParams
+from .passes import Passes
 from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
 
 Floats = NDArray[np.float32]
@@ -68,10 +69,17 @@ class DrawBatch:
     kept: bool = False
     forced: Ids | None = None
 
-    def on_host(self, logits: Floats | Sequence[Floats]) -> DrawResult:
-        """Draw with the NumPy reference sampler, from float32 [R, V] or R rows of it."""
+    def on_host(
+        self, logits: Floats | Sequence[Floats], passes: Passes | None = None
+    ) -> DrawResult:
+        """Draw with the NumPy reference sampler, from float32 [R, V] or R rows of it.
+
+        passes: over the rows, the engine's own; None: NumPy's.
+        """
         raw = logits if isinstance(logits, np.ndarray) else np.stack(logits)
-        return self.chain.draw(raw, self.rows, self.positions, kept=self.kept, forced=self.forced)
+        return self.chain.draw(
+            raw, self.rows, self.positions, kept=self.kept, forced=self.forced, passes=passes
+        )
 
 
 class Sampler:
@@ -244,9 +252,10 @@ class Chain:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = tuple(samplers)
         self._keys = StreamKeys([sampler.stream for sampler in samplers])
-        self._scratch = Scratch()
+        self._passes = Passes()
         self._rows = np.arange(len(samplers))
         self._arrays = SamplingArrays.of([sampler.params for sampler in samplers])
+        self._greedy = bool(self._arrays.greedy.all())
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
@@ -279,12 +288,13 @@ class Chain:
         *,
         kept: bool = False,
         forced: Ids | None = None,
+        passes: Passes | None = None,
     ) -> DrawResult:
         """Draw one token a sampler.
 
         logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
         positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit. forced:
-        see `DrawBatch`; not with `kept`.
+        see `DrawBatch`; not with `kept`. passes: see `DrawBatch.on_host`.
         A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
         out = _room_for(len(self.samplers), kept)
@@ -295,6 +305,7 @@ class Chain:
             self._masks.finish(self._matchers, logits.shape[1])
         noise = group_noise(self._keys.at(positions), n_groups(logits.shape[1]))
         step = max(1, _BLOCK // logits.shape[1])
+        used_passes = self._passes if passes is None else passes
         for first in range(0, len(used), step):
             block = used[first : first + step]
             lanes = self._rows[first : first + step]
@@ -303,7 +314,7 @@ class Chain:
                 lanes = np.flatnonzero((lane >= first) & (lane < first + step))
                 at = lane[lanes] - first
             contest = Contest(at, lanes, noise)
-            self._draw_block(_taken(logits, block), contest, out, forced)
+            self._draw_block(_taken(logits, block), contest, out, forced, used_passes)
         return out
 
     def _used(self, rows: Ids) -> tuple[Ids, Ids]:
@@ -316,22 +327,27 @@ class Chain:
         return rows, self._rows
 
     def _draw_block(
-        self, raw: Floats, contest: Contest, out: DrawResult, forced: Ids | None
+        self, raw: Floats, contest: Contest, out: DrawResult, forced: Ids | None, passes: Passes
     ) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
         lanes, at = contest.lanes, contest.at
-        peak = raw.max(axis=1)
+        peaks = self._peaks(raw, passes)
+        peak = peaks.max(axis=1)
         broken = np.flatnonzero(~np.isfinite(peak))
         if broken.size:
             raw = raw.copy()
-            raw[broken] = peak[broken] = 0
-        found = moments(raw, self._scratch, peak)
+            raw[broken] = peak[broken] = peaks[broken] = 0
+        found = passes.moments(raw, peak)
         if len(lanes) > len(raw):
             arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
         else:
             arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
         edited, dead = self._edited(raw, arrays, lanes)
-        ids = _chosen(edited, found if edited is raw else None, arrays, contest, out.kept)
+        if edited is raw:
+            logits = _Logits(raw, peaks, found, passes)
+        else:
+            logits = _Logits(edited, self._peaks(edited, passes), None, passes)
+        ids = _chosen(logits, arrays, contest, out.kept)
         if forced is not None:
             is_forced = forced[lanes] >= 0
             ids[is_forced] = forced[lanes][is_forced]
@@ -341,6 +357,10 @@ class Chain:
         out.entropies[lanes] = found.entropies[at]
         out.ids[lanes[np.isin(at, dead)]] = NOTHING
         out.ids[lanes[np.isin(at, broken)]] = BROKEN
+
+    def _peaks(self, logits: Floats, passes: Passes) -> Floats:
+        """Return the largest logits of groups; of whole rows where nobody asks for groups."""
+        return logits.max(axis=1, keepdims=True) if self._greedy else passes.group_peaks(logits)
 
     def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
         """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
@@ -395,30 +415,44 @@ def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
     return chances
 
 
-def _chosen(
-    logits: Floats,
-    found: Moments | None,
-    arrays: SamplingArrays,
-    contest: Contest,
-    kept: Floats | None,
-) -> Ids:
-    """Return the drawn ids, one for each that draws; write into `kept` where that is given.
+class _Logits(NamedTuple):
+    """Rows to draw from, edited: float32 [R, V], and what is known of them.
 
-    logits: edited. found: of these logits, if nothing was edited.
+    peaks: `metrics.group_peaks`. found: their moments, where nothing was edited.
     """
+
+    values: Floats
+    peaks: Floats
+    found: Moments | None
+    passes: Passes
+
+    def mass(self, temperature: Doubles, wanted: Flags) -> Doubles:
+        """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
+        if not wanted.any():
+            return np.ones(len(self.values))
+        if self.found is None:
+            return self.passes.mass(self.values, self.peaks.max(axis=1), temperature)
+        total = self.found.total.astype(np.float64)
+        if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
+            rows = self.values if len(warm) == len(self.values) else self.values[warm]
+            total[warm] = self.passes.mass(rows, self.found.peak[warm], temperature[warm])
+        return total
+
+
+def _chosen(logits: _Logits, arrays: SamplingArrays, contest: Contest, kept: Floats | None) -> Ids:
+    """Return the drawn ids, one for each that draws; write into `kept` where that is given."""
     filtered, plain = arrays.filtered, arrays.plain
-    ids: Ids = logits.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
+    values, peaks = logits.values, logits.peaks
+    ids: Ids = values.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
     if arrays.greedy.all():
         return ids
-    peaks = group_peaks(logits)
     if filtered.any():
-        total = _mass(logits, found, arrays.early, arrays.mass_first)
+        total = logits.mass(arrays.early, arrays.mass_first)
         rows = np.flatnonzero(filtered)
-        for part in filters.left_or_edge(logits, peaks, arrays, rows, total):
-            who, mine = contest.over(part.rows, len(logits))
+        for part in filters.left_or_edge(values, peaks, arrays, rows, total):
+            who, mine = contest.over(part.rows, len(values))
             if isinstance(part, filters.Edge):
-                mine = contest.among(who)
-                ids[who] = _within_edge(logits, peaks, arrays, part, mine, kept)
+                ids[who] = _within_edge(logits, arrays, part, contest.among(who), kept)
                 continue
             won = best_of_left(part, mine)
             ids[who] = part.ids[mine.at, won]
@@ -427,57 +461,42 @@ def _chosen(
     if plain.any():
         who = np.flatnonzero(plain[contest.at])
         mine = contest.among(who)
-        won = ids[who] = best_of_all(logits, peaks, arrays.late * arrays.early, mine)
+        warmth = arrays.late * arrays.early
+        won = ids[who] = best_of_all(values, peaks, warmth, mine)
         if kept is not None:
-            warmth = arrays.late * arrays.early
-            total, top = _mass(logits, found, warmth, plain), peaks.max(axis=1)
-            height = (logits[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
+            total, top = logits.mass(warmth, plain), peaks.max(axis=1)
+            height = (values[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
             kept[mine.lanes] = height - np.log(total[mine.at])
     return ids
 
 
 def _within_edge(
-    logits: Floats,
-    peaks: Floats,
+    logits: _Logits,
     arrays: SamplingArrays,
     edge: filters.Edge,
     contest: Contest,
     kept: Floats | None,
 ) -> Ids:
     """Return the ids that are drawn within an edge; write into `kept` where that is given."""
-    least = np.full(len(logits), -np.inf, dtype=np.float32)
-    last = np.zeros(len(logits), dtype=np.int64)
+    every = np.arange(len(logits.values))
+    least = np.full(len(every), -np.inf, dtype=np.float32)
+    last = np.zeros(len(every), dtype=np.int64)
     least[edge.rows], last[edge.rows] = edge.least, edge.last
-    rows = np.arange(len(logits))
     warmth = arrays.late * arrays.early
-    ids = best_of_all(logits, peaks, warmth, contest, edge=filters.Edge(rows, least, last))
+    whole = filters.Edge(every, least, last)
+    ids = best_of_all(logits.values, logits.peaks, warmth, contest, edge=whole)
     if kept is not None:
-        tops, totals = peaks.max(axis=1).astype(np.float64), np.ones(len(logits))
+        tops, totals = logits.peaks.max(axis=1).astype(np.float64), np.ones(len(every))
         for row in edge.rows.tolist():
-            values = logits[row]
+            values = logits.values[row]
             inside = values > least[row]
             inside[: last[row] + 1] |= values[: last[row] + 1] == least[row]
             heights = (values[inside].astype(np.float64) - tops[row]) / warmth[row]
             totals[row] = np.exp(heights).sum()
         at = contest.at
-        height = (logits[at, ids].astype(np.float64) - tops[at]) / warmth[at]
+        height = (logits.values[at, ids].astype(np.float64) - tops[at]) / warmth[at]
         kept[contest.lanes] = height - np.log(totals[at])
     return ids
-
-
-def _mass(
-    logits: Floats, found: Moments | None, temperature: Doubles, wanted: NDArray[np.bool_]
-) -> Doubles:
-    """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
-    if not wanted.any():
-        return np.ones(len(logits))
-    if found is None:
-        return filters.mass(logits, logits.max(axis=1), temperature)
-    total = found.total.astype(np.float64)
-    if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
-        rows = logits if len(warm) == len(logits) else logits[warm]
-        total[warm] = filters.mass(rows, found.peak[warm], temperature[warm])
-    return total
 
 
 def _room_for(n: int, kept: bool) -> DrawResult:

@@ -21,8 +21,10 @@ from torch import Tensor
 from ...errors import ForwardError
 from ...sampling.metrics import MEMBERS, n_groups
 from ...sampling.sampler import BROKEN, NOTHING, DrawResult
+from ..base import HostDraws
 from . import cuts
 from .noise import NoiseOfGroups, group_noise
+from .passes import LARGE_VOCABULARY, TorchPasses
 from .seats import KNOWN_FILTERS, Rank, Seats, upload
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 _REACH = 2048
 _SQUARE = MEMBERS * MEMBERS
+# Where launches are dear and waiting is dearer. A host looks at the few tokens that can win, one
+# after the other, and is done sooner.
+DEVICES = frozenset(("cuda",))
 # Rows are drawn for in blocks of this many logits at most: a draw's working memory is some 30 bytes
 # a logit, 60 with top-p.
 _BLOCK = 1 << 25
@@ -87,13 +92,22 @@ class Drawer:
     copies nothing to the device.
     """
 
-    def __init__(self, n_vocab: int) -> None:
-        self._n_vocab = n_vocab
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._passes = TorchPasses()
         self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
 
     def can(self, batch: DrawBatch) -> bool:
-        """Return whether all that its rows ask for is known here; else the host must draw."""
-        return batch.chain.asked_filters <= KNOWN_FILTERS
+        """Return whether the device draws: one of DEVICES, of which all filters are known."""
+        return self._device.type in DEVICES and batch.chain.asked_filters <= KNOWN_FILTERS
+
+    def on_host(self, logits: NDArray[np.float32], batch: DrawBatch) -> HostDraws:
+        """Draw with the reference sampler, over large vocabularies by PyTorch's passes.
+
+        logits: float32 [R, V].
+        """
+        large = logits.shape[1] >= LARGE_VOCABULARY
+        return HostDraws(batch.on_host(logits, self._passes if large else None))
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, batch: DrawBatch) -> TorchDraws:
@@ -104,8 +118,8 @@ class Drawer:
         """
         chain = batch.chain
         seated = self._seated.get(chain)
-        if seated is None or seated.device != logits.device:
-            seated = self._seated[chain] = _Seated(chain, self._n_vocab, logits.device)
+        if seated is None:
+            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device)
         seated.update(batch)
         drawn = [
             draw(seated.rows(logits, number), seats, kept=batch.kept)
@@ -124,7 +138,7 @@ class _Seated:
     """A chain's seats, block by block, and what of the last step's host arrays they still hold."""
 
     def __init__(self, chain: Chain, n_vocab: int, device: torch.device) -> None:
-        self.device = device
+        self._device = device
         self._n_vocab = n_vocab
         step = max(1, _BLOCK // n_vocab)
         # Samplers, not the chain: it must go when nobody else holds it.
@@ -149,7 +163,7 @@ class _Seated:
             first = last
         if self._rows is None or not np.array_equal(self._rows, batch.rows):
             self._rows = batch.rows.copy()
-            self._starts = _starts(self._rows, [len(some) for some in self._members], self.device)
+            self._starts = _starts(self._rows, [len(some) for some in self._members], self._device)
 
     def rows(self, logits: Tensor, number: int) -> Tensor:
         """Return the logits of a block: float32 [B, V]; a view where they are neighbours."""

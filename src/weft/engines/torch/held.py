@@ -13,6 +13,7 @@ from ...errors import ForwardError
 from ...sampling import metrics
 from ..base import Engine, EngineInfo, Row, Score
 from .check import quantised, refuse_model
+from .draws import Drawer
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
 
@@ -42,6 +43,7 @@ class ModelEngine(Engine):
         rope = freeze_rope(model, self._n_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device
+        self._drawer = Drawer(self._device)
         self._closed = False
         self._counted = [each for each in model.parameters() if not each.is_inference()]
         # Whoever converts or moves the model it handed over changes these very objects.
