@@ -11,6 +11,9 @@ from .metrics import Moments, Scratch, group_peaks, moments
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
+# Logits that are gone over together: rows of large vocabularies come a few at a time.
+_IN_CACHE = 1 << 19
+
 
 class Passes:
     """They by NumPy. An engine whose library has faster ones on the host brings a subclass.
@@ -28,7 +31,12 @@ class Passes:
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
         """Return `metrics.moments`. peak: float32 [B], the largest logits, finite."""
-        return moments(logits, self._scratch, peak)
+        step = max(1, _IN_CACHE // logits.shape[1])
+        if len(logits) <= step:
+            return moments(logits, self._scratch, peak)
+        starts = range(0, len(logits), step)
+        parts = [moments(logits[i : i + step], self._scratch, peak[i : i + step]) for i in starts]
+        return Moments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
         """Return `filters.mass`: float64 [B]."""

@@ -27,8 +27,8 @@ Doubles = NDArray[np.float64]
 
 NOTHING = -1  # instead of a token, where constraint and bias leave none
 BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
-# Logits that are looked at together: rows of large vocabularies come one by one, out of the cache.
-_BLOCK = 1 << 19
+# Logits that are drawn from together, so that what is made for them stays small.
+_BLOCK = 1 << 22
 # Parameters are Python floats, logits are float32: these bounds change no draw.
 _TINY, _HUGE = 1e-30, 1e30
 _OF_A_ROW = ("greedy", "early", "late", "repetition", "presence", "frequency")

@@ -24,7 +24,7 @@ from ...sampling.sampler import BROKEN, NOTHING, DrawResult
 from ..base import HostDraws
 from . import cuts
 from .noise import NoiseOfGroups, group_noise
-from .passes import LARGE_VOCABULARY, TorchPasses
+from .passes import MANY_LOGITS, TorchPasses
 from .seats import KNOWN_FILTERS, Rank, Seats, upload
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ class Drawer:
         return self._device.type in DEVICES and batch.chain.asked_filters <= KNOWN_FILTERS
 
     def on_host(self, logits: NDArray[np.float32], batch: DrawBatch) -> HostDraws:
-        """Draw with the reference sampler, over large vocabularies by PyTorch's passes.
+        """Draw with the reference sampler, where there is much to read by PyTorch's passes.
 
         logits: float32 [R, V].
         """
-        large = logits.shape[1] >= LARGE_VOCABULARY
-        return HostDraws(batch.on_host(logits, self._passes if large else None))
+        n_logits = len(batch.rows) * logits.shape[1]
+        return HostDraws(batch.on_host(logits, self._passes if n_logits >= MANY_LOGITS else None))
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, batch: DrawBatch) -> TorchDraws:

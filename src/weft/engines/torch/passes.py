@@ -12,8 +12,8 @@ from ...sampling.passes import Passes
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-# From here on they beat NumPy's; before, calling them costs more than it saves.
-LARGE_VOCABULARY = 16_384
+# From so many logits on they beat NumPy's; before, calling them costs more than it saves.
+MANY_LOGITS = 1 << 18
 _SQUARE = MEMBERS * MEMBERS
 
 
