@@ -118,16 +118,14 @@ class Bare(HostOutput):
 
 @pytest.mark.parametrize("kind", [HostOutput, Bare])
 @pytest.mark.parametrize("indices", [[3], [0, 2], range(4)])
-def test_kept_rows_are_those_that_were_named_and_each_reader_has_its_own_copy(
+def test_kept_rows_are_those_that_were_named_and_nobodys_else(
     kind: type[HostOutput], indices: Sequence[int]
 ) -> None:
     logits = np.arange(12, dtype=np.float32).reshape(4, 3)
     kept = kind(logits, []).keep(indices)
     for number, index in enumerate(indices):
-        row = kept.logits(number)
-        assert row.tolist() == logits[index].tolist()
-        row[:] = -1
         assert kept.logits(number).tolist() == logits[index].tolist()
+        assert not np.shares_memory(kept.logits(number), logits)
     is_whole = kind is HostOutput and len(indices) > 1
     assert kept.n_bytes == (4 if is_whole else len(indices)) * 12
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -300,7 +299,7 @@ def test_the_least_that_min_p_keeps_is_exact() -> None:
         assert (((value.astype(np.float64) - top) / early >= np.log(min_p)) == kept).all()
 
 
-def test_nothing_left_and_no_numbers_are_marked_and_forced_tokens_are_drawn() -> None:
+def test_nothing_left_and_no_numbers_are_marked() -> None:
     logits = np.random.default_rng(5).standard_normal((8, 70)).astype(np.float32)
     logits[1], logits[2, 3], logits[3, 5], logits[6] = -np.inf, np.inf, np.nan, np.nan
     params = SamplingParams(temperature=0.7)
@@ -314,17 +313,10 @@ def test_nothing_left_and_no_numbers_are_marked_and_forced_tokens_are_drawn() ->
     assert want.ids[1:7].tolist() == [BROKEN] * 3 + [NOTHING] * 2 + [BROKEN]
     assert_draws_agree(samplers, logits, rows, at, got, want)
     assert np.array_equal(got.ids, want.ids)
-    forced = np.array([7, 7, -1, -1, 7, -1, 7, -1])
-    batch = DrawBatch(rows, Chain(samplers), at, forced=forced)
-    want = batch.on_host(logits)
-    got = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
-    assert want.ids[[0, 1, 4]].tolist() == [7, BROKEN, 7]
-    assert np.array_equal(got.ids, want.ids)
-    assert np.allclose(got.logprobs, want.logprobs, atol=1e-5)
 
 
 def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
-    """Counts, masks, positions and forced tokens are written over; so are rows in another order."""
+    """Counts, masks and positions are written over; so are rows in another order."""
     random = np.random.default_rng(6)
     samplers = [random_sampler(random, 300) for _ in range(12)]
     chain, drawer = Chain(samplers), Drawer(CPU)
@@ -334,12 +326,10 @@ def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
         rows = random.permutation(14)[:12] if step % 5 == 0 else np.arange(12) + step % 3
         position += 1 if step % 7 else 5
         positions = np.full(12, position, dtype=np.uint64)
-        forced = np.where(random.random(12) < 0.2, 11, -1) if step % 4 == 0 else None
-        batch = DrawBatch(rows, chain, positions, forced=forced)
+        batch = DrawBatch(rows, chain, positions)
         want = batch.on_host(logits)
         got = drawer.draw(torch.from_numpy(logits), batch).result()
-        free = want.ids if forced is None else np.where(forced < 0, want.ids, got.ids)
-        assert_draws_agree(samplers, logits, rows, positions, got, replace(want, ids=free))
+        assert_draws_agree(samplers, logits, rows, positions, got, want)
         for sampler, token in zip(samplers, want.ids.tolist(), strict=True):
             sampler.count([max(token, 0)])
 
@@ -439,7 +429,6 @@ def test_a_draw_asks_the_device_nothing(kept: bool) -> None:
     seats.place(np.zeros(n, dtype=np.uint64))
     seats.count(samplers)
     seats.allow(np.zeros((n, -(-n_vocab // 32)), dtype=np.int32))
-    seats.force(np.full(n, -1))
     moved = on(seats, meta)
     with Watching() as watching, torch.inference_mode():
         ids, figures = draw(torch.empty((n, n_vocab), device=meta), moved, kept=kept)

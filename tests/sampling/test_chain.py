@@ -129,27 +129,6 @@ def test_figures_are_raw_whatever_the_rules() -> None:
     assert got.logprobs.dtype == got.entropies.dtype == np.float32
 
 
-def test_a_forced_token_is_taken_with_its_own_figures_and_changes_nobody_elses_draw() -> None:
-    """Also where the logit bias leaves nothing, but not where the logits are no numbers."""
-    samplers = mixed(28)
-    samplers[5] = sampler(5, logit_bias=dict.fromkeys(range(300), -np.inf))
-    logits = logits_of(28, 300).copy()
-    logits[7] = np.nan
-    forced = np.full(28, -1)
-    forced[[2, 5, 7, 20]] = [11, 299, 4, 0]
-    rows, at = np.arange(28), np.arange(28, dtype=np.uint64)
-    free = Chain(samplers).draw(logits, rows, at)
-    got = DrawBatch(rows, Chain(samplers), at, forced=forced).on_host(list(logits))
-    assert got.ids[[2, 5, 7, 20]].tolist() == [11, 299, BROKEN, 0]
-    expected = score(logits[[2, 5, 20]], np.array([11, 299, 0]))
-    assert np.array_equal(got.logprobs[[2, 5, 20]], expected.logprobs)
-    assert np.array_equal(got.entropies[[2, 5, 20]], expected.entropies)
-    others = np.flatnonzero(forced < 0)
-    for name in ("ids", "logprobs", "entropies"):
-        assert np.array_equal(getattr(got, name)[others], getattr(free, name)[others]), name
-    assert free.ids[5] == NOTHING
-
-
 def test_a_kept_chain_draws_like_a_new_one_step_after_step() -> None:
     samplers = mixed(9)
     chain = Chain(samplers)

@@ -123,7 +123,8 @@ class EngineInfo:
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these, and for `recomputes` with another.
+    Raises: ConfigError for a `kv` that is none of these, for `recomputes` with another, and for
+    `step_tokens` of none.
     """
 
     name: str
@@ -155,6 +156,8 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
+        if self.step_tokens is not None and self.step_tokens < 1:
+            raise ConfigError(f"step_tokens is {self.step_tokens}; allowed are None and 1 or more")
         if self.recomputes and self.kv != "hidden":
             raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
         if self.keeps_ends and not self.recomputes:
@@ -181,7 +184,8 @@ class LateTokens(NamedTuple):
     """One token that a launched step drew and the host has not seen: entry `number` of `draws`.
 
     draws: the very object that `Output.draw` of this engine gave. Those of one forward all name the
-    same one, in any order; other rows of that forward may have tokens that the host knows.
+    same one, in any order; other rows of that forward may have tokens that the host knows. Where
+    nothing could be drawn (an id below 0) the run ends: any token will do then.
     """
 
     draws: Draws
@@ -300,7 +304,7 @@ def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
             n_ctx=info.n_positions,
         )
     if isinstance(row.tokens, LateTokens):
-        return [int(row.tokens.draws.result().ids[row.tokens.number])]
+        return [max(int(row.tokens.draws.result().ids[row.tokens.number]), 0)]
     low, high = min(row.tokens), max(row.tokens)
     if low < 0 or high >= n_vocab:
         raise ConfigError(f"token ids must be 0 to {n_vocab - 1}; got {low} to {high}")
@@ -325,7 +329,7 @@ class KeptRows(ABC):
 
     @abstractmethod
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Raw logits on the host, of entry `number` of the indices: float32 [V], the caller's own.
+        """Raw logits on the host, of entry `number` of the indices: float32 [V], not to be written.
 
         Waits. Any thread may call, also while a step runs.
         """
@@ -338,7 +342,7 @@ class KeptRow(NamedTuple):
     number: int
 
     def logits(self) -> NDArray[np.float32]:
-        """Return the row on the host: float32 [V], the caller's own. Waits."""
+        """Return the row on the host: float32 [V], not to be written to. Waits."""
         return self.rows.logits(self.number)
 
 
@@ -622,8 +626,8 @@ class HostRows(KeptRows):
         self.n_bytes = sum([row.nbytes for row in rows])
 
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Return a copy of a row: float32 [V]; never waits."""
-        return self._rows[number].copy()
+        """Return a row, shared: float32 [V]; never waits."""
+        return self._rows[number]
 
 
 class OutputRows(KeptRows):

@@ -58,16 +58,13 @@ class DrawBatch:
     """What to draw from one step's logits: sampler i of `chain` from row rows[i].
 
     rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
-    kept: whether `DrawResult.kept` is wanted. forced: int64 [B], the token that a sampler's
-    constraint leaves no choice but, -1 where it draws; None: all draw. Its figures are told as
-    those of any other, and it is BROKEN where the logits are no numbers.
+    kept: whether `DrawResult.kept` is wanted.
     """
 
     rows: Ids
     chain: Chain
     positions: NDArray[np.uint64]
     kept: bool = False
-    forced: Ids | None = None
 
     def on_host(
         self, logits: Floats | Sequence[Floats], passes: Passes | None = None
@@ -77,9 +74,7 @@ class DrawBatch:
         passes: over the rows, the engine's own; None: NumPy's.
         """
         raw = logits if isinstance(logits, np.ndarray) else np.stack(logits)
-        return self.chain.draw(
-            raw, self.rows, self.positions, kept=self.kept, forced=self.forced, passes=passes
-        )
+        return self.chain.draw(raw, self.rows, self.positions, kept=self.kept, passes=passes)
 
 
 class Sampler:
@@ -287,14 +282,13 @@ class Chain:
         positions: NDArray[np.uint64],
         *,
         kept: bool = False,
-        forced: Ids | None = None,
         passes: Passes | None = None,
     ) -> DrawResult:
         """Draw one token a sampler.
 
         logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
-        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit. forced:
-        see `DrawBatch`; not with `kept`. passes: see `DrawBatch.on_host`.
+        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit. passes:
+        see `DrawBatch.on_host`.
         A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
         out = _room_for(len(self.samplers), kept)
@@ -314,7 +308,7 @@ class Chain:
                 lanes = np.flatnonzero((lane >= first) & (lane < first + step))
                 at = lane[lanes] - first
             contest = Contest(at, lanes, noise)
-            self._draw_block(_taken(logits, block), contest, out, forced, used_passes)
+            self._draw_block(_taken(logits, block), contest, out, used_passes)
         return out
 
     def _used(self, rows: Ids) -> tuple[Ids, Ids]:
@@ -326,9 +320,7 @@ class Chain:
             return np.unique(rows, return_inverse=True)
         return rows, self._rows
 
-    def _draw_block(
-        self, raw: Floats, contest: Contest, out: DrawResult, forced: Ids | None, passes: Passes
-    ) -> None:
+    def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult, passes: Passes) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
         lanes, at = contest.lanes, contest.at
         peaks = self._peaks(raw, passes)
@@ -348,10 +340,6 @@ class Chain:
         else:
             logits = _Logits(edited, self._peaks(edited, passes), None, passes)
         ids = _chosen(logits, arrays, contest, out.kept)
-        if forced is not None:
-            is_forced = forced[lanes] >= 0
-            ids[is_forced] = forced[lanes][is_forced]
-            dead = np.setdiff1d(dead, at[is_forced])
         out.ids[lanes] = ids
         out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
         out.entropies[lanes] = found.entropies[at]
@@ -627,10 +615,12 @@ def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBa
     return DrawBatch(rows, chain, np.array(positions, dtype=np.uint64))
 
 
-def draw_at(chain: Chain, rows: Sequence[int], positions: Sequence[int]) -> DrawBatch:
-    """Draw sampler i of `chain` from logits row rows[i], for positions[i]; tell `kept`."""
+def draw_at(
+    chain: Chain, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
+) -> DrawBatch:
+    """Draw sampler i of `chain` from logits row rows[i], for positions[i]."""
     at = np.array(positions, dtype=np.uint64)
-    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=True)
+    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=kept)
 
 
 def draw_rows(

@@ -159,7 +159,6 @@ class _Seated:
             seats.count(some)
             if bits is not None:
                 seats.allow(bits[first:last])
-            seats.force(None if batch.forced is None else batch.forced[first:last])
             first = last
         if self._rows is None or not np.array_equal(self._rows, batch.rows):
             self._rows = batch.rows.copy()
@@ -204,10 +203,6 @@ def draw(logits: Tensor, seats: Seats, *, kept: bool = False) -> tuple[Tensor, T
         dead = edited.amax(1).isneginf()
         edited = torch.where(dead[:, None], raw, edited)
     ids, left = _chosen(edited, seats, kept=kept)
-    if seats.forced is not None:
-        is_forced = seats.forced >= 0
-        ids = torch.where(is_forced, seats.forced, ids)
-        dead = dead & ~is_forced
     logprobs = raw.gather(1, ids[:, None])[:, 0] - peak - log_total
     ids = ids.masked_fill(dead, NOTHING).masked_fill(broken, BROKEN)
     figures = (logprobs, entropies, left) if kept else (logprobs, entropies)

@@ -56,6 +56,7 @@ _log = logging.getLogger("weft.engines.torch")
 Answer = TypeVar("Answer")
 
 _PACKED_WEIGHTS = (None, True, False)
+_STEP_TOKENS = 2048  # their logits are the most memory that a step takes
 
 
 class TorchEngine(ModelEngine):
@@ -287,6 +288,7 @@ class TorchEngine(ModelEngine):
             dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
+            step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             n_embd=n_embd,
             abilities=OWN["torch"],
             extra=self._extra,

@@ -52,8 +52,7 @@ class Seats:
 
     Overwritten each step: keys: int64 [B], of the streams at the positions of the tokens to be
     drawn; seen: int32 [2, B, H], ids and counts of tokens that penalties look at, count -1 where
-    there is none; allowed: int32 [B, words], a bit a token, of constraints; forced: int64 [B], the
-    token that there is no choice but, or -1.
+    there is none; allowed: int32 [B, words], a bit a token, of constraints.
     """
 
     n_vocab: int
@@ -74,7 +73,6 @@ class Seats:
     ranked: tuple[Rank, ...]
     seen: Tensor | None = None
     allowed: Tensor | None = None
-    forced: Tensor | None = None
     _first: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
     _ahead: Tensor | None = None
 
@@ -160,10 +158,6 @@ class Seats:
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write which tokens constraints allow: int32 [B, words]."""
         self.allowed = _kept(self.allowed, bits, self.keys.device)
-
-    def force(self, forced: NDArray[np.int64] | None) -> None:
-        """Write which rows have no choice; None: all draw."""
-        self.forced = None if forced is None else _kept(self.forced, forced, self.keys.device)
 
 
 def upload(values: NDArray[Any], device: torch.device) -> Tensor:
