@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weft
 from sampling import naive
+from shallow import shallow
 from weft.constraints.base import Matcher, n_words
+from weft.constraints.grammar import Regex
 from weft.constraints.kinds import AllowMatcher
 from weft.errors import ConfigError
 from weft.sampling import rng as reference
@@ -20,7 +23,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from weft.engines.torch import cuts, noise  # noqa: E402
+from families import N_VOCAB, build  # noqa: E402
+from weft.engines.base import HostRows, KeptRow, Row  # noqa: E402
+from weft.engines.torch import TorchEngine, cuts, noise  # noqa: E402
 from weft.engines.torch.draws import Drawer, draw  # noqa: E402
 from weft.engines.torch.seats import KNOWN_FILTERS, Seats  # noqa: E402
 
@@ -489,3 +494,59 @@ def test_seats_go_with_their_chain() -> None:
     del chain, batch
     gc.collect()
     assert gone() is None
+
+
+@pytest.fixture
+def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
+    """Let the CPU draw as a device does; what it drew."""
+    drawn: list[DrawBatch] = []
+    whole = Drawer.draw
+
+    def noted(self: Drawer, logits: Any, batch: DrawBatch) -> Any:
+        drawn.append(batch)
+        return whole(self, logits, batch)
+
+    monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset(("cpu",)))
+    monkeypatch.setattr(Drawer, "draw", noted)
+    return drawn
+
+
+def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
+    on_the_device: list[DrawBatch],
+) -> None:
+    engine = TorchEngine.adopt(build("llama"))
+    output = engine.forward([Row((), [5, 9, 40, 7], 0, None, (0, 1, 2, 3))])
+    logits = np.stack([output.logits(i) for i in range(4)])
+    random = np.random.default_rng(8)
+    samplers = [random_sampler(random, N_VOCAB) for _ in range(6)]
+    rows, at = np.array([0, 0, 1, 2, 3, 1]), np.arange(6, dtype=np.uint64)
+    batch = DrawBatch(rows, Chain(samplers), at)
+    want = batch.on_host(logits)
+    assert_draws_agree(samplers, logits, rows, at, output.draw(batch).result(), want)
+    kept = [KeptRow(output.keep([0, 2]), 0), KeptRow(output.keep([1]), 0)]
+    kept += [KeptRow(HostRows([logits[2]]), 0), KeptRow(output.keep([2, 3]), 1)]
+    again = engine.draw(kept, batch).result()
+    assert np.array_equal(again.ids, want.ids)
+    assert len(on_the_device) == 2
+
+
+def test_texts_of_a_device_that_draws_are_those_of_the_host(
+    on_the_device: list[DrawBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of many rules side by side, penalties and a constraint among them."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.8, "n": 3},
+        {"temperature": 0},
+        {"top_p": 0.9, "repetition_penalty": 1.3, "n": 2},
+        {"top_k": 20, "constraint": Regex("[a-z ]{4,12}")},
+    ]
+
+    def texts() -> list[str]:
+        with weft.load(str(shallow()), engine="torch") as lm, weft.Loom(lm, "The old") as loom:
+            grown = [loom.grow(max_tokens=8, seed=3, **each) for each in options]
+            return [node.text for nodes in grown for node in nodes]
+
+    there = texts()
+    assert len(on_the_device) > 20
+    monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset())
+    assert texts() == there

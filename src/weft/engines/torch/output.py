@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..base import Draws, KeptRows, Output, Score
+from .draws import Drawer
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from ...sampling.sampler import DrawBatch
-    from .draws import Drawer
 
 
 class TorchRows(KeptRows):
@@ -43,11 +43,14 @@ class TorchOutput(Output):
 
     __slots__ = ("_device_logits", "_done", "_drawer", "_host_logits", "_scores")
 
-    def __init__(self, logits: Tensor, scores: list[list[Score]], drawer: Drawer) -> None:
+    def __init__(
+        self, logits: Tensor, scores: list[list[Score]], drawer: Drawer | None = None
+    ) -> None:
+        """drawer: the engine's, which keeps what its chains brought; None: one for this alone."""
         self._device_logits = logits
         self._host_logits: NDArray[np.float32] | None = None
         self._scores = scores
-        self._drawer = drawer
+        self._drawer = Drawer(logits.device) if drawer is None else drawer
         self._done = torch.cuda.Event() if logits.device.type == "cuda" else None
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(logits.device))
