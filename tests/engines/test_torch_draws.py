@@ -221,8 +221,8 @@ def test_noise_is_the_references() -> None:
     assert np.allclose(got.of(torch.from_numpy(ids)).numpy(), heard, rtol=1e-13)
 
 
-def test_the_torch_sampler_knows_every_filter() -> None:
-    assert {name for name, of in PARAMETERS.items() if of.is_filter} == KNOWN_FILTERS
+def test_the_torch_sampler_knows_no_filter_that_there_is_not() -> None:
+    assert {name for name, of in PARAMETERS.items() if of.is_filter} >= KNOWN_FILTERS
 
 
 def test_a_filter_that_it_does_not_know_is_left_to_the_host() -> None:

@@ -28,6 +28,8 @@ Flags = NDArray[np.bool_]
 _HUGE = np.float32(1e30)
 # How many of the likeliest tokens top-p looks at first; seldom are more needed.
 _HEAD = 512
+# Rows no longer than this are ranked whole sooner than an edge is found in them.
+_RANKED_WHOLE = 4096
 # Into so many ranges of value a flat row's weights are added up.
 _N_RANGES = 8192
 
@@ -133,7 +135,7 @@ def left_or_edge(
     if look.reached.all():
         yield _cut(rows, look.ranked, look.arrays, look.total)
         return
-    by_value = ~look.reached
+    by_value = ~look.reached & (logits.shape[1] > _RANKED_WHOLE)
     for name in asked.keys() - {"top_p", "min_p"}:
         by_value &= ~asked[name][rows]
     for part, which in ((look.edge, by_value), (look.again, ~by_value)):
@@ -165,7 +167,7 @@ class _Look(NamedTuple):
         some, heads = (logits, peaks) if everyone else (logits[rows], peaks[rows])
         mine, total = arrays if everyone else arrays.take(rows), totals[rows]
         sure = _sure_floors(heads, mine, total, logits.shape[1])
-        likely = _likely_floors(heads, mine)
+        likely = _likely_floors(heads, mine, total)
         floors = np.maximum(sure, likely)
         ranked = rank(some, heads, floors)
         reached: Flags = np.ones(len(rows), dtype=bool)
@@ -268,15 +270,32 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
     return rounded
 
 
-def _likely_floors(peaks: Floats, arrays: SamplingArrays) -> Floats:
+def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Floats:
     """Return for each row a logit above which there are as many tokens as it takes, as a rule."""
-    if arrays.asked.keys().isdisjoint(("top_k", "top_p")):
-        return np.full(len(peaks), -np.inf, dtype=np.float32)
-    n_groups = peaks.shape[1]
-    head = max(1, min(_HEAD, n_groups // 2))
-    wanted = np.where(arrays.mass_first, head, n_groups + 1)
-    top_k = arrays.filters["top_k"]
-    return floors_of(peaks, np.where(top_k > 0, top_k, wanted))
+    asked, first = arrays.asked, arrays.mass_first
+    out = np.full(len(peaks), -np.inf, dtype=np.float32)
+    if "top_k" in asked:
+        top_k = arrays.filters["top_k"]
+        out = floors_of(peaks, np.where(top_k > 0, top_k, peaks.shape[1] + 1))
+    if first.any():
+        out[first] = _heads(
+            peaks[first], arrays.early[first], arrays.filters["top_p"][first] * total[first]
+        )
+    return out
+
+
+def _heads(peaks: Floats, early: Doubles, wanted: Doubles) -> Floats:
+    """Return for each row a logit down to which its likeliest tokens weigh what is wanted.
+
+    The largest tokens of groups alone are added up; where a good many of them are not enough, it is
+    the last of these, and the tokens beside them may be.
+    """
+    n = max(1, min(_HEAD, peaks.shape[1] // 2))
+    best = -np.sort(np.partition(-peaks, n - 1, axis=1)[:, :n], axis=1)
+    weights = np.exp((best.astype(np.float64) - best[:, :1]) / early[:, None])
+    at = np.minimum((_running(weights) < wanted[:, None]).sum(axis=1), n - 1)
+    floors: Floats = best[np.arange(len(best)), at]
+    return floors
 
 
 def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Left:
