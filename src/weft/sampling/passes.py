@@ -12,7 +12,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 # Logits that are gone over together: rows of large vocabularies come a few at a time.
-_IN_CACHE = 1 << 19
+_IN_CACHE = 1 << 17
 
 
 class Passes:

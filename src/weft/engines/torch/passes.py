@@ -18,7 +18,10 @@ _SQUARE = MEMBERS * MEMBERS
 
 
 class TorchPasses(Passes):
-    """Reads rows one by one, while they are in the cache, so companions change no bit."""
+    """Reads as many rows together as there are threads: each has one in its cache.
+
+    A lone row that threads would share is NumPy's, as its sums would be made in another order.
+    """
 
     def group_peaks(self, logits: Floats) -> Floats:
         n_rows, n_vocab = logits.shape
@@ -32,27 +35,46 @@ class TorchPasses(Passes):
         return np.concatenate((peaks, super().group_peaks(logits[:, whole:])), axis=1)
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
-        if not logits.flags.writeable:
+        some = _some_rows(logits)
+        if some is None:
             return super().moments(logits, peak)
-        rows, tops = torch.from_numpy(logits), torch.from_numpy(peak)
-        below, weights = torch.empty_like(rows[0]), torch.empty_like(rows[0])
-        total, mean = torch.empty_like(tops), torch.empty_like(tops)
-        for row, top, total_of, mean_of in zip(rows, tops, total, mean, strict=True):
-            torch.sub(row, top, out=below)
+        rows, tops = torch.from_numpy(logits), torch.from_numpy(peak)[:, None]
+        below, weights = torch.empty(2, _n_rows(some), logits.shape[1])
+        total, mean = torch.empty(2, len(rows))
+        for part in some:
+            torch.sub(rows[part], tops[part], out=below)
             torch.exp(below, out=weights)
-            torch.sum(weights, 0, out=total_of)
-            torch.dot(below, weights, out=mean_of)
-            if mean_of.isnan():  # -inf times 0
-                torch.nansum(below.mul_(weights), 0, out=mean_of)
-        return summed_up(peak, total.numpy(), mean.numpy())
+            torch.sum(weights, 1, out=total[part])
+            torch.sum(below.mul_(weights), 1, out=mean[part])
+        found = summed_up(peak, total.numpy(), mean.numpy())
+        if len(holed := np.flatnonzero(np.isnan(found.entropies))):  # -inf times 0
+            again = super().moments(logits[holed], peak[holed])
+            for values, repaired in zip(found, again, strict=True):
+                values[holed] = repaired
+        return found
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
-        if not logits.flags.writeable:
+        some = _some_rows(logits)
+        if some is None:
             return super().mass(logits, largest, temperature)
-        rows, tops = torch.from_numpy(logits), torch.from_numpy(largest)
-        heats = torch.from_numpy(temperature.astype(np.float32))
-        below, total = torch.empty_like(rows[0]), torch.empty_like(tops)
-        for row, top, heat, total_of in zip(rows, tops, heats, total, strict=True):
-            torch.sub(row, top, out=below)
-            torch.sum(below.div_(heat).exp_(), 0, out=total_of)
+        rows, tops = torch.from_numpy(logits), torch.from_numpy(largest)[:, None]
+        heats = torch.from_numpy(temperature.astype(np.float32))[:, None]
+        below, total = torch.empty(_n_rows(some), logits.shape[1]), torch.empty(len(rows))
+        for part in some:
+            torch.sub(rows[part], tops[part], out=below)
+            torch.sum(below.div_(heats[part]).exp_(), 1, out=total[part])
         return total.double().numpy()
+
+
+def _some_rows(logits: Floats) -> list[slice] | None:
+    """Return which rows are read together, equally many each time; None: they are NumPy's."""
+    n_rows, n_threads = len(logits), torch.get_num_threads()
+    if not logits.flags.writeable or (n_rows == 1 and n_threads > 1):
+        return None
+    n = min(n_rows, n_threads)
+    starts = [*range(0, n_rows - n, n), n_rows - n]  # the last ones may be read twice
+    return [slice(start, start + n) for start in starts]
+
+
+def _n_rows(some: list[slice]) -> int:
+    return int(some[0].stop)
