@@ -179,6 +179,15 @@ def test_flat_rows_draw_as_the_naive_twin_and_tell_their_share() -> None:
             assert got.kept[i] == pytest.approx(np.log(chance), abs=1e-5)
 
 
+def test_the_last_of_equals_within_an_edge_can_be_drawn_and_the_next_cannot() -> None:
+    """The best of every group, and as many of the equal rest as it takes: all of them come."""
+    logits = np.zeros((1, 5000), dtype=np.float32)
+    logits[0, :64] = logits[0, 4096:4160] = 1.0
+    samplers = [sampler(i, top_p=0.075) for i in range(3000)]
+    drawn = set(draw(samplers, logits, [0] * 3000, [2] * 3000).ids.tolist())
+    assert drawn == set(np.flatnonzero(probabilities(logits[0], samplers[0].params)).tolist())
+
+
 def test_many_samplers_may_draw_within_the_edge_of_one_flat_row() -> None:
     logits = logits_of(2, 5000) * np.float32(0.1)
     for recipe in FLAT[:-1]:
