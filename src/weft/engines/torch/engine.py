@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, Row, Span, check_rows, row_tokens
+from ..base import EngineInfo, LateTokens, Row, Span, check_rows
 from .check import (
     NoTree,
     check_paths,
@@ -28,7 +28,7 @@ from .check import (
 from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
-from .hook import NAME, attention_of, number_layers, probing, seat_modules
+from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_for_cpu, pack_or_raise
 from .layout import Layout
 from .memories import KVChoice, memory_maker
@@ -39,10 +39,12 @@ from .model import (
     fingerprint_of,
     load_model,
     resolve_device,
+    stop_looking_for_padding,
     structural_copy,
 )
 from .output import TorchOutput
 from .packed import PackedLinear
+from .steady import Remembered, StepIds
 from .whole import WholePathEngine
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class TorchEngine(ModelEngine):
         """
         super().__init__(model, n_ctx=n_ctx)
         self._call = seat_modules(model)
+        stop_looking_for_padding(model)
         own = attention_of(model)
         try:
             self._start(fingerprint, kv)
@@ -262,12 +265,13 @@ class TorchEngine(ModelEngine):
         paths = check_paths(model.get_input_embeddings().num_embeddings)
         own = plain_logits(model, paths)
         try:
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
                 n_vocab, n_embd = self._head.logits(hidden).shape[-1], hidden.shape[-1]
+            model.set_attn_implementation(NAME)
         except EngineError:
             raise
         except Exception as error:
@@ -288,11 +292,14 @@ class TorchEngine(ModelEngine):
             dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
+            overlap=self._device.type == "cuda",
             step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             n_embd=n_embd,
             abilities=OWN["torch"],
             extra=self._extra,
         )
+        self._ids = StepIds(self.info, self._device)
+        self._wanted = Remembered(self._device)
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         self.fragments = memory_maker(kv, self._device)(layout)
         try:
@@ -311,7 +318,7 @@ class TorchEngine(ModelEngine):
         """
         self._refuse_changed()
         check_rows(rows)
-        tokens = [row_tokens(row, self.info) for row in rows]
+        tokens = self._ids.checked(rows)
         try:
             step = self.fragments.begin(rows)
             answers = answer(step, self._hidden(step, rows, tokens))
@@ -322,18 +329,19 @@ class TorchEngine(ModelEngine):
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
         return answers
 
-    def _hidden(self, step: KVStep, rows: Sequence[Row], tokens: list[Sequence[int]]) -> Tensor:
+    def _hidden(
+        self, step: KVStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]
+    ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
         fused = self._fused if adapter is None else None
         if fused is not None and fused.is_hooked(self._lora.n_hooks):
             fused = None
         self._now = self._head if fused is None else fused
-        ids = [token for i in step.order for token in tokens[i]]
-        packed = torch.tensor([ids, step.positions], device=self._device)
+        ids = self._ids.packed(tokens, step.order)
         self._call.step = step
         try:
-            return self._now.hidden(packed[:1], packed[1:])
+            return self._now.hidden(ids[None], step.positions[None])
         finally:
             self._call.step = None
 
@@ -342,7 +350,7 @@ class TorchEngine(ModelEngine):
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
-            hidden = hidden[torch.tensor(at, device=self._device)]
+            hidden = hidden[self._wanted.of(at)]
         return self._now.logits(hidden)
 
 

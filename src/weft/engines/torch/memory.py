@@ -29,12 +29,12 @@ class KVStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    positions: of every packed token.
+    positions: of every packed token: int64 [T] on the device, for this step alone.
     """
 
     order: list[int]
     starts: list[int]
-    positions: list[int]
+    positions: Tensor
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:

@@ -216,6 +216,17 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, memo).eval()
 
 
+def stop_looking_for_padding(model: PreTrainedModel) -> None:
+    """Let our copy run without looking at its ids for a warning: a device is waited for then."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.__dict__["warn_if_padding_and_no_attention_mask"] = _say_nothing
+
+
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing of ours is padded."""
+
+
 class Head(nn.Module):
     """The part of a causal LM after its base model: final scaling, soft-caps and all.
 

@@ -75,7 +75,7 @@ class TreePlan:
             rows, self._paths, self.lists, self._stamps, self._ends, strict=True
         ):
             n = kv.length
-            if row.dest is not kv or row.path is not path or n >= end or len(row.tokens) != 1:
+            if row.dest is not kv or row.path is not path or n >= end or row.n_tokens != 1:
                 return False
             if n >= len(kv.slots):
                 pool.reserve(kv, 1)
@@ -108,8 +108,8 @@ class TreePlan:
         plan._keep(kept)
         return plan
 
-    def advance(self, rows: Sequence[Row], pool: SlotPool) -> list[int]:
-        """Find where the packed tokens are now, and return it: positions.
+    def advance(self, rows: Sequence[Row], pool: SlotPool) -> None:
+        """Find where the packed tokens are now: positions, slots.
 
         One on from the last step, that is found on the device alone.
         """
@@ -125,7 +125,6 @@ class TreePlan:
         self._expected = [position + 1 for position in positions] if self._is_steady else None
         self.table = pool.table.on_device()
         self.slots = self.table[(self._bases + self.positions).long()].long()
-        return positions
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""

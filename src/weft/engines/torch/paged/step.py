@@ -69,7 +69,8 @@ class PagedStep(KVStep):
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
         self._rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
-        self.positions = plan.advance(rows, memory)
+        plan.advance(rows, memory)
+        self.positions = plan.positions.long()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
