@@ -213,7 +213,7 @@ class TorchEngine(ModelEngine):
                 self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
                 for row, start in zip(rows, step.starts, strict=True)
             ]
-            return TorchOutput(self._logits(step, rows, hidden), scores)
+            return TorchOutput(self._logits(step, rows, hidden), scores, self._drawer)
 
         return self._run(rows, answers)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..base import HostDraws, KeptRows, Output, Score
+from ..base import Draws, KeptRows, Output, Score
+from .draws import Drawer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,12 +41,16 @@ class TorchRows(KeptRows):
 class TorchOutput(Output):
     """Logits [N, V] on the engine's device and in its dtype; scores on the host."""
 
-    __slots__ = ("_device_logits", "_done", "_host_logits", "_scores")
+    __slots__ = ("_device_logits", "_done", "_drawer", "_host_logits", "_scores")
 
-    def __init__(self, logits: Tensor, scores: list[list[Score]]) -> None:
+    def __init__(
+        self, logits: Tensor, scores: list[list[Score]], drawer: Drawer | None = None
+    ) -> None:
+        """drawer: the engine's, which keeps what its chains brought; None: one for this alone."""
         self._device_logits = logits
         self._host_logits: NDArray[np.float32] | None = None
         self._scores = scores
+        self._drawer = Drawer(logits.device) if drawer is None else drawer
         self._done = torch.cuda.Event() if logits.device.type == "cuda" else None
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(logits.device))
@@ -69,8 +74,10 @@ class TorchOutput(Output):
     def scores(self) -> list[list[Score]]:
         return self._scores
 
-    def draw(self, batch: DrawBatch) -> HostDraws:
-        return HostDraws(batch.on_host(self._host()))
+    def draw(self, batch: DrawBatch) -> Draws:
+        if self._drawer.can(batch):
+            return self._drawer.draw(self._device_logits, batch)
+        return self._drawer.on_host(self._host(), batch)
 
     def _host(self) -> NDArray[np.float32]:
         if self._host_logits is None:
