@@ -65,6 +65,9 @@ class KVMemory(Fragments):
         They may be copies.
         """
 
+    def give_back(self) -> None:
+        """Give memory back that is kept for later, where no fragment has any of it."""
+
     @abstractmethod
     def clear(self) -> None:
         """Forget everything."""

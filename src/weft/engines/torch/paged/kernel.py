@@ -193,7 +193,8 @@ class Work(NamedTuple):
 
     table: slots, list after list. narrow, wide: items [n, 8] by tile class: where its slots begin
     in the table, how many, the position of the first, the first query token, query rows (tokens
-    times heads of a group), the first of them in this tile, its number among a row's parts, 0.
+    times heads of a group), the first of them in this tile, its number among a row's parts, 0. One
+    of zeros has no rows: it reads and writes nothing.
     first_part: [T + 1], where each token's parts begin. positions: [T].
     """
 

@@ -11,7 +11,7 @@ from ....errors import ConfigError
 from ...base import Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec
-from .kernel import attend_tree, is_interpreted
+from .kernel import Work, attend_tree, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
 
@@ -30,6 +30,7 @@ class PagedMemory(SlotPool):
         super().__init__(layout)
         self._plan: TreePlan | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
+        self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
 
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
@@ -67,19 +68,29 @@ class PagedStep(KVStep):
     """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
 
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
-        self._rows, self._plan, self._memory = rows, plan, memory
+        self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
         self.positions = plan.advance(rows, memory)
 
+    @property
+    def slots(self) -> Tensor:
+        """Where each packed token goes: int64 [T]."""
+        return self._plan.slots
+
+    def work(self, group: int) -> Work:
+        """Return what the step meets, for heads in groups of this size."""
+        self._memory.groups.add(group)
+        return self._plan.work(group)
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        keys.index_copy_(0, self._plan.slots, key[0].transpose(0, 1))
-        values.index_copy_(0, self._plan.slots, value[0].transpose(0, 1))
-        work = self._plan.work(query.shape[1] // key.shape[1])
+        keys.index_copy_(0, self.slots, key[0].transpose(0, 1))
+        values.index_copy_(0, self.slots, value[0].transpose(0, 1))
+        work = self.work(query.shape[1] // key.shape[1])
         return attend_tree(query[0], keys, values, work, spec)[None]
 
     def commit(self) -> None:
-        for row, kv in zip(self._rows, self._plan.lists, strict=True):
+        for row, kv in zip(self.rows, self._plan.lists, strict=True):
             if row.dest is not None:
                 self._memory.grew(kv, row.n_tokens)
         self._memory.forget_passing()
