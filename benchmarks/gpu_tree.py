@@ -45,6 +45,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 import weft
 from weft.engines.base import Row
 from weft.engines.torch.engine import open_model
+from weft.engines.torch.laid import lay_weights
 from weft.loom.heddle import Heddle
 from weft.results import Distribution
 
@@ -74,6 +75,10 @@ class Ours:
 
     def __init__(self, model: LlamaForCausalLM, *, options: dict[str, Any]) -> None:
         self.n_vocab = model.config.vocab_size
+        if device().type == "cuda":  # as `TorchEngine.load` does with a model of its own
+            lay_weights(model, None)
+        else:
+            options = {"graphs": True, **options}
         self.engine: Any = open_model(
             model, n_ctx=None, fingerprint="random", state_bytes=None, **{"kv": "paged", **options}
         )

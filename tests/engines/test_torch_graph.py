@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 import weft  # noqa: E402
-from families import build  # noqa: E402
+from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch.engine import open_model  # noqa: E402
+from weft.engines.torch.fused import FusedDecoder  # noqa: E402
 from weft.engines.torch.paged import graph, kernel, pool  # noqa: E402
 from weft.engines.torch.paged.graph import bucket_of, replay_eagerly  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
@@ -213,3 +216,38 @@ def test_a_replay_runs_over_what_its_tensors_hold() -> None:
     given.fill_(3)
     replay.play()
     assert replay.hidden.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2", "mistral"])
+def test_heads_turned_in_one_kernel_give_the_models_own_logits(name: str) -> None:
+    """The fused decoder over paged KV, its weights side by side; beside Transformers' code."""
+    with torch.inference_mode(False):
+        model = build(name).to(DEVICE)
+    want = [plain_logits(model, ids) for ids in ([5, 7, 11, 2], [5, 7, 9])]
+    laid.lay_side_by_side(model)
+    with torch.inference_mode(False):
+        engine = open_model(model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged")
+    assert engine._fused is not None
+    trunk = engine.fragments.new(None)
+    engine.forward([Row((), [5, 7], 0, trunk)])
+    path = (Span(trunk, 2),)
+    output = engine.forward([Row(path, [11, 2], 2, None, (0, 1)), Row(path, [9], 2, None, (0,))])
+    got = torch.stack([torch.from_numpy(output.logits(i)) for i in range(3)])
+    wanted = torch.stack([want[0][2], want[0][3], want[1][2]])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert isinstance(engine._now, FusedDecoder)
+
+
+def test_weights_side_by_side_are_saved_alone(tmp_path: Path) -> None:
+    with torch.inference_mode(False):
+        model, plain = build("qwen2"), build("qwen2")
+    laid.lay_side_by_side(model)
+    attention = model.model.layers[0].self_attn
+    assert attention.k_proj.weight.data_ptr() > attention.q_proj.weight.data_ptr()
+    places = {getattr(attention, n).weight.untyped_storage().data_ptr() for n in laid.SIBLINGS[0]}
+    assert len(places) == 1
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight)
+        torch.testing.assert_close(model.state_dict()[name], weight)

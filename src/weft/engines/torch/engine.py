@@ -29,7 +29,7 @@ from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, attention_of, number_layers, probing, seat_modules
-from .laid import lay_for_cpu, pack_or_raise
+from .laid import lay_weights, pack_or_raise
 from .layout import Layout
 from .memories import KVChoice, check_graphs, memory_maker, step_graphs
 from .memory import KVMemory, KVStep
@@ -146,7 +146,7 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
-            lay_for_cpu(found.model, packed_weights)
+            lay_weights(found.model, packed_weights)
             engine = open_model(
                 found.model,
                 n_ctx=n_ctx,

@@ -257,7 +257,7 @@ def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor
         n_tokens,
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
-        VALUE_PAD=_pad(value_dim),
+        VALUE_PAD=padded(value_dim),
         BM=n_rows,
         HAS_SINKS=sinks is not None,
         num_warps=2,
@@ -269,7 +269,7 @@ def tile_of(
     n_heads: int, n_kv: int, key_dim: int, value_dim: int, n_rows: int, n_bytes: int
 ) -> dict[str, Any]:
     """Return what a tile class is compiled with; n_rows: of a tile, n_bytes: of a number."""
-    key_pad, value_pad = _pad(key_dim), _pad(value_dim)
+    key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)
     return {
         "N_HEADS": n_heads,
@@ -287,5 +287,6 @@ def tile_of(
     }
 
 
-def _pad(n: int) -> int:
+def padded(n: int) -> int:
+    """Return the size of a tile that holds n numbers."""
     return max(16, int(triton.next_power_of_2(n)))

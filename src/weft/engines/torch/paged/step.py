@@ -10,7 +10,8 @@ from torch import Tensor
 from ....errors import ConfigError
 from ...base import Row, Usage
 from ..layout import Layout
-from ..memory import KVStep, Spec
+from ..memory import KVStep, Spec, Turn
+from .elementwise import gated, turn_heads
 from .kernel import Work, attend_tree, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -67,6 +68,8 @@ class PagedMemory(SlotPool):
 class PagedStep(KVStep):
     """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
 
+    turns = True
+
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
@@ -88,6 +91,15 @@ class PagedStep(KVStep):
         values.index_copy_(0, self.slots, value[0].transpose(0, 1))
         work = self.work(query.shape[1] // key.shape[1])
         return attend_tree(query[0], keys, values, work, spec)[None]
+
+    def attend_turned(self, layer: int, heads: Tensor, turn: Turn, spec: Spec) -> Tensor:
+        keys, values = self._memory.keys[layer], self._memory.values[layer]
+        query = turn_heads(heads, turn, self.slots, keys, values)
+        work = self.work(turn.n_queries // keys.shape[1])
+        return attend_tree(query.transpose(0, 1), keys, values, work, spec)
+
+    def gated(self, both: Tensor) -> Tensor:
+        return gated(both)
 
     def commit(self) -> None:
         for row, kv in zip(self.rows, self._plan.lists, strict=True):
