@@ -57,6 +57,7 @@ _log = logging.getLogger("weft.engines.torch")
 Answer = TypeVar("Answer")
 
 _PACKED_WEIGHTS = (None, True, False)
+_STEP_TOKENS = 2048  # their logits are the most memory that a step takes
 
 
 class TorchEngine(ModelEngine):
@@ -226,7 +227,7 @@ class TorchEngine(ModelEngine):
                 self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
                 for row, start in zip(rows, step.starts, strict=True)
             ]
-            return TorchOutput(self._logits(step, rows, hidden), scores)
+            return TorchOutput(self._logits(step, rows, hidden), scores, self._drawer)
 
         return self._run(rows, answers)
 
@@ -312,6 +313,7 @@ class TorchEngine(ModelEngine):
             dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
+            step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             n_embd=n_embd,
             abilities=OWN["torch"],
             extra=self._extra,
