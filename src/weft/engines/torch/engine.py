@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, Row, Span, check_rows, row_tokens
+from ..base import EngineInfo, Row, Span, check_rows
 from .check import (
     NoTree,
     check_paths,
@@ -28,7 +28,8 @@ from .check import (
 from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
-from .hook import NAME, attention_of, number_layers, probing, seat_modules
+from .hook import NAME, NAME_OF_STEPS, attention_of, number_layers, probing, seat_modules
+from .ids import PackedIds, known_tokens
 from .laid import lay_weights, pack_or_raise
 from .layout import Layout
 from .memories import KVChoice, check_graphs, memory_maker, step_graphs
@@ -39,6 +40,7 @@ from .model import (
     fingerprint_of,
     load_model,
     resolve_device,
+    skip_padding_check,
     structural_copy,
 )
 from .output import TorchOutput
@@ -301,6 +303,8 @@ class TorchEngine(ModelEngine):
             ) from error
         refuse_probe(model, probe, n_positions)
         number_layers(probe)
+        model.set_attn_implementation(NAME_OF_STEPS)
+        skip_padding_check(model)
         self._modules = probe.modules
         layout = Layout.of(probe.shapes, self._device)
         self.info = EngineInfo(
@@ -315,11 +319,13 @@ class TorchEngine(ModelEngine):
             device=str(self._device),
             step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             n_embd=n_embd,
+            overlap=kv == "paged" and self._device.type == "cuda",
             abilities=OWN["torch"],
             extra=self._extra,
         )
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         self.fragments = memory_maker(kv, self._device)(layout)
+        self._ids = PackedIds(self._device)
         self._graphs = step_graphs(graphs, self.fragments, self._call, self._device)
         try:
             check_tree(self, own)
@@ -337,7 +343,7 @@ class TorchEngine(ModelEngine):
         """
         self._refuse_changed()
         check_rows(rows)
-        tokens = [row_tokens(row, self.info) for row in rows]
+        tokens = [known_tokens(row, self.info) for row in rows]
         try:
             step = self.fragments.begin(rows)
             answers = answer(step, self._hidden(step, rows, tokens))
@@ -355,13 +361,12 @@ class TorchEngine(ModelEngine):
         if fused is not None and fused.is_hooked(self._lora.n_hooks):
             fused = None
         self._now = self._head if fused is None else fused
-        ids = [token for i in step.order for token in tokens[i]]
-        packed = torch.tensor([ids, step.positions], device=self._device)
+        ids, positions = self._ids.of(rows, step.order, tokens), step.position_ids()
         if self._graphs is not None and adapter is None:
-            return self._graphs.hidden(self._now, packed[:1], packed[1:], step)
+            return self._graphs.hidden(self._now, ids, positions, step)
         self._call.step = step
         try:
-            return self._now.hidden(packed[:1], packed[1:])
+            return self._now.hidden(ids, positions)
         finally:
             self._call.step = None
 

@@ -1,7 +1,7 @@
 """The place where a Transformers model calls Weft: one attention function and one mask function.
 
-Both are registered under a name of their own: models that do not ask for it never come here. What a
-call belongs to hangs on the modules of our own copy of the model, not on the process.
+They are registered under names of their own: models that do not ask for them never come here. What
+a call belongs to hangs on the modules of our own copy of the model, not on the process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from .memory import KVStep, Spec
 from .padded.products import attend_causal, bands_of
 
 NAME = "weft_tree"
+# The same without a mask function: for one, Transformers looks at the positions on the host, which
+# waits for the device in every forward.
+NAME_OF_STEPS = "weft_tree_steps"
 _SEAT = "weft_seat"
 
 
@@ -141,4 +144,5 @@ def no_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> None:
 
 
 AttentionInterface.register(NAME, attention)
+AttentionInterface.register(NAME_OF_STEPS, attention)
 AttentionMaskInterface.register(NAME, no_mask)

@@ -55,6 +55,10 @@ class KVStep(ABC):
     positions: list[int]
 
     @abstractmethod
+    def position_ids(self) -> Tensor:
+        """Return the positions on the device: int64 [1, T]."""
+
+    @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         """Let one layer's queries meet what they may see, layers in turn; take its new slots.
 

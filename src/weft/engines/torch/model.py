@@ -216,6 +216,19 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, memo).eval()
 
 
+def skip_padding_check(model: PreTrainedModel) -> None:
+    """Let our copy not look for padding among the ids, as GPT-2's code does to warn of it: that
+    waits for the device in every forward, and packed rows have no padding.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.__dict__["warn_if_padding_and_no_attention_mask"] = _no_warning
+
+
+def _no_warning(*_: Any, **__: Any) -> None:
+    return None
+
+
 class Head(nn.Module):
     """The part of a causal LM after its base model: final scaling, soft-caps and all.
 

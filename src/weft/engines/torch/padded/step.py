@@ -66,6 +66,9 @@ class PaddedStep(KVStep):
         self._seen: dict[tuple[int | None, int], list[PartView | BundleView]] = {}
         self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
 
+    def position_ids(self) -> Tensor:
+        return torch.tensor([self.positions], device=self.device)
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         q, k, v = query[0], key[0], value[0]
         if self.alone is not None and _is_plain(q, v, spec):

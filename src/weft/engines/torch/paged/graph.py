@@ -85,7 +85,7 @@ class Frame(PagedStep):
         self._memory = memory
         self.key = key
         self.ids = torch.zeros(1, n, dtype=torch.long, device=device)
-        self.position_ids = torch.zeros_like(self.ids)
+        self._position_ids = torch.zeros_like(self.ids)
         self._slots = torch.zeros(n, dtype=torch.long, device=device)
         self._positions = torch.zeros(n, dtype=torch.int32, device=device)
         self._works = {group: self._empty(room) for group, room in key.rooms}
@@ -104,6 +104,9 @@ class Frame(PagedStep):
             positions=self._positions,
             n_parts=room.parts,
         )
+
+    def position_ids(self) -> Tensor:
+        return self._position_ids
 
     @property
     def slots(self) -> Tensor:
@@ -132,7 +135,7 @@ class Frame(PagedStep):
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
             self._positions[:n].copy_(work.positions)
-        self.position_ids[0].copy_(self._positions)
+        self._position_ids[0].copy_(self._positions)
 
 
 class StepGraphs:
@@ -235,7 +238,7 @@ class StepGraphs:
         frame = Frame(key, self._memory)
         frame.fill(ids, step)
         try:
-            replay = self._record(lambda: self._run(body, frame.ids, frame.position_ids, frame))
+            replay = self._record(lambda: self._run(body, frame.ids, frame.position_ids(), frame))
         except Exception as error:
             self.forget()
             self.why_eager = f"{type(error).__name__}: {error}".partition("\n")[0]

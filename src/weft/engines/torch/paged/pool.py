@@ -24,6 +24,7 @@ from ...base import Fragment, Usage
 from ..hosted import from_host, to_host
 from ..layout import LayerShape, Layout
 from ..memory import KVMemory
+from ..seats import overwrite, upload
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots
@@ -110,10 +111,10 @@ class SlotTable:
     def on_device(self) -> Tensor:
         """Return the table, with all that was written."""
         if len(self._on_device) != len(self._host):
-            self._on_device = torch.from_numpy(self._host.copy()).to(self._device)
+            self._on_device = upload(self._host, self._device)
         elif self._dirty is not None:
             low, high = self._dirty
-            self._on_device[low:high] = torch.from_numpy(self._host[low:high].copy())
+            overwrite(self._on_device[low:high], self._host[low:high])
         self._dirty = None
         return self._on_device
 
@@ -361,7 +362,7 @@ class SlotPool(KVMemory):
         )
 
     def _index(self, slots: Ints) -> Tensor:
-        return torch.from_numpy(slots.astype(np.int64)).to(self.layout.device)
+        return upload(slots.astype(np.int64), self.layout.device)
 
 
 def own(fragment: Fragment) -> SlotList:

@@ -75,6 +75,9 @@ class PagedStep(KVStep):
         self.order, self.starts = plan.order, plan.starts
         self.positions = plan.advance(rows, memory)
 
+    def position_ids(self) -> Tensor:
+        return self._plan.positions.long()[None]
+
     @property
     def slots(self) -> Tensor:
         """Where each packed token goes: int64 [T]."""
