@@ -305,10 +305,11 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream(device)  # one: libraries hold room for each
 
     def __call__(self, run: Run) -> Replay:
         with torch.cuda.device(self._device):
-            now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+            now, aside = torch.cuda.current_stream(), self._aside
             aside.wait_stream(now)
             with torch.cuda.stream(aside):  # kernels are compiled, and libraries make their rooms
                 for _ in range(2):
