@@ -175,7 +175,7 @@ KERNELS = [
     (elementwise, "gate_and_multiply"),
 ]
 UPLOADS = [
-    *("ids.upload", "seats.upload", "seats.overwrite", "draws.upload"),
+    *("steady.upload", "seats.upload", "seats.overwrite", "draws.upload"),
     *("paged.plan.upload", "paged.plan.overwrite", "paged.pool.upload", "paged.pool.overwrite"),
 ]
 

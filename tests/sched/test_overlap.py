@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from fakes import LateFake, LateOutput, Wrapped
-from rig import N_VOCAB, MakeRig, MemoryEngine, Rig, assert_result, run
+from rig import N_VOCAB, MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft.constraints.base import Matcher
 from weft.constraints.grammar import Masks
 from weft.engines.base import Engine, Output, Row
 from weft.errors import DeadEnd
 from weft.kv.place import Place
+from weft.kv.tree import GROWING_STEPS
 from weft.sampling.sampler import DrawBatch, Sampler
-from weft.sched.work import FinishReason, Run, RunResult, RunState
+from weft.sched.work import Commit, Extend, FinishReason, Logits, Run, RunResult, RunState
 
 
 class Parity(Matcher):
@@ -200,3 +201,71 @@ def test_a_bias_forbids_no_token_that_is_forced_also_under_overlap(make: MakeRig
         texts.append(rig.drive(item)[0].tokens)
     assert texts[0] == texts[1]
     assert texts[0][9] == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_committed_beside_a_live_run_joins(make: MakeRig, late: bool) -> None:
+    """200 nodes of a token each become a few, though a step is in flight all the time."""
+    engine = LateFake(MemoryEngine()) if late else MemoryEngine()
+    rig = make(engine, n_ctx=2000, n_batch=64)
+    live = run(rig.place([1, 2, 3]), max_tokens=1500)
+    (ticket,) = rig.submit(live)
+    rig.step(3)
+    n_before, ids = rig.tree.n_nodes, [5, 6, 7]
+    place = rig.place(ids)
+    for number in range(200):
+        line = rig.scheduler.lines.begin(rig, place)
+        ids.append(number % 16)
+        (done,) = rig.driver.submit([Commit([line], [ids[-1]], [None])])
+        while not done.done:
+            rig.step()
+        place = rig.scheduler.lines.release(line)
+    rig.step()
+    assert not ticket.done
+    assert rig.tree.n_nodes - n_before < 12
+    assert rig.scheduler.desk.to_join == []
+    rig.tree.check()
+    assert np.array_equal(rig.ask(ids, Logits(100))[0], logits_after(ids[:100]))
+    ticket.cancel()
+    rig.driver.drive([ticket])
+
+
+def test_a_chain_that_a_live_run_reads_joins_once_it_has_ended(make: MakeRig) -> None:
+    """It hangs at its end, so every step in flight reads the chain."""
+    rig = make(LateFake(MemoryEngine()), n_ctx=200)
+    place, ids = rig.place([1]), [1]
+    rig.drive(Extend(place))
+    for token in range(2, 14):
+        # A second branch everywhere, so that nothing grows in place.
+        rig.drive(Extend(rig.place([15], after=place)), Extend(rig.place([token], after=place)))
+        place = rig.place([token], after=place)
+        ids.append(token)
+    (ticket,) = rig.submit(run(place, max_tokens=40))
+    rig.step(4)
+    n_nodes = rig.tree.n_nodes
+    rig.tree.clear()  # the other branches go, the chain stays
+    rig.scheduler.desk.to_join.append(rig.tree.held(rig.tree.match(ids[:-1])))
+    rig.step(3)
+    assert rig.tree.n_nodes == n_nodes - 12
+    assert len(rig.scheduler.desk.to_join) == 1
+    rig.driver.drive([ticket])
+    assert rig.tree.n_nodes < 5
+    rig.tree.check()
+
+
+def test_a_leaf_gives_its_spare_room_back_beside_a_live_run(make: MakeRig) -> None:
+    rig = make(LateFake(MemoryEngine()), n_ctx=200)
+    (ticket,) = rig.submit(run(rig.place([1, 2]), max_tokens=100))
+    rig.step(3)
+    place = rig.place([5])
+    for token in range(6, 10):
+        (done,) = rig.submit(Extend(place))
+        while not done.done:
+            rig.step()
+        place = rig.place([token], after=place)
+    assert rig.tree.growing
+    rig.step(2 * GROWING_STEPS)
+    assert not ticket.done
+    assert not rig.tree.growing
+    ticket.cancel()
+    rig.driver.drive([ticket])

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-from ..engines.base import Engine, Row
+from ..engines.base import Engine, Fragment, Row
 from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
 from ..kv.tree import TokenTree
 from .admit import Admission
@@ -47,6 +47,7 @@ class Scheduler:
         self.lock = tree.holds.lock
         self.counters = Counters()
         info = engine.info
+        self._overlaps = info.overlap
         self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock)
         self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
@@ -136,7 +137,7 @@ class Scheduler:
         before, self.flight = self.flight, None
         if step is not None:
             self._launch(step)
-            if self.engine.info.overlap and step.error is None:
+            if self._overlaps and step.error is None:
                 self.flight = step
         landing = [each for each in (before, step) if each is not None and each is not self.flight]
         waited = 0.0
@@ -345,9 +346,7 @@ class Scheduler:
         began = time.perf_counter()
         try:
             for call in step.calls:
-                call.launch(self.engine)
-                if not self.engine.info.overlap:
-                    call.draw()
+                call.launch(self.engine, draws=not self._overlaps)
         except BaseException as error:
             step.error = error
             step.settle()  # what was launched still uses what is to be freed
@@ -376,8 +375,7 @@ class Scheduler:
                 self._crash(step, step.error)
             else:
                 self._deliver(step)
-            if self.flight is None:
-                self.tree.settle_idle()
+            self.tree.settle_idle(self._busy)
             self._join_chains()
         if isinstance(step.error, (KeyboardInterrupt, SystemExit)):
             raise step.error
@@ -424,13 +422,29 @@ class Scheduler:
             self.desk.fail(job, error)
 
     def _join_chains(self) -> None:
-        """Join long chains of small nodes, while no step reads them."""
-        if self.flight is None and self.desk.to_join:
-            places = self.desk.to_join.copy()
-            self.desk.to_join.clear()
-            for place in places:
-                if place.cursor is not None:
-                    self.tree.join(place.cursor)
+        """Join long chains of small nodes, as far as no launched step reads them."""
+        to_join = self.desk.to_join
+        if not to_join:
+            return
+        # A place that waits may come again.
+        places, busy = {place.cursor: place for place in to_join}, self._busy()
+        to_join.clear()
+        for cursor, place in places.items():
+            if cursor is not None:
+                if busy and self.tree.waits_to_join(cursor, busy):
+                    to_join.append(place)
+                else:
+                    self.tree.join(cursor)
+
+    def _busy(self) -> set[Fragment]:
+        """Return the fragments that the step in flight may read or write. Cost: O(its rows)."""
+        if self.flight is None:
+            return set()
+        rows = [row for part in self.flight.parts for row in part.rows()]
+        paths = {id(row.path): row.path for row in rows}
+        busy = {span.fragment for path in paths.values() for span in path}
+        busy.update([row.dest for row in rows if row.dest is not None])
+        return busy
 
     def land_flight(self) -> None:
         """Deliver the step that is in flight, if there is one."""

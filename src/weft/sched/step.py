@@ -109,15 +109,21 @@ class RunsPart(LinesPart):
         self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
-        for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
+        for run, row in zip(runs, rows, strict=True):
             run.outstanding += 1
-            # Of one token, mostly; hidden engines run the whole path.
-            n = 1 if row.logits_at is LAST else row.n_tokens
-            self._n_tokens += n if desk.counts_rows_whole else 1 + len(run.forced)
-            self._ends.append(row.position + n)
-            if run.forced:
-                self._forced[number], run.forced = run.forced, []
-                run.n_forced = len(self._forced[number])
+            if row.logits_at is LAST:  # one token, mostly
+                self._n_tokens += 1
+                self._ends.append(row.position + 1)
+            else:
+                self._add_long(run, row, desk)
+
+    def _add_long(self, run: RunJob, row: Row, desk: Desk) -> None:
+        """Count a row of forced tokens, or of a whole path: hidden engines run these."""
+        self._n_tokens += row.n_tokens if desk.counts_rows_whole else 1 + len(run.forced)
+        if run.forced:
+            self._forced[len(self._ends)] = run.forced
+            run.forced, run.n_forced = [], len(run.forced)
+        self._ends.append(row.position + row.n_tokens)
 
     def rows(self) -> list[Row]:
         return self._rows
@@ -162,7 +168,12 @@ class RunsPart(LinesPart):
             self._result = self._draws.result()
 
     def deliver(self, desk: Desk) -> None:
-        each = zip(self.runs, *self._figures(), strict=True)
+        result = self._result
+        if result is None or self._drawing is not None:
+            figures = self._some_figures()
+        else:
+            figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
+        each = zip(self.runs, *figures, strict=True)
         for number, (run, token, logprob, entropy) in enumerate(each):
             run.outstanding -= 1
             if run.late is not None:
@@ -181,19 +192,17 @@ class RunsPart(LinesPart):
             except Exception as error:
                 desk.fault(run, error)
 
-    def _figures(self) -> tuple[list[int], list[float], list[float]]:
+    def _some_figures(self) -> tuple[list[int], list[float], list[float]]:
         """Return what was drawn, an entry a run; anything for those that did not draw."""
-        result, drawing = self._result, self._drawing
-        if result is None:
-            assert drawing == []
-            return [0] * len(self.runs), [0.0] * len(self.runs), [0.0] * len(self.runs)
-        figures = result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist()
-        if drawing is None:
-            return figures
-        entries = dict(zip(drawing, range(len(drawing)), strict=True))
-        at = [entries.get(number, 0) for number in range(len(self.runs))]
-        ids, logprobs, entropies = figures
-        return [ids[i] for i in at], [logprobs[i] for i in at], [entropies[i] for i in at]
+        n, result, drawing = len(self.runs), self._result, self._drawing
+        ids, logprobs, entropies = [0] * n, [0.0] * n, [0.0] * n
+        assert drawing is not None
+        if result is not None:
+            for entry, number in enumerate(drawing):
+                ids[number] = int(result.ids[entry])
+                logprobs[number] = float(result.logprobs[entry])
+                entropies[number] = float(result.entropies[entry])
+        return ids, logprobs, entropies
 
     def _landed(self, run: RunJob) -> None:
         if run.late is not None and run.late.draws is self._draws:
@@ -274,8 +283,8 @@ class Call:
         self.output: Output | None = None
         self.n_logits = 0
 
-    def launch(self, engine: Engine) -> None:
-        """Call the model."""
+    def launch(self, engine: Engine, *, draws: bool) -> None:
+        """Call the model, and start what draws from its answer, if that is to be now."""
         rows: list[Row] = []
         for part in self.parts:
             part.first_row, part.first_logit = len(rows), self.n_logits
@@ -286,6 +295,8 @@ class Call:
             self.output = engine.forward(rows)
         for part in self.parts:
             part.output, part.launched = self.output, True
+            if draws:
+                part.attempt(part.draw)
 
     def draw(self) -> None:
         """Start what draws from the model's answer."""
@@ -301,19 +312,20 @@ class Call:
 
     def keep(self, store: RowStore) -> None:
         """Keep the logits rows that somebody may ask for."""
-        keeping = [part for part in self.parts if part.n_kept()]
-        if not keeping:
+        n_kept = sum([part.n_kept() for part in self.parts])
+        if not n_kept:
             return
         assert self.output is not None
-        indices: Sequence[int] = range(self.n_logits)
-        if sum([part.n_kept() for part in keeping]) < self.n_logits:
-            indices = [part.first_logit + i for part in keeping for i in range(part.n_kept())]
+        indices: Sequence[int] = range(n_kept)
+        if n_kept < self.n_logits:
+            indices = [part.first_logit + i for part in self.parts for i in range(part.n_kept())]
         kept, first = self.output.keep(indices), 0
-        for part in keeping:
-            span = range(first, first + part.n_kept())
-            part.kept = store.keep(kept, span, len(indices), hung=part.hangs)
-            part.kept_in, part.first_kept = kept, first
-            first = span.stop
+        for part in self.parts:
+            n = part.n_kept()
+            if n:
+                part.kept = store.keep(kept, range(first, first + n), n_kept, hung=part.hangs)
+                part.kept_in, part.first_kept = kept, first
+                first += n
         store.shrink()
 
 

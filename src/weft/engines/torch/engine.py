@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, Row, Span, check_rows
+from ..base import EngineInfo, LateTokens, Row, Span, check_rows
 from .check import (
     NoTree,
     check_paths,
@@ -28,8 +28,7 @@ from .check import (
 from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
-from .hook import NAME, NAME_OF_STEPS, attention_of, number_layers, probing, seat_modules
-from .ids import PackedIds, known_tokens
+from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise
 from .layout import Layout
 from .memories import KVChoice, check_graphs, memory_maker, step_graphs
@@ -40,11 +39,12 @@ from .model import (
     fingerprint_of,
     load_model,
     resolve_device,
-    skip_padding_check,
+    stop_looking_for_padding,
     structural_copy,
 )
 from .output import TorchOutput
 from .packed import PackedLinear
+from .steady import Remembered, StepIds
 from .whole import WholePathEngine
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class TorchEngine(ModelEngine):
         """
         super().__init__(model, n_ctx=n_ctx)
         self._call = seat_modules(model)
+        stop_looking_for_padding(model)
         own = attention_of(model)
         try:
             self._start(fingerprint, kv, graphs)
@@ -289,12 +290,13 @@ class TorchEngine(ModelEngine):
         paths = check_paths(model.get_input_embeddings().num_embeddings)
         own = plain_logits(model, paths)
         try:
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
                 n_vocab, n_embd = self._head.logits(hidden).shape[-1], hidden.shape[-1]
+            model.set_attn_implementation(NAME)
         except EngineError:
             raise
         except Exception as error:
@@ -303,8 +305,6 @@ class TorchEngine(ModelEngine):
             ) from error
         refuse_probe(model, probe, n_positions)
         number_layers(probe)
-        model.set_attn_implementation(NAME_OF_STEPS)
-        skip_padding_check(model)
         self._modules = probe.modules
         layout = Layout.of(probe.shapes, self._device)
         self.info = EngineInfo(
@@ -317,15 +317,16 @@ class TorchEngine(ModelEngine):
             dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
+            overlap=self._device.type == "cuda",
             step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             n_embd=n_embd,
-            overlap=kv == "paged" and self._device.type == "cuda",
             abilities=OWN["torch"],
             extra=self._extra,
         )
+        self._ids = StepIds(self.info, self._device)
+        self._wanted = Remembered(self._device)
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         self.fragments = memory_maker(kv, self._device)(layout)
-        self._ids = PackedIds(self._device)
         self._graphs = step_graphs(graphs, self.fragments, self._call, self._device)
         try:
             check_tree(self, own)
@@ -343,7 +344,7 @@ class TorchEngine(ModelEngine):
         """
         self._refuse_changed()
         check_rows(rows)
-        tokens = [known_tokens(row, self.info) for row in rows]
+        tokens = self._ids.checked(rows)
         try:
             step = self.fragments.begin(rows)
             answers = answer(step, self._hidden(step, rows, tokens))
@@ -354,14 +355,16 @@ class TorchEngine(ModelEngine):
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
         return answers
 
-    def _hidden(self, step: KVStep, rows: Sequence[Row], tokens: list[Sequence[int]]) -> Tensor:
+    def _hidden(
+        self, step: KVStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]
+    ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
         fused = self._fused if adapter is None else None
         if fused is not None and fused.is_hooked(self._lora.n_hooks):
             fused = None
         self._now = self._head if fused is None else fused
-        ids, positions = self._ids.of(rows, step.order, tokens), step.position_ids()
+        ids, positions = self._ids.packed(tokens, step.order)[None], step.positions[None]
         if self._graphs is not None and adapter is None:
             return self._graphs.hidden(self._now, ids, positions, step)
         self._call.step = step
@@ -375,7 +378,7 @@ class TorchEngine(ModelEngine):
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
-            hidden = hidden[torch.tensor(at, device=self._device)]
+            hidden = hidden[self._wanted.of(at)]
         return self._now.logits(hidden)
 
 

@@ -1,7 +1,11 @@
 """The place where a Transformers model calls Weft: one attention function and one mask function.
 
-They are registered under names of their own: models that do not ask for them never come here. What
+Both are registered under names of their own: models that do not ask for them never come here. What
 a call belongs to hangs on the modules of our own copy of the model, not on the process.
+
+The mask function is there for the probe alone. Where a name has one, Transformers looks first
+whether the positions are those of several sequences, and waits for the device to say so, in every
+forward; where it has none, there is no mask, and nothing is asked.
 """
 
 from __future__ import annotations
@@ -20,9 +24,7 @@ from .memory import KVStep, Spec
 from .padded.products import attend_causal, bands_of
 
 NAME = "weft_tree"
-# The same without a mask function: for one, Transformers looks at the positions on the host, which
-# waits for the device in every forward.
-NAME_OF_STEPS = "weft_tree_steps"
+PROBE = "weft_probe"
 _SEAT = "weft_seat"
 
 
@@ -144,5 +146,5 @@ def no_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> None:
 
 
 AttentionInterface.register(NAME, attention)
-AttentionInterface.register(NAME_OF_STEPS, attention)
-AttentionMaskInterface.register(NAME, no_mask)
+AttentionInterface.register(PROBE, attention)
+AttentionMaskInterface.register(PROBE, no_mask)

@@ -44,19 +44,15 @@ class KVStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    positions: of every packed token. turns: whether it has `attend_turned` and `gated`, which do in
-    one kernel each what PyTorch does in several.
+    positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
+    it has `attend_turned` and `gated`, which do in one kernel each what PyTorch does in several.
     """
 
     turns = False
 
     order: list[int]
     starts: list[int]
-    positions: list[int]
-
-    @abstractmethod
-    def position_ids(self) -> Tensor:
-        """Return the positions on the device: int64 [1, T]."""
+    positions: Tensor
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:

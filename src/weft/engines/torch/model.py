@@ -216,17 +216,15 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, memo).eval()
 
 
-def skip_padding_check(model: PreTrainedModel) -> None:
-    """Let our copy not look for padding among the ids, as GPT-2's code does to warn of it: that
-    waits for the device in every forward, and packed rows have no padding.
-    """
+def stop_looking_for_padding(model: PreTrainedModel) -> None:
+    """Let our copy run without looking at its ids for a warning: a device is waited for then."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module.__dict__["warn_if_padding_and_no_attention_mask"] = _no_warning
+            module.__dict__["warn_if_padding_and_no_attention_mask"] = _say_nothing
 
 
-def _no_warning(*_: Any, **__: Any) -> None:
-    return None
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing of ours is padded."""
 
 
 class Head(nn.Module):

@@ -54,17 +54,17 @@ Run = Callable[[], Tensor]
 Record = Callable[[Run], Replay]
 
 
-class Room(NamedTuple):
+class FrameSize(NamedTuple):
     """What a frame has room for, of heads in groups of one size."""
 
     narrow: int
     wide: int
     parts: int
 
-    def holds(self, other: Room) -> bool:
+    def holds(self, other: FrameSize) -> bool:
         return all(mine >= asked for mine, asked in zip(self, other, strict=True))
 
-    def is_near(self, other: Room) -> bool:
+    def is_near(self, other: FrameSize) -> bool:
         """Whether programs that do nothing are few enough."""
         return all(mine <= 2 * asked + 64 for mine, asked in zip(self, other, strict=True))
 
@@ -74,7 +74,7 @@ class Key(NamedTuple):
 
     body: int
     n_tokens: int
-    rooms: tuple[tuple[int, Room], ...]
+    rooms: tuple[tuple[int, FrameSize], ...]
 
 
 class Frame(PagedStep):
@@ -85,14 +85,14 @@ class Frame(PagedStep):
         self._memory = memory
         self.key = key
         self.ids = torch.zeros(1, n, dtype=torch.long, device=device)
-        self._position_ids = torch.zeros_like(self.ids)
+        self.positions = torch.zeros(n, dtype=torch.long, device=device)
         self._slots = torch.zeros(n, dtype=torch.long, device=device)
-        self._positions = torch.zeros(n, dtype=torch.int32, device=device)
+        self._places = torch.zeros(n, dtype=torch.int32, device=device)
         self._works = {group: self._empty(room) for group, room in key.rooms}
         self._filled: dict[int, Work] = {}
         self._n_tokens = n + 1  # of the step it was filled with
 
-    def _empty(self, room: Room) -> Work:
+    def _empty(self, room: FrameSize) -> Work:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=self.ids.device)
 
@@ -101,12 +101,9 @@ class Frame(PagedStep):
             narrow=ints(room.narrow, ITEM_FIELDS),
             wide=ints(room.wide, ITEM_FIELDS),
             first_part=ints(self.key.n_tokens + 1),
-            positions=self._positions,
+            positions=self._places,
             n_parts=room.parts,
         )
-
-    def position_ids(self) -> Tensor:
-        return self._position_ids
 
     @property
     def slots(self) -> Tensor:
@@ -120,7 +117,7 @@ class Frame(PagedStep):
         n = ids.shape[1]
         if n < self._n_tokens:
             self.ids[:, n:] = 0
-            self._positions[n:] = 0
+            self._places[n:] = 0
             self._slots[n:] = self._memory.nobodys
         self._n_tokens = n
         self.ids[:, :n].copy_(ids)
@@ -134,8 +131,8 @@ class Frame(PagedStep):
                     into[len(items) :] = 0
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
-            self._positions[:n].copy_(work.positions)
-        self._position_ids[0].copy_(self._positions)
+            self._places[:n].copy_(work.positions)
+        self.positions.copy_(self._places)
 
 
 class StepGraphs:
@@ -199,7 +196,8 @@ class StepGraphs:
             self.forget()
             self._places = places
         rooms = tuple(
-            (group, Room(len(work.narrow), len(work.wide), work.n_parts)) for group, work in works
+            (group, FrameSize(len(work.narrow), len(work.wide), work.n_parts))
+            for group, work in works
         )
         found = self._fitting(Key(id(body), n, rooms))
         if found is not None:
@@ -238,7 +236,7 @@ class StepGraphs:
         frame = Frame(key, self._memory)
         frame.fill(ids, step)
         try:
-            replay = self._record(lambda: self._run(body, frame.ids, frame.position_ids(), frame))
+            replay = self._record(lambda: self._run(body, frame.ids, frame.positions[None], frame))
         except Exception as error:
             self.forget()
             self.why_eager = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -258,8 +256,8 @@ def bucket_of(n: int) -> int:
     return n if n <= 2 else (4 if n <= 4 else _up(n, 8))
 
 
-def _roomy(room: Room) -> Room:
-    return Room(*(_up(n, 16) if n else 0 for n in room))
+def _roomy(room: FrameSize) -> FrameSize:
+    return FrameSize(*(_up(n, 16) if n else 0 for n in room))
 
 
 def _up(n: int, least: int) -> int:

@@ -109,8 +109,8 @@ class TreePlan:
         plan._keep(kept)
         return plan
 
-    def advance(self, rows: Sequence[Row], pool: SlotPool) -> list[int]:
-        """Find where the packed tokens are now, and return it: positions.
+    def advance(self, rows: Sequence[Row], pool: SlotPool) -> None:
+        """Find where the packed tokens are now: positions, slots.
 
         One on from the last step, that is found on the device alone.
         """
@@ -126,7 +126,6 @@ class TreePlan:
         self._expected = [position + 1 for position in positions] if self._is_steady else None
         self.table = pool.table.on_device()
         self.slots = self.table[(self._bases + self.positions).long()].long()
-        return positions
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""

@@ -73,10 +73,8 @@ class PagedStep(KVStep):
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
-        self.positions = plan.advance(rows, memory)
-
-    def position_ids(self) -> Tensor:
-        return self._plan.positions.long()[None]
+        plan.advance(rows, memory)
+        self.positions = plan.positions.long()
 
     @property
     def slots(self) -> Tensor:
