@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from weft.engines.base import Engine, Row, Span
+
 N_VOCAB = 120
 WINDOW = 6
+FUSED = ("llama", "mistral", "qwen2", "qwen3")  # those that run without their modules
+IDS = [5, 9, 40, 7, 33, 2, 61, 18, 12, 50, 3, 44]  # a path
 SHORT_CONTEXT = 64  # up to here "phi3_longrope" uses its short factors
 
 _COMMON: dict[str, Any] = {
@@ -193,3 +198,15 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tens
     with torch.no_grad():
         ids = torch.tensor([list(token_ids)], device=model.device)
         return model(input_ids=ids, use_cache=False).logits[0].float().cpu()
+
+
+def stepped(engine: Engine) -> np.ndarray:
+    """Return logits of all of IDS: a prefill, then token by token in a tail of its own."""
+    assert engine.fragments is not None
+    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
+    first = engine.forward([Row((), IDS[:6], 0, trunk, tuple(range(6)))])
+    rows = [first.logits(i) for i in range(6)]
+    for n in range(6, len(IDS)):
+        row = Row((Span(trunk, 6),), IDS[n : n + 1], n, tail, (0,))
+        rows.append(engine.forward([row]).logits(0))
+    return np.stack(rows)

@@ -11,6 +11,7 @@ from contract.conftest import Make
 from contract.helpers import assert_close, logits_at, prompt_ids, run_all, run_item
 from fakes import HiddenFake
 from weft.errors import ConfigError, KVFull, StaleHandle, Unsupported
+from weft.kv.place import Place
 from weft.lm import LM
 from weft.loom import Loom
 from weft.pathkv import Pin
@@ -194,13 +195,53 @@ def test_what_is_promised_is_pinned_once_it_is_computed(make: Make) -> None:
     pin.unpin()
 
 
-def test_a_session_that_nothing_runs_in_gives_its_room_to_a_pin(make: Make) -> None:
+@pytest.mark.parametrize("is_promised", [False, True])
+def test_a_session_that_nothing_runs_in_gives_its_room_to_a_pin(
+    make: Make, is_promised: bool
+) -> None:
     lm = make("numpy", kv_slots=30)
     with weft.Branch.create(lm) as branch:
-        branch.prefill(list(range(40, 60)))
-        pin = lm.kv.pin(list(range(70, 95)))
-        assert lm.kv.size(pin.place) == 25
+        branch.prefill([40])
+        for token in range(41, 60):
+            branch.commit(token)
+        assert lm.tree.room.tails
+        path = list(range(70, 95))
+        pin = lm.kv.try_pin(path) if is_promised else lm.kv.pin(path)
+        assert pin is not None
+        assert lm.kv.size(path) == (0 if is_promised else 25)
         pin.unpin()
+
+
+def test_a_pin_may_end_below_what_is_there_and_what_comes_below_it_is_not_pinned(
+    kv_kind: str, make: Make
+) -> None:
+    lm = make(kv_kind)
+    ids = prompt_ids(lm)[:14]
+    logits_at(lm, ids[:10])
+    with lm.kv.pin(ids):
+        assert left(lm) == 14
+        logits_at(lm, [*ids, 40, 41, 42])
+        assert left(lm) == 14
+    assert left(lm) == 0
+
+
+def test_the_pins_of_an_adapter_go_with_it(make: Make) -> None:
+    lm = make("numpy", kv_slots=SLOTS)
+    end = lm.tree.extend(lm.tree.root("gone#1"), [1, 2, 3])
+    theirs = lm.kv.try_pin(Place.held(lm.tree.holds, end))
+    pin = lm.kv.pin([1, 2, 3, 4])
+    assert theirs is not None
+    assert left(lm) == 7
+    lm.driver.exclusive(
+        lambda: lm.scheduler.retire("gone#1", "the LoRA adapter 'gone' was removed")
+    )
+    assert (theirs.is_pinned, pin.is_pinned, left(lm)) == (False, True, 4)
+    with pytest.raises(StaleHandle, match="'gone' was removed"):
+        lm.kv.try_pin(theirs.place)
+    theirs.unpin()
+    assert left(lm) == 4
+    pin.unpin()
+    assert left(lm) == 0
 
 
 def test_trimming_and_loading_leave_a_pinned_path(make: Make) -> None:

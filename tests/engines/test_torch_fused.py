@@ -11,16 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from families import FAMILIES, N_VOCAB, build, plain_logits  # noqa: E402
-from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
+from families import FAMILIES, FUSED, IDS, N_VOCAB, build, plain_logits, stepped  # noqa: E402
+from weft.engines.base import Row, ScoreSpan  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.check import check_paths  # noqa: E402
 from weft.engines.torch.fused import FusedDecoder  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-FUSED = ("llama", "mistral", "qwen2", "qwen3")
-IDS = [5, 9, 40, 7, 33, 2, 61, 18, 12, 50, 3, 44]
 
 
 @pytest.fixture
@@ -42,17 +39,6 @@ def made(name: str, how: str, folder: Path) -> TorchEngine:
         return TorchEngine.adopt(build(name))
     build(name).save_pretrained(folder)
     return TorchEngine.load(folder)
-
-
-def stepped(engine: TorchEngine) -> np.ndarray:
-    """All rows of IDS: a prefill, then token by token in a tail of its own."""
-    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
-    first = engine.forward([Row((), IDS[:6], 0, trunk, tuple(range(6)))])
-    rows = [first.logits(i) for i in range(6)]
-    for n in range(6, len(IDS)):
-        row = Row((Span(trunk, 6),), IDS[n : n + 1], n, tail, (0,))
-        rows.append(engine.forward([row]).logits(0))
-    return np.stack(rows)
 
 
 @pytest.mark.parametrize("how", ["loaded", "handed over"])

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from families import build, plain_logits  # noqa: E402
-from weft.engines.base import Row, Span  # noqa: E402
+from families import FUSED, IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch import packed as packing  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
@@ -22,24 +22,11 @@ from weft.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-FUSED = ("llama", "mistral", "qwen2", "qwen3")
-IDS = [5, 9, 40, 7, 33, 2, 61, 18, 12, 50, 3, 44]
 MUCH = {torch.float32: 2e-4, torch.bfloat16: 0.15}
 
 
 def packed(model) -> list[PackedLinear]:
     return [module for module in model.modules() if isinstance(module, PackedLinear)]
-
-
-def stepped(engine: TorchEngine) -> np.ndarray:
-    """All rows of IDS: a prefill, then token by token in a tail of its own."""
-    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
-    first = engine.forward([Row((), IDS[:6], 0, trunk, tuple(range(6)))])
-    rows = [first.logits(i) for i in range(6)]
-    for n in range(6, len(IDS)):
-        row = Row((Span(trunk, 6),), IDS[n : n + 1], n, tail, (0,))
-        rows.append(engine.forward([row]).logits(0))
-    return np.stack(rows)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from fakes import BrokenFragments
 from kv.listkv import ListFragments
-from weft.kv.place import Cursor, Node, resolve
+from weft.kv.place import Cursor, Node, Place, resolve
 from weft.kv.room import EvictionQueue, HostTier
 from weft.kv.tree import TokenTree, common_prefix, split_exported
 from weft.sched.rows import LogitsRow
@@ -144,6 +144,29 @@ def test_a_tail_reserves_in_the_engines_measure_and_gives_back_what_it_has_not_u
     tree.check()
     tree.drop_tail(tail)
     assert (tree.room.tails, kv.usage().slots) == (0, 2)
+
+
+class Owner:
+    """Whose pin it is."""
+
+
+def test_a_pin_by_hand_leaves_what_grows_its_next_slots() -> None:
+    kv = ListFragments()
+    kv.growth = 4
+    tree = TokenTree(kv, capacity=16)
+    tail, owner = tree.new_tail(compute(tree, kv, [1, 2])), Owner()
+    tree.room.reserve(tail, 1)
+    assert tree.room.must == 6
+    longest = 16 - 6 - 4
+    for n, fits in ((longest + 1, False), (longest, True)):
+        place = Place.held(tree.holds, tree.extend(tree.root(), list(range(20, 20 + n))))
+        hold = tree.pin_by_hand(place, owner)
+        assert (hold is not None) is fits
+        tree.check()
+    tree.room.reserve(tail, 5)
+    assert tree.room.must == 16
+    assert not tree.room.is_over
+    tree.drop_tail(tail)
 
 
 def test_a_tail_that_holds_nothing_ends_where_it_began() -> None:

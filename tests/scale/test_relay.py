@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from weft.scale import relay
-from weft.scale.relay import answer, body_of, plain
+from weft.scale.relay import answer, plain
+from weft.server.messages import body_of
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 

@@ -246,3 +246,18 @@ def test_the_kv_of_several_nodes_is_told_at_once(client: Client) -> None:
     assert client.nodes(loom, nodes=[-1]).data == []
     with pytest.raises(ValueError, match="nodes"):
         client.nodes(loom, nodes=range(201))
+
+
+def test_a_pin_follows_where_there_is_no_room_for_both_paths(
+    served: Served, client: Client
+) -> None:
+    loom, (node,) = made(client, prompt=3 * LONG)
+    client.handle_kv(loom, node, "pin")
+    before = must(served)
+    assert SLOTS / 2 < before < SLOTS - 8
+    client.edit(loom, 0, text=f"Now {3 * LONG}", in_place=True)
+    assert pinned(client, loom) == [node]
+    assert SLOTS / 2 < must(served) < SLOTS
+    client.handle_kv(loom, node, "warm")
+    assert kv(client, loom, node).state == "hot"
+    client.handle_kv(loom, node, "unpin")

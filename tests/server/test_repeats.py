@@ -129,6 +129,16 @@ def test_what_cannot_be_answered_again_is_refused_by_name(served: Served) -> Non
     assert served.client.get("/api/v1/looms", headers={"Idempotency-Key": "x" * 999}).is_success
 
 
+def test_the_schema_says_where_keys_are_taken(served: Served) -> None:
+    schema = served.client.get("/openapi.json").json()
+    assert served.client.get("/openapi.json").json() == schema
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            told = [each["name"] for each in operation.get("parameters", ())]
+            is_taken = path.startswith(("/api/v1/", "/v1/")) and method not in ("get", "head")
+            assert told.count("Idempotency-Key") == is_taken, (method, path)
+
+
 def test_a_completion_of_the_openai_api_is_answered_again(served: Served) -> None:
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
     told = [
@@ -153,9 +163,9 @@ def test_the_keys_of_callers_are_apart() -> None:
         assert answer.status_code == 401
 
 
-def test_answers_are_bounded_in_number_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, now = FirstAnswers(), [1000.0]
-    monkeypatch.setattr("weft.server.repeats.time.monotonic", lambda: now[0])
+def test_answers_are_bounded_in_number_size_and_time() -> None:
+    now = [1000.0]
+    answers = FirstAnswers(lambda: now[0])
 
     def do(i: int, n_bytes: int = 10) -> None:
         first, is_new = answers.begin(b"%d" % i, b"")

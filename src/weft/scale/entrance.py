@@ -12,12 +12,13 @@ from ray.serve.handle import DeploymentHandle
 
 from ..errors import ConfigError, StoreError
 from ..server.errors import Refused
+from ..server.messages import body_of
 from ..store.library import Library
-from .relay import body_of, plain, until_gone
+from .relay import plain, until_gone
 from .route import repeated_key, routing_key
 
 if TYPE_CHECKING:
-    from ..server.security import Message, Receive, Scope, Send
+    from ..server.messages import Message, Receive, Scope, Send
 
 READS = ("GET", "HEAD", "OPTIONS")
 TRIES = 3

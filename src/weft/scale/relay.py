@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..server.security import App, Message, Receive, Scope
+    from ..server.messages import App, Message, Receive, Scope
 
 GONE_S = 5.0  # what an app gets to end when its client is gone
 _PLAIN = (
@@ -20,18 +20,6 @@ _PLAIN = (
 def plain(scope: Scope) -> dict[str, Any]:
     """Return what of a request's scope can be sent: no objects of the server that took it."""
     return {name: scope[name] for name in _PLAIN if name in scope}
-
-
-async def body_of(receive: Receive) -> bytes | None:
-    """Return a request's whole body; None if the client went before it was sent."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 async def until_gone(receive: Receive) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -14,7 +15,7 @@ from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
-from .repeats import Repeats
+from .repeats import Repeats, tell_of_keys
 from .routes import (
     docs,
     edits,
@@ -42,6 +43,17 @@ NATIVE = (
 ROUTERS = (health.router, page.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
 
 
+class Api(FastAPI):
+    """The application, whose schema tells of what its layers take, too."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI schema; made once."""
+        if self.openapi_schema is None:
+            tell_of_keys(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
 def create_app(config: ServerConfig | None = None) -> FastAPI:
     """Return the application; it loads the models when it starts, and closes them when it stops."""
     config = ServerConfig() if config is None else config
@@ -55,7 +67,7 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
         finally:
             await service.stop()
 
-    app = FastAPI(
+    app = Api(
         title="Weft",
         version=__version__,
         summary="Trees of continuations of language models.",

@@ -10,7 +10,7 @@ from .errors import Refused
 
 if TYPE_CHECKING:
     from .config import ServerLimits
-    from .security import App, Message, Receive, Scope, Send
+    from .messages import App, Message, Receive, Scope, Send
 
 # Where a request brings a whole loom.
 IMPORTS = ("/api/v1/import", "/looms/import")

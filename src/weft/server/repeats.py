@@ -12,12 +12,14 @@ import json
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import Refused
+from .messages import body_of
 
 if TYPE_CHECKING:
-    from .security import App, Message, Receive, Scope, Send
+    from .messages import App, Message, Receive, Scope, Send
 
 KEPT_S = 3600.0
 MOST = 1024  # answers that are kept, the latest ones
@@ -46,7 +48,8 @@ class FirstAnswers:
     What was refused, or failed, has changed nothing: it is not kept, and its key is free.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._kept: OrderedDict[bytes, FirstAnswer] = OrderedDict()
         self._n_bytes = 0
 
@@ -97,7 +100,7 @@ class FirstAnswers:
         first.is_gone = n_bytes > ANSWER_BYTES
         first.messages = [] if first.is_gone else messages
         first.n_bytes = 0 if first.is_gone else n_bytes
-        first.at = time.monotonic()
+        first.at = self._clock()
         self._n_bytes += first.n_bytes
         self._kept.move_to_end(key)
         self._forget()
@@ -109,7 +112,7 @@ class FirstAnswers:
 
     def _forget(self) -> None:
         """Let the oldest go, but those that run."""
-        until = time.monotonic() - KEPT_S
+        until = self._clock() - KEPT_S
         for key, first in list(self._kept.items()):
             is_over = len(self._kept) > MOST or self._n_bytes > MOST_BYTES
             if first.messages is None:
@@ -132,7 +135,7 @@ class Repeats:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = None if scope["type"] != "http" or scope["method"] in _SAFE else key_of(scope)
-        body = None if key is None else await _body_of(receive)
+        body = None if key is None else await body_of(receive)
         if key is None:
             await self.app(scope, receive, send)
             return
@@ -194,6 +197,22 @@ def key_of(scope: Scope) -> bytes | None:
     return hashlib.sha256(b"\0".join([*caller, b"", found[0]])).digest()
 
 
+def tell_of_keys(schema: dict[str, Any]) -> None:
+    """Say in an OpenAPI schema which routes take a key. Changes the schema."""
+    told = {
+        "name": HEADER,
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+        "description": "Sent again with the same key, a request is answered again and not done"
+        " again. No streams. The IETF's draft draft-ietf-httpapi-idempotency-key-header.",
+    }
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            if path.startswith(_WHERE) and method.upper() not in _SAFE:
+                operation.setdefault("parameters", []).append(told)
+
+
 def _mark(scope: Scope, body: bytes) -> bytes:
     """Return what makes two requests the same one."""
     parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
@@ -222,18 +241,6 @@ def _refuse_streams(scope: Scope, asked: dict[str, Any]) -> None:
 
 def _refused(status: int, code: str, message: str, hint: str) -> Refused:
     return Refused(status, code, message, param=HEADER, hint=hint)
-
-
-async def _body_of(receive: Receive) -> bytes | None:
-    """Return a request's whole body; None if the client went before it was sent."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 async def _never() -> Message:

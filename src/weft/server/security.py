@@ -13,19 +13,15 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from .errors import Refused, error_response
 
 if TYPE_CHECKING:
     from .config import ServerConfig
+    from .messages import App, Message, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Called with (method, route template, status, seconds).
 Observe = Callable[[str, str, int, float], None]
 
