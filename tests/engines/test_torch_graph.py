@@ -89,6 +89,13 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
     assert played.told()["captured"] == 1
     assert played.told()["played"] == 7  # all but two
+    ours.step(5), theirs.step(5)
+    ((frame, _),) = played._graphs._frames.values()
+    work = frame.work(2)
+    n_rows = [int((items[:, 4] > 0).sum()) for items in (work.narrow, work.wide)]
+    now = played.fragments._plan.work(2)
+    assert n_rows == [len(now.narrow), len(now.wide)]
+    assert frame.slots[5:].tolist() == [played.fragments.nobodys] * 3
     for mine, other in zip(ours.rows, theirs.rows, strict=True):
         one, two = (e.fragments.export(r.dest) for e, r in ((played, mine), (plain, other)))
         for name in one:
