@@ -29,9 +29,9 @@ from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
-from .laid import lay_for_cpu, pack_or_raise
+from .laid import lay_weights, pack_or_raise
 from .layout import Layout
-from .memories import KVChoice, memory_maker
+from .memories import KVChoice, check_graphs, memory_maker, step_graphs
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..source import Progress
+    from .paged.graph import StepGraphs
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -68,6 +69,7 @@ class TorchEngine(ModelEngine):
     """
 
     fragments: KVMemory
+    _graphs: StepGraphs | None = None
     _now: Head | FusedDecoder  # what the forward under way runs
 
     def __init__(
@@ -77,6 +79,7 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None,
         fingerprint: str,
         kv: KVChoice = "auto",
+        graphs: bool | None = None,
     ) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
 
@@ -87,7 +90,7 @@ class TorchEngine(ModelEngine):
         stop_looking_for_padding(model)
         own = attention_of(model)
         try:
-            self._start(fingerprint, kv)
+            self._start(fingerprint, kv, graphs)
         except NoTree:
             model.set_attn_implementation(own)
             raise
@@ -110,6 +113,7 @@ class TorchEngine(ModelEngine):
         quantization_config: Any = None,
         state_bytes: int | None = None,
         kv: KVChoice = "auto",
+        graphs: bool | None = None,
         packed_weights: bool | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
@@ -124,7 +128,9 @@ class TorchEngine(ModelEngine):
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
-                PyTorch's own operations; "auto" for "paged" on CUDA, if the model runs with it.
+                PyTorch's own operations; "auto" for "padded", until a card has run the kernels.
+            graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
+                where there is CUDA. True runs the same without one on a CPU, for tests.
             packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
                 CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
                 None: where it is faster. False: as they lie in the file, or by column.
@@ -135,6 +141,7 @@ class TorchEngine(ModelEngine):
         """
         place = resolve_device(device)
         memory_maker(kv, place)  # refuses before the weights are read
+        check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
@@ -143,13 +150,14 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
-            lay_for_cpu(found.model, packed_weights)
+            lay_weights(found.model, packed_weights)
             engine = open_model(
                 found.model,
                 n_ctx=n_ctx,
                 fingerprint=found.fingerprint,
                 state_bytes=state_bytes,
                 kv=kv,
+                graphs=graphs,
             )
             engine.brought = found.tokenizer
             return engine
@@ -163,7 +171,12 @@ class TorchEngine(ModelEngine):
             progress=progress,
         )
         return open_model(
-            model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes, kv=kv
+            model,
+            n_ctx=n_ctx,
+            fingerprint=fingerprint,
+            state_bytes=state_bytes,
+            kv=kv,
+            graphs=graphs,
         )
 
     @classmethod
@@ -174,6 +187,7 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None = None,
         state_bytes: int | None = None,
         kv: KVChoice = "auto",
+        graphs: bool | None = None,
         packed_weights: bool | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
@@ -193,6 +207,7 @@ class TorchEngine(ModelEngine):
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
         memory_maker(kv, model.device)
+        check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
@@ -200,7 +215,9 @@ class TorchEngine(ModelEngine):
         if packed_weights:
             pack_or_raise(copied, keep=True)
         name = fingerprint_of(model)
-        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv)
+        return open_model(
+            copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
+        )
 
     # The protocol
 
@@ -228,15 +245,23 @@ class TorchEngine(ModelEngine):
         return self._run(rows, states)
 
     def forget(self) -> None:
-        """Pack anew what an owner may have written to."""
+        """Pack anew what an owner may have written to, and give back what is kept for later."""
         for module in self.model.modules():
             if isinstance(module, PackedLinear):
                 module.forget()
+        if self._graphs is not None:
+            self._graphs.forget()
+        self.fragments.give_back()
+
+    def told(self) -> dict[str, object]:
+        """Return how steps were run so far, captured or not; empty where none is captured."""
+        return {} if self._graphs is None else self._graphs.told()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.fragments.clear()
+            self._graphs = None
             self._let_go()
             del self._head, self._fused, self._now, self._modules
 
@@ -259,7 +284,7 @@ class TorchEngine(ModelEngine):
     # Loading
 
     @torch.inference_mode()
-    def _start(self, fingerprint: str, kv: KVChoice) -> None:
+    def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
         paths = check_paths(model.get_input_embeddings().num_embeddings)
@@ -302,6 +327,7 @@ class TorchEngine(ModelEngine):
         self._wanted = Remembered(self._device)
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         self.fragments = memory_maker(kv, self._device)(layout)
+        self._graphs = step_graphs(graphs, self.fragments, self._call, self._device)
         try:
             check_tree(self, own)
         except NoTree:
@@ -338,10 +364,12 @@ class TorchEngine(ModelEngine):
         if fused is not None and fused.is_hooked(self._lora.n_hooks):
             fused = None
         self._now = self._head if fused is None else fused
-        ids = self._ids.packed(tokens, step.order)
+        ids, positions = self._ids.packed(tokens, step.order)[None], step.positions[None]
+        if self._graphs is not None and adapter is None:
+            return self._graphs.hidden(self._now, ids, positions, step)
         self._call.step = step
         try:
-            return self._now.hidden(ids[None], step.positions[None])
+            return self._now.hidden(ids, positions)
         finally:
             self._call.step = None
 
@@ -361,13 +389,14 @@ def open_model(
     fingerprint: str,
     state_bytes: int | None,
     kv: KVChoice,
+    graphs: bool | None = None,
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)
     why = why_no_tree(model.config)
     if not why:
         try:
-            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv)
+            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv, graphs=graphs)
         except NoTree as error:
             why = error.why
         else:

@@ -19,7 +19,7 @@ from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .check import refuse_config
-from .laid import lay_for_cpu
+from .laid import lay_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ def load_model(
     model = _from_pretrained(folder, config, dtype, **given)
     if not is_quantised:
         model = model.to(device)
-    lay_for_cpu(model, packed_weights)
+    lay_weights(model, packed_weights)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:

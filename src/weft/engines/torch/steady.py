@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ContextOverflow
 from ..base import EngineInfo, LateTokens, Row, row_tokens
+from .seats import upload
 
 
 class Remembered:
@@ -24,7 +26,7 @@ class Remembered:
         """Return the tensor; not to be written to."""
         if numbers != self._numbers:
             self._numbers = numbers
-            self._tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            self._tensor = upload(np.array(numbers, np.int64), self._device)
         return self._tensor
 
 
@@ -47,7 +49,7 @@ class Advancing:
         if numbers == self._after:
             self._tensor += 1
         else:
-            self._tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            self._tensor = upload(np.array(numbers, np.int64), self._device)
         self._numbers, self._after = numbers, [number + 1 for number in numbers]
         return self._tensor
 
@@ -108,12 +110,12 @@ class StepIds:
             else:
                 known += of_row
         if drawn is None:
-            return torch.tensor(known, dtype=torch.int64, device=self._device)
+            return upload(np.array(known, np.int64), self._device)
         if numbers != list(range(len(drawn))):
             drawn = drawn[self._numbers.of(numbers)]
         drawn = drawn.clamp(min=0)  # the run ends where nothing was drawn
         if len(places) == len(known):
             return drawn
-        ids = torch.tensor(known, dtype=torch.int64, device=self._device)
+        ids = upload(np.array(known, np.int64), self._device)
         ids[self._places.of(places)] = drawn
         return ids
