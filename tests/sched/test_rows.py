@@ -7,6 +7,7 @@ import pytest
 
 from kv.listkv import ListFragments
 from weft.engines.base import HostOutput
+from weft.errors import ForwardError
 from weft.kv.place import Cursor
 from weft.kv.tree import TokenTree
 from weft.sched.rows import LogitsRow, RowStore
@@ -78,6 +79,29 @@ def test_rows_are_fetched_when_they_are_read_and_once(hung: bool) -> None:
     for _ in range(2):
         assert [float(store.read(row)[0]) for row in rows] == [1, 2, 3, 4, 5]
     assert output.n_fetched == 5
+
+
+@pytest.mark.parametrize("hung", [False, True])
+def test_a_row_that_the_engine_does_not_give_is_forgotten(hung: bool) -> None:
+    """The error says whose it is; the rows beside it stay, and nothing is counted for it."""
+
+    class Failing(Output):
+        def logits(self, index: int) -> np.ndarray:
+            if index == 1:
+                raise RuntimeError("the card fell off")
+            return super().logits(index)
+
+    tree, _ = path()
+    store = store_of(tree, 10)
+    first, second = keep(store, Failing(2), [1, 0], hung=hung)
+    with pytest.raises(ForwardError, match="the card fell off"):
+        store.read(first)
+    assert store.read(first) is None
+    assert store.lend(first) is None
+    assert float(store.read(second)[0]) == 0
+    del first
+    store.shrink()
+    assert store.used_bytes == ROW
 
 
 def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..engines.base import HostRows, KeptRow, KeptRows
+from ..errors import ForwardError, WeftError
 from ..kv.place import Cursor, Node, resolve
 
 
@@ -119,11 +120,14 @@ class RowStore:
         return row
 
     def read(self, row: LogitsRow) -> Any | None:
-        """Return a row's numbers, float32 [V], read-only; None once the room was needed."""
+        """Return a row's numbers, float32 [V], read-only; None once the room was needed.
+
+        Raises: ForwardError where the engine does not give them, and the row is forgotten.
+        """
         with self._lock:
             held, row._held = row._held, None
             if held is not None and held.kept is not None:
-                array = row._array = _frozen(held.kept.logits(row._index))
+                array = row._array = self._fetched(row, held.kept)
                 if id(held._ref) in self._order:
                     self._order.move_to_end(id(held._ref))
                 self._enter(row, self._row_bytes)
@@ -133,6 +137,16 @@ class RowStore:
             if row._ref is not None:
                 self._order.move_to_end(id(row._ref))
             return row._array
+
+    def _fetched(self, row: LogitsRow, kept: KeptRows) -> Any:
+        try:
+            return _frozen(kept.logits(row._index))
+        except Exception as error:
+            self.drop(row)
+            if isinstance(error, WeftError):
+                raise
+            said = f"{type(error).__name__}: {error}"
+            raise ForwardError(f"the engine did not give a row it keeps: {said}") from error
 
     def lend(self, row: LogitsRow) -> LentRow | None:
         """Return a row where it is; None once the room was needed."""
