@@ -342,3 +342,23 @@ def test_an_empty_chain_draws_nothing() -> None:
     batch = DrawBatch(np.zeros(0, dtype=np.int64), Chain([]), np.zeros(0, dtype=np.uint64))
     got = batch.chain.draw(logits_of(1, 4), batch.rows, batch.positions)
     assert len(got.ids) == len(got.logprobs) == len(got.entropies) == 0
+
+
+def test_top_p_of_a_row_too_flat_for_float32_keeps_all_but_the_least() -> None:
+    random = np.random.default_rng(0)
+    logits = (random.standard_normal((1, 9001)) * 1e-41).astype(np.float32)
+    heat = {"temperature": 1e30, "temperature_first": True}
+    rows, at = np.zeros(40, np.int64), np.zeros(40, np.uint64)
+    cut = Chain([Sampler(SamplingParams(top_p=1 - 1e-15, **heat), i) for i in range(40)])
+    plain = Chain([Sampler(SamplingParams(**heat), i) for i in range(40)])
+    assert np.array_equal(cut.draw(logits, rows, at).ids, plain.draw(logits, rows, at).ids)
+
+
+def test_top_p_that_equals_cannot_reach_keeps_what_min_p_keeps() -> None:
+    """Nothing below the largest may count, so that all there is to look at is level."""
+    logits = np.full((1, 4500), -0.1, np.float32)
+    logits[0, :4000] = 0
+    rows, at = np.zeros(40, np.int64), np.zeros(40, np.uint64)
+    both = Chain([Sampler(SamplingParams(top_p=0.999, min_p=1.0), i) for i in range(40)])
+    alone = Chain([Sampler(SamplingParams(min_p=1.0), i) for i in range(40)])
+    assert np.array_equal(both.draw(logits, rows, at).ids, alone.draw(logits, rows, at).ids)

@@ -214,9 +214,8 @@ def _where_reached(
     values = logits[ids]
     below = (values.astype(np.float64) - values.max()) / early
     weights = np.exp(below)
-    # The lowest lies below 0: what is level with the largest was looked at, and was not enough.
-    scale = np.float32(_N_RANGES / below.min())
-    ranges = (below.astype(np.float32) * scale).astype(np.int64)
+    lowest = float(below.min()) or -1.0  # 0: all are level, and min-p's floor is above the rest
+    ranges = (below * (_N_RANGES / lowest)).astype(np.int64)
     running = np.cumsum(np.bincount(ranges, weights))
     at = min(int(np.searchsorted(running, wanted)), len(running) - 1)
     inside = np.flatnonzero(ranges == at)
