@@ -12,10 +12,12 @@ import argparse
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,22 +57,53 @@ def run(part: Part, limit: float, options: argparse.Namespace) -> dict[str, Any]
             command.append("--dry")
         if part.name != "kernels":
             command += [word for pair in options.option for word in ("--option", *pair)]
-        told: dict[str, Any] = {}
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=_environment(options), timeout=limit, check=False,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            )  # fmt: skip
-            if done.returncode:
-                told["error"] = f"ended with {done.returncode}"
-                told["tail"] = done.stderr.decode(errors="replace")[-3000:]
-        except subprocess.TimeoutExpired:
-            told["error"] = f"ended after {limit:.0f} s"
-        lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
-        told["figures"] = [json.loads(line) for line in lines]
+        told = _ended(command, limit, options)
+        text = notes.read_text(encoding="utf-8", errors="replace") if notes.exists() else ""
+        told["figures"], broken = _figures(text)
+        if broken:
+            told["broken"] = broken
+            told.setdefault("error", "a figure is cut short")
     told["s"] = round(time.monotonic() - began, 1)
     told["failed"] = sum("error" in each for each in told["figures"]) + ("error" in told)
     return told
+
+
+def _ended(command: list[str], limit: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a command, and end it and all that it has started; return what went wrong."""
+    told: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=_environment(options), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit)
+            if code:
+                told["error"] = f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            told["error"] = f"ended after {limit:.0f} s"
+        finally:  # what a part leaves behind would hold the card while the others are timed
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if told:
+            said.seek(0)
+            told["tail"] = said.read().decode(errors="replace")[-3000:]
+    return told
+
+
+def _figures(text: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the figures of a part's notes, and the line that it was ended in, if it was.
+
+    What is no number is text: JSON has none.
+    """
+    figures: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        try:
+            figures.append(json.loads(line, parse_constant=str))
+        except json.JSONDecodeError:
+            return figures, line
+    return figures, ""
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
@@ -99,9 +132,12 @@ def _card() -> dict[str, Any]:
         "'name': p.name, 'bytes': p.total_memory, 'processors': p.multi_processor_count,"
         "'capability': torch.cuda.get_device_capability(0), 'cuda': torch.version.cuda}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "it did not answer in 60 s"}
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1:]}
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -122,6 +158,10 @@ def summary(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _write(report: dict[str, Any], out: str) -> None:
+    Path(out).write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", default="gpu-check.json", help="the file that is written")
@@ -134,6 +174,7 @@ def main() -> None:
     )  # fmt: skip
     options = parser.parse_args()
     chosen = [part for part in PARTS if options.parts is None or part.name in options.parts]
+    until = time.monotonic() + options.seconds
     report: dict[str, Any] = {
         "dry": options.dry,
         "card": {} if options.dry else _card(),
@@ -141,13 +182,13 @@ def main() -> None:
         "options": dict(options.option),
         "parts": {},
     }
-    until = time.monotonic() + options.seconds
+    _write(report, options.out)  # a place that cannot be written to is told now
     scale = options.seconds / TOTAL_S
     for number, part in enumerate(chosen):
         later = sum(each.seconds for each in chosen[number + 1 :]) * scale
         limit = max(until - time.monotonic() - later, 10.0)
         report["parts"][part.name] = run(part, limit, options)
-        Path(options.out).write_text(json.dumps(report, indent=1), encoding="utf-8")
+        _write(report, options.out)
     print(summary(report))
     print(f"all figures are in {options.out}")
     if any(told["failed"] for told in report["parts"].values()):
