@@ -101,9 +101,10 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> None:
     """Read the embedded model's weights once."""
-    import warm
+    if importlib.util.find_spec("threadpoolctl") is not None:  # else there is no NumPy engine
+        import warm
 
-    warm.keep_weights()
+        warm.keep_weights()
 
 
 @pytest.fixture(scope="module", autouse=True)
