@@ -8,7 +8,6 @@ python -m tests.page.screens [STATE …] [--accept]
 from __future__ import annotations
 
 import argparse
-import hashlib
 import html
 import io
 import json
@@ -33,6 +32,7 @@ BUILT = ROOT / "build" / "screens"
 KEPT = Path(__file__).with_name("screens")
 THEMES = ("light", "dark")
 SIZES = ((1440, 900), (1024, 768), (390, 844))
+SCRIPTS = ("ar", "he", "hi", "ja", "ko", "th", "zh-cn")
 NEAR = 40  # of 255, in any channel: what a pixel may differ by
 SHARE = 0.005  # of pixels that may differ by more
 
@@ -82,15 +82,13 @@ def difference(one: Image, other: Image) -> float:
 
 
 def fingerprint(browser: Browser) -> dict[str, Any]:
-    """What pictures depend on beside the page: the browser's version and the system's fonts."""
-    fonts = ""
-    if shutil.which("fc-list"):
-        told = subprocess.run(["fc-list", ":", "family", "style"], capture_output=True, check=True)
-        fonts = "\n".join(sorted(told.stdout.decode("utf-8").splitlines()))
-    return {
-        "chromium": browser.version.partition(".")[0],
-        "fonts": hashlib.sha256(fonts.encode()).hexdigest()[:16],
-    }
+    """What pictures depend on beside the page: the browser, and the fonts for what ours lack."""
+    fonts = []
+    if shutil.which("fc-match"):
+        for wanted in ("serif", *(f"serif:lang={each}" for each in SCRIPTS), "emoji"):
+            told = subprocess.run(["fc-match", wanted], capture_output=True, check=True)
+            fonts.append(told.stdout.decode("utf-8").partition(":")[0])
+    return {"chromium": browser.version.partition(".")[0], "fonts": sorted(set(fonts))}
 
 
 def sheet(names: set[str]) -> str:

@@ -218,13 +218,11 @@ class State:
 
     # Logits -----------------------------------------------------------------------------------
 
-    def moved(self, place: Place, logits: Floats | None) -> None:
-        """The tip is another now; logits: its row, None if it is to be read when wanted."""
+    def moved(self, place: Place, row: LogitsRow | None) -> None:
+        """The tip is another now; row: its logits, None if they are to be read when wanted."""
         self.place = place
         self.drawn = None
-        self.row = LogitsRow() if place.depth else None
-        if logits is not None and self.row is not None:
-            self._rows.fill(self.row, logits)
+        self.row = (row or LogitsRow()) if place.depth else None
 
     def raw(self) -> Floats:
         """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
