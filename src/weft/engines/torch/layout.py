@@ -60,7 +60,8 @@ class Layout:
         In memory the slots of one head lie one after the other.
         """
         *front, n_slots = slots
-        keys, values = [], []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         for shape, layers in self.groups:
             rows = (len(layers), *front, shape.n_heads, n_slots)
             for made, dim, dtype in (
