@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from weft.sampling.params import SamplingParams
-from weft.sampling.passes import Passes
 from weft.sampling.rng import stream_of
-from weft.sampling.sampler import BROKEN, Chain, DrawBatch, Sampler
+from weft.sampling.sampler import BROKEN, Chain, DrawBatch, Passes, Sampler
 
 torch = pytest.importorskip("torch")
 

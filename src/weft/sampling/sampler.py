@@ -15,9 +15,8 @@ from ..constraints.base import Matcher
 from ..constraints.grammar import Masks
 from ..errors import ConfigError
 from . import filters
-from .metrics import Moments, group_peaks, n_groups
+from .metrics import Moments, Scratch, group_peaks, moments, n_groups
 from .params import PARAMETERS, SamplingParams
-from .passes import Passes
 from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
 
 Floats = NDArray[np.float32]
@@ -29,6 +28,8 @@ NOTHING = -1  # instead of a token, where constraint and bias leave none
 BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
 # Logits that are drawn from together, so that what is made for them stays small.
 _BLOCK = 1 << 22
+# Logits that are gone over together: rows of large vocabularies come a few at a time.
+_IN_CACHE = 1 << 17
 # Parameters are Python floats, logits are float32: these bounds change no draw.
 _TINY, _HUGE = 1e-30, 1e30
 _OF_A_ROW = ("greedy", "early", "late", "repetition", "presence", "frequency")
@@ -235,6 +236,36 @@ class SamplingArrays:
 def _within(values: Sequence[float], low: float) -> Doubles:
     # What is finite must not become inf or 0 in float32, or inf - inf and 0 / 0 would follow.
     return np.clip(np.array(values, dtype=np.float64), low, _HUGE)
+
+
+class Passes:
+    """The passes over whole rows of logits that a draw makes; all else of it looks at few tokens.
+
+    Made by NumPy. An engine whose library has faster ones on the host brings a subclass.
+
+    Logits are float32 [B, V] and are not modified. A row gives the same bits whatever its
+    companions. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    def group_peaks(self, logits: Floats) -> Floats:
+        """Return the largest value of every group, NaN where there is one: float32 [B, groups]."""
+        return group_peaks(logits)
+
+    def moments(self, logits: Floats, peak: Floats) -> Moments:
+        """Return `metrics.moments`. peak: float32 [B], the largest logits, finite."""
+        step = max(1, _IN_CACHE // logits.shape[1])
+        if len(logits) <= step:
+            return moments(logits, self._scratch, peak)
+        starts = range(0, len(logits), step)
+        parts = [moments(logits[i : i + step], self._scratch, peak[i : i + step]) for i in starts]
+        return Moments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
+        """Return `filters.mass`: float64 [B]."""
+        return filters.mass(logits, largest, temperature)
 
 
 class Chain:

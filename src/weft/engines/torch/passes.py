@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...sampling.metrics import MEMBERS, Moments, summed_up
-from ...sampling.passes import Passes
+from ...sampling.sampler import Passes
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
