@@ -26,6 +26,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "weft"
 GOALS = {"grow": 28, "commit": 28, "logprobs": 20, "solve": 60}
+# What a trip may be at most; `solve` keeps its loom in a database, which came after its goal.
+MOST = GOALS | {"solve": 86}
 SOLVE = ["weft", "solve", "4 9 10 13", "--tree", "--budget-tokens", "400"]
 MOST_LINES = 700
 # Private names that are not ours, or that stand for something public, and why they are used.
@@ -298,11 +300,22 @@ def trips() -> dict[str, tuple[int, int, int]]:
     return found
 
 
+def long_trips() -> list[str]:
+    """Name the calls that run through more files than they may."""
+    return [
+        f"{name} runs through {made[0]} files; at most {MOST[name]}"
+        for name, made in trips().items()
+        if made[0] > MOST[name]
+    ]
+
+
 def report() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", action="store_true", help="the sizes only; runs nothing")
-    parser.add_argument("--check", action="store_true", help="sizes, and fail on broken rules")
+    parser.add_argument(
+        "--check", action="store_true", help="sizes and trips, and fail on broken rules"
+    )
     asked = parser.parse_args()
     of = sizes()
     print(f"{'package':14}{'files':>7}{'code':>8}{'lines':>8}")
@@ -310,7 +323,7 @@ def report() -> None:
         print(f"{name:14}{n_files:7}{code:8}{lines:8}")
     total = [sum(each[i] for each in of.values()) for i in range(3)]
     print(f"{'all':14}{total[0]:7}{total[1]:8}{total[2]:8}")
-    if asked.check and (broken := faults()):
+    if asked.check and (broken := [*faults(), *long_trips()]):
         sys.exit("\n".join(["", *broken]))
     if asked.sizes or asked.check:
         return
