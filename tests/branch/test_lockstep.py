@@ -13,6 +13,7 @@ import pytest
 from fakes import BrokenEngine
 from shallow import shallow
 from weft import LM, Branch, BranchStore, Loom
+from weft.branch.state import Produced, State
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConfigError, ForwardError
 from weft.sched.work import Extend, Logits
@@ -245,3 +246,26 @@ def test_what_is_no_token_id_is_refused_by_name_and_changes_nothing(lm: LM, toke
     assert branch.position == 2
     branch.commit(np.int64(2))
     assert branch.position == 3
+
+
+@pytest.mark.parametrize("when", range(1, 10))
+def test_every_branch_draws_though_the_cache_is_cleared_meanwhile(
+    lm: LM, when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, at any time: what was drawn before is forgotten with the rows."""
+    first = root(lm, seed=3)
+    branches, store = [first, first.fork(), first.fork()], BranchStore(lm)
+    store.commit([(b, p.token) for b, p in zip(branches, store.produce(branches), strict=True)])
+    want = [piece.token for piece in store.produce(branches)]
+    n_looks = 0
+    drawn = State.drawn
+
+    def look(branch: State) -> Produced | None:
+        nonlocal n_looks
+        n_looks += 1
+        if n_looks == when:
+            lm.scheduler.rows.clear()
+        return drawn.fget(branch)
+
+    monkeypatch.setattr(State, "drawn", drawn.getter(look))
+    assert [piece.token for piece in store.produce(branches)] == want

@@ -21,7 +21,6 @@ from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from shallow import SLOT, shallow, shallow_gguf
 from stand_in_server import Started
 from weft.engines.base import Engine, Row
-from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
@@ -121,6 +120,12 @@ def load_engine(name: str, config: pytest.Config) -> Engine:
     return LOADERS[name]()
 
 
+def _load_numpy() -> Engine:
+    from weft.engines.numpy import NumpyEngine
+
+    return NumpyEngine.load(shallow())
+
+
 def _load_torch() -> Engine:
     pytest.importorskip("torch", reason="torch is not installed")
     from weft.engines.torch import TorchEngine
@@ -178,7 +183,7 @@ def _load_vllm() -> Engine:
 
 
 LOADERS: dict[str, NewEngine] = {
-    "numpy": lambda: NumpyEngine.load(shallow()),
+    "numpy": _load_numpy,
     "torch": _load_torch,
     "paged": _load_paged,
     "whole": _load_whole,

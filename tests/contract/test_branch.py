@@ -749,3 +749,21 @@ def test_children_are_those_that_live_in_the_order_of_their_forks(make) -> None:
     assert len(parent._children) == 4  # what is gone leaves nothing behind
     BranchStore(lm).retain_only(forks[0])
     assert forks[0].parent is None
+
+
+def test_a_loop_of_commits_leaves_all_logits_on_the_device(make) -> None:
+    """What is drawn is drawn there; a row comes over when somebody looks at it, once."""
+    lm = make("late")
+    store, root = BranchStore(lm), Branch.create(lm, seed=1)
+    root.prefill(lm.text.encode("Once upon a time"))
+    assert lm.engine.n_fetched == 0
+    branches = [root.fork() for _ in range(4)]
+    store.commit([(branch, branch.produce().token) for branch in branches])
+    n_fetched = lm.engine.n_fetched
+    assert n_fetched == 1  # the four first draws look at one row
+    for _ in range(10):
+        store.commit([(branch, branch.produce().token) for branch in branches])
+    assert lm.engine.n_fetched == n_fetched
+    for _ in range(2):
+        _ = branches[2].logits
+    assert lm.engine.n_fetched == n_fetched + 1

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from contract.conftest import BESIDE, KINDS, Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from weft.engines.base import Engine
-from weft.engines.numpy import NumpyEngine
 from weft.lm import LM
 from weft.sampling import rng
 from weft.sampling.metrics import n_groups
@@ -141,6 +140,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
     text: Tokenizer, wide_folder: Path, seeds: range, n_tokens: int
 ) -> None:
+    from weft.engines.numpy import NumpyEngine
     from weft.engines.torch import TorchEngine
 
     want, prompt = None, list(range(5, 60))

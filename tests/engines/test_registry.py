@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,11 @@ import pytest
 
 import weft.engines as registry
 from weft.cli.engines import plugin_problems
-from weft.engines.base import HostOutput
+from weft.engines.base import HostOutput, KeptRow, Output
+from weft.engines.stub import StubEngine
 from weft.errors import ConfigError, EngineUnavailable
+from weft.sampling.params import SamplingParams
+from weft.sampling.sampler import Chain, Sampler, draw_at, draw_rows
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
@@ -106,15 +110,47 @@ def test_importing_the_registry_imports_no_engine() -> None:
     assert result.returncode == 0, result.stderr
 
 
+class Bare(HostOutput):
+    """An output that says nothing of its own about keeping."""
+
+    keep = Output.keep
+
+
+@pytest.mark.parametrize("kind", [HostOutput, Bare])
+@pytest.mark.parametrize("indices", [[3], [0, 2], range(4)])
+def test_kept_rows_are_those_that_were_named_and_nobodys_else(
+    kind: type[HostOutput], indices: Sequence[int]
+) -> None:
+    logits = np.arange(12, dtype=np.float32).reshape(4, 3)
+    kept = kind(logits, []).keep(indices)
+    for number, index in enumerate(indices):
+        assert kept.logits(number).tolist() == logits[index].tolist()
+        assert not np.shares_memory(kept.logits(number), logits)
+    is_whole = kind is HostOutput and len(indices) > 1
+    assert kept.n_bytes == (4 if is_whole else len(indices)) * 12
+
+
+def test_an_engine_draws_from_kept_rows_of_any_output() -> None:
+    engine = StubEngine(n_vocab=90)
+    logits = np.random.default_rng(3).standard_normal((6, 90)).astype(np.float32)
+    first, second = HostOutput(logits[:4], []).keep([1, 3]), HostOutput(logits[4:], []).keep([0])
+    rows = [KeptRow(second, 0), KeptRow(first, 1)]
+    samplers = [Sampler(SamplingParams(), stream) for stream in range(5)]
+    batch = draw_at(Chain(samplers), [0, 1, 1, 0, 1], [9] * 5)
+    got = engine.draw(rows, batch).result()
+    expected = draw_rows([logits[i] for i in (4, 3, 3, 4, 3)], samplers, [9] * 5, kept=True)
+    for name in ("ids", "logprobs", "entropies", "kept"):
+        assert np.array_equal(getattr(got, name), getattr(expected, name)), name
+
+
 def test_host_output_hands_out_copies_and_draws_at_once() -> None:
     logits = np.arange(6, dtype=np.float32).reshape(2, 3)
     output = HostOutput(logits, [[], []])
     output.logits(1)[:] = 0
     assert output.logits(1).tolist() == [3, 4, 5]
     seen: list[Any] = []
-    chain = SimpleNamespace(draw=lambda *given, kept: seen.append((*given, kept)) or "drawn")
-    batch: Any = SimpleNamespace(chain=chain, rows="rows", positions="positions", kept=True)
+    batch: Any = SimpleNamespace(on_host=lambda given: seen.append(given) or "drawn")
     assert output.draw(batch).result() == "drawn"
-    assert seen == [(logits, "rows", "positions", True)]
+    assert seen[0] is logits
     output.wait()
     assert output.scores() == [[], []]

@@ -234,6 +234,35 @@ def test_settled_fragments_hold_their_own_bytes_only(engine: TorchEngine) -> Non
     assert memory.usage() == (0, 0)
 
 
+def test_slots_of_one_head_lie_in_one_piece_whatever_was_done(engine: TorchEngine) -> None:
+    memory = engine.fragments
+
+    def assert_in_pieces(fragment: Fragment, n: int) -> None:
+        for kind in memory.views(fragment, n):
+            for head in (head for layer in kind for head in layer[0]):
+                assert head.shape[0] == n
+                assert head.is_contiguous()
+
+    read = _grow(engine, IDS[:100], chunk=30)
+    grown = _grow(engine, IDS[:20], chunk=1)
+    assert isinstance(grown.home, Bank)
+    assert_in_pieces(read, 100)
+    assert_in_pieces(grown, 20)
+    data = memory.export(read)
+    assert all(array.flags.c_contiguous for name, array in data.items() if name != "dtype")
+    assert_in_pieces(memory.load(data, None), 100)
+    memory.settle(grown)
+    assert_in_pieces(grown, 20)
+    upper = memory.split(read, 40)
+    assert_in_pieces(upper, 40)
+    assert_in_pieces(read, 60)
+    memory.join(upper, grown)
+    assert_in_pieces(grown, 60)
+    memory.trim(read, 5)
+    memory.settle(read)
+    assert_in_pieces(read, 5)
+
+
 def test_splitting_and_joining_again_copies_nothing(engine: TorchEngine) -> None:
     fragment = _grow(engine, IDS[:64])
     before = engine.fragments.usage()

@@ -10,7 +10,15 @@ from weft.errors import ConfigError
 from weft.sampling.metrics import score
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
-from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, DrawResult, Sampler
+from weft.sampling.sampler import (
+    BROKEN,
+    NOTHING,
+    Chain,
+    DrawBatch,
+    DrawResult,
+    Sampler,
+    probabilities,
+)
 
 RECIPES: list[dict[str, Any]] = [
     {},
@@ -143,6 +151,51 @@ def test_draws_follow_the_probabilities() -> None:
     expected = 8000 * np.array(naive.softmax(logits[0].tolist()))
     seen = np.bincount(got.ids, minlength=8)
     assert ((seen - expected) ** 2 / expected).sum() < 40
+
+
+FLAT: list[dict[str, Any]] = [
+    {"top_p": 0.5},
+    {"top_p": 0.95, "temperature": 0.7},
+    {"top_p": 0.9, "min_p": 0.4},
+    {"min_p": 0.2},
+    {"min_p": 0.6, "temperature": 1.5, "temperature_first": True},
+    {"top_k": 9},
+]
+
+
+def test_flat_rows_draw_as_the_naive_twin_and_tell_their_share() -> None:
+    """Where filters keep so much that they cut by value; `kept` against the ranked tokens."""
+    samplers = [sampler(i, **FLAT[i % len(FLAT)]) for i in range(24)]
+    for seed in range(4):
+        logits = (logits_of(24, 5000, seed) * np.float32(0.1)).round(1)
+        at = np.arange(24, dtype=np.uint64) + np.uint64(seed)
+        got = Chain(samplers).draw(logits, np.arange(24), at, kept=True)
+        assert got.kept is not None
+        for i, each in enumerate(samplers):
+            noise = naive.noise(each.stream, i + seed, range(5000))
+            expected = naive.draw(logits[i].tolist(), each.params, noise)
+            assert got.ids[i] == expected, (seed, i, each.params)
+            chance = probabilities(logits[i], each.params)[expected]
+            assert got.kept[i] == pytest.approx(np.log(chance), abs=1e-5)
+
+
+def test_the_last_of_equals_within_an_edge_can_be_drawn_and_the_next_cannot() -> None:
+    """The best of every group, and as many of the equal rest as it takes: all of them come."""
+    logits = np.zeros((1, 5000), dtype=np.float32)
+    logits[0, :64] = logits[0, 4096:4160] = 1.0
+    samplers = [sampler(i, top_p=0.075) for i in range(3000)]
+    drawn = set(draw(samplers, logits, [0] * 3000, [2] * 3000).ids.tolist())
+    assert drawn == set(np.flatnonzero(probabilities(logits[0], samplers[0].params)).tolist())
+
+
+def test_many_samplers_may_draw_within_the_edge_of_one_flat_row() -> None:
+    logits = logits_of(2, 5000) * np.float32(0.1)
+    for recipe in FLAT[:-1]:
+        samplers = [sampler(i, **recipe) for i in range(12)]
+        rows = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
+        assert np.array_equal(draw(samplers, logits, rows).ids, draw(samplers, logits[rows]).ids), (
+            recipe
+        )
 
 
 def test_positions_and_streams_both_matter() -> None:
@@ -289,3 +342,23 @@ def test_an_empty_chain_draws_nothing() -> None:
     batch = DrawBatch(np.zeros(0, dtype=np.int64), Chain([]), np.zeros(0, dtype=np.uint64))
     got = batch.chain.draw(logits_of(1, 4), batch.rows, batch.positions)
     assert len(got.ids) == len(got.logprobs) == len(got.entropies) == 0
+
+
+def test_top_p_of_a_row_too_flat_for_float32_keeps_all_but_the_least() -> None:
+    random = np.random.default_rng(0)
+    logits = (random.standard_normal((1, 9001)) * 1e-41).astype(np.float32)
+    heat = {"temperature": 1e30, "temperature_first": True}
+    rows, at = np.zeros(40, np.int64), np.zeros(40, np.uint64)
+    cut = Chain([Sampler(SamplingParams(top_p=1 - 1e-15, **heat), i) for i in range(40)])
+    plain = Chain([Sampler(SamplingParams(**heat), i) for i in range(40)])
+    assert np.array_equal(cut.draw(logits, rows, at).ids, plain.draw(logits, rows, at).ids)
+
+
+def test_top_p_that_equals_cannot_reach_keeps_what_min_p_keeps() -> None:
+    """Nothing below the largest may count, so that all there is to look at is level."""
+    logits = np.full((1, 4500), -0.1, np.float32)
+    logits[0, :4000] = 0
+    rows, at = np.zeros(40, np.int64), np.zeros(40, np.uint64)
+    both = Chain([Sampler(SamplingParams(top_p=0.999, min_p=1.0), i) for i in range(40)])
+    alone = Chain([Sampler(SamplingParams(min_p=1.0), i) for i in range(40)])
+    assert np.array_equal(both.draw(logits, rows, at).ids, alone.draw(logits, rows, at).ids)

@@ -125,6 +125,47 @@ def test_filter_leaves_its_input_and_a_row_is_the_same_alone(
         assert left(logits[row : row + 1], params[row : row + 1]) == together[row : row + 1]
 
 
+@pytest.mark.parametrize("n_vocab", [5, 700, 9000])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_edge_of_flat_rows_is_where_their_order_ends(
+    n_vocab: int, scale: float, tied: bool
+) -> None:
+    """By value the same tokens stay as by rank; tied rows have few values, scale 0 has one."""
+    rng = np.random.default_rng(1)
+    options: list[dict[str, Any]] = [
+        {"top_p": 0.1},
+        {"top_p": 0.5, "temperature": 3.0, "temperature_first": True},
+        {"top_p": 0.9, "min_p": 0.5},
+        {"top_p": 0.999, "min_p": 1e-9},
+        {"min_p": 0.3},
+        {"min_p": 1.0},
+        {"min_p": 0.9, "temperature": 0.5, "temperature_first": True},
+        {"top_p": 0.7, "typical_p": 0.9},
+        {"top_k": 20, "min_p": 0.1},
+        {"top_p": 1e-9},
+    ]
+    params = [SamplingParams(**each) for each in options]
+    logits = (rng.standard_normal((len(params), n_vocab)) * scale).astype(np.float32)
+    logits = np.round(logits * 8) / 8 if tied else logits
+    logits[:, 3] = -np.inf
+    ranked = left(logits, params)
+    arrays, every = SamplingArrays.of(params), np.arange(len(params))
+    total = filters.mass(logits, logits.max(axis=1), arrays.early)
+    met = []
+    for part in filters.left_or_edge(logits, group_peaks(logits), arrays, every, total):
+        met += part.rows.tolist()
+        if isinstance(part, filters.Edge):
+            for row, least, last in zip(*part, strict=True):
+                values = logits[row]
+                kept = (values > least) | ((values == least) & (np.arange(n_vocab) <= last))
+                assert set(np.flatnonzero(kept).tolist()) == set(ranked[row]), options[row]
+        else:
+            for row, ids, heights in zip(part.rows, part.ids, part.heights, strict=True):
+                assert set(ids[np.isfinite(heights)].tolist()) == set(ranked[row])
+    assert sorted(met) == every.tolist()
+
+
 @pytest.mark.parametrize("name", list(filters.CUTS))
 def test_at_least_the_likeliest_or_most_typical_token_stays(name: str) -> None:
     tight = SamplingParams(**{name: 1e-9 if name in ("top_p", "typical_p") else 1})

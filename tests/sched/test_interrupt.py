@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -96,3 +97,39 @@ def test_ctrl_c_while_the_thread_steps_keeps_what_the_run_made(
     assert result.finish_reason == "interrupted"
     assert 4 <= len(result.tokens) < 60
     assert handler == [signal.SIGINT]
+
+
+class Struck(threading.Condition):
+    """Ctrl-C comes on the main thread just when it has taken the condition for time `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.n_left = at
+
+    def __enter__(self) -> bool:
+        taken = super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self.n_left -= 1
+            if not self.n_left:
+                signal.raise_signal(signal.SIGINT)
+        return taken
+
+    def is_free(self) -> bool:
+        """Asked by another thread."""
+        if not self.acquire(timeout=5):
+            return False
+        self.release()
+        return True
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_ctrl_c_of_one_who_waits_leaves_nothing_taken(make: MakeRig, at: int) -> None:
+    """While the thread steps: it goes on, and so does whoever asks next."""
+    rig = make()
+    news = rig.driver._news = Struck(at)
+    rig.driver._caller = 0  # another thread has called before
+    with pytest.raises(KeyboardInterrupt):
+        rig.drive(run(rig.place([1, 2]), 0, max_tokens=40))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(news.is_free).result()
+    rig.drive(run(rig.place([1, 2]), 1))

@@ -7,6 +7,7 @@ import pytest
 
 from kv.listkv import ListFragments
 from weft.engines.base import HostOutput
+from weft.errors import ForwardError
 from weft.kv.place import Cursor
 from weft.kv.tree import TokenTree
 from weft.sched.rows import LogitsRow, RowStore
@@ -19,8 +20,8 @@ def path(n: int = 6) -> tuple[TokenTree, Cursor]:
     return tree, tree.pin(tree.extend(tree.root(), list(range(n))))
 
 
-def store_of(tree: TokenTree, n_rows: int, *, lasting: bool = True) -> RowStore:
-    return RowStore(n_rows * ROW, 4, tree.forget, threading.RLock(), lasting=lasting)
+def store_of(tree: TokenTree, n_rows: int) -> RowStore:
+    return RowStore(n_rows * ROW, 4, tree.forget, threading.RLock())
 
 
 def put(store: RowStore, at: Cursor, value: float) -> LogitsRow:
@@ -32,10 +33,10 @@ def put(store: RowStore, at: Cursor, value: float) -> LogitsRow:
 
 
 def keep(
-    store: RowStore, output: HostOutput, n_rows: int, indices: list[int], *, hung: bool = False
+    store: RowStore, output: HostOutput, indices: list[int], *, hung: bool = False
 ) -> list[LogitsRow]:
     """Keep these rows of an output, and no others."""
-    rows = store.keep(output, indices, len(indices), n_rows, hung=hung)
+    rows = store.keep(output.keep(indices), range(len(indices)), len(indices), hung=hung)
     store.shrink()
     return rows
 
@@ -72,7 +73,7 @@ def test_a_row_is_found_where_it_was_put_and_nowhere_else() -> None:
 def test_rows_are_fetched_when_they_are_read_and_once(hung: bool) -> None:
     tree, _ = path()
     output, store = Output(6), store_of(tree, 10)
-    rows = keep(store, output, 6, [1, 2, 3, 4, 5], hung=hung)
+    rows = keep(store, output, [1, 2, 3, 4, 5], hung=hung)
     assert output.n_fetched == 0
     assert store.used_bytes <= 6 * ROW
     for _ in range(2):
@@ -80,13 +81,33 @@ def test_rows_are_fetched_when_they_are_read_and_once(hung: bool) -> None:
     assert output.n_fetched == 5
 
 
-@pytest.mark.parametrize(("n_rows", "lasting"), [(6, False), (64, True)])
-def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little(
-    n_rows: int, lasting: bool
-) -> None:
+@pytest.mark.parametrize("hung", [False, True])
+def test_a_row_that_the_engine_does_not_give_is_forgotten(hung: bool) -> None:
+    """The error says whose it is; the rows beside it stay, and nothing is counted for it."""
+
+    class Failing(Output):
+        def logits(self, index: int) -> np.ndarray:
+            if index == 1:
+                raise RuntimeError("the card fell off")
+            return super().logits(index)
+
     tree, _ = path()
-    output, store = Output(n_rows), store_of(tree, 10, lasting=lasting)
-    rows = keep(store, output, n_rows, [2, 4])
+    store = store_of(tree, 10)
+    first, second = keep(store, Failing(2), [1, 0], hung=hung)
+    with pytest.raises(ForwardError, match="the card fell off"):
+        store.read(first)
+    assert store.read(first) is None
+    assert store.lend(first) is None
+    assert float(store.read(second)[0]) == 0
+    del first
+    store.shrink()
+    assert store.used_bytes == ROW
+
+
+def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little() -> None:
+    tree, _ = path()
+    output, store = Output(64), store_of(tree, 10)
+    rows = keep(store, output, [2, 4])
     assert output.n_fetched == 2
     assert [float(store.read(row)[0]) for row in rows] == [2, 4]
     assert store.used_bytes == 2 * ROW
@@ -96,9 +117,9 @@ def test_rows_are_copied_at_once_where_an_output_would_be_kept_for_little(
 def test_rows_that_nobody_holds_make_room(hung: bool) -> None:
     tree, _ = path()
     store = store_of(tree, 4)
-    kept = keep(store, Output(2), 2, [0, 1], hung=hung)
+    kept = keep(store, Output(2), [0, 1], hung=hung)
     for _ in range(50):
-        keep(store, Output(2), 2, [0, 1], hung=hung)
+        keep(store, Output(2), [0, 1], hung=hung)
         assert store.used_bytes <= 4 * ROW
     assert [store.read(row) is not None for row in kept] == [True, True]
 
@@ -106,10 +127,10 @@ def test_rows_that_nobody_holds_make_room(hung: bool) -> None:
 def test_an_output_that_nobody_has_read_goes_as_one_and_read_rows_stay() -> None:
     tree, _ = path()
     store = store_of(tree, 4)
-    rows = keep(store, Output(3), 3, [0, 1, 2])
+    rows = keep(store, Output(3), [0, 1, 2])
     assert store.used_bytes == 3 * ROW
     assert float(store.read(rows[1])[0]) == 1
-    others = keep(store, Output(3), 3, [0, 1, 2])
+    others = keep(store, Output(3), [0, 1, 2])
     assert [store.read(row) is not None for row in rows] == [False, True, False]
     assert [store.read(row) is not None for row in others] == [True, True, True]
     assert store.used_bytes <= 4 * ROW

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..sampling.sampler import Sampler
     from ..sched.jobs import Committed
     from ..sched.lines import Line
+    from ..sched.rows import LogitsRow
     from ..sched.work import Want
     from .branch import Branch
 
@@ -149,12 +150,12 @@ class _PrefillPart:
         self.first = next(scored, self.n_ahead)
 
     def wants(self) -> tuple[Want, ...]:
-        start, row = self.branch.position, Logits(self.place.depth)
+        start, row = self.branch.position, Logits(self.place.depth, kept=True)
         if self.first == self.n_ahead:
             return (row,)
         return row, Scores(start + self.first, start + self.n_ahead)
 
-    def finish(self, row: Any, scores: Score | None = None) -> None:
+    def finish(self, row: LogitsRow, scores: Score | None = None) -> None:
         found: list[float | None] = [None] * self.n_ahead
         if scores is not None:
             found[self.first :] = (-scores.logprobs).tolist()
@@ -252,8 +253,9 @@ def turn(peers: LiveBranches, branches: Sequence[Branch]) -> Iterator[None]:
     finally:
         try:
             _release(peers, branches, mine)
-        finally:  # again: Ctrl-C may have come before it began
+        except BaseException:  # Ctrl-C came before it began
             _release(peers, branches, mine)
+            raise
 
 
 @asynccontextmanager

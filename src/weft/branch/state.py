@@ -218,13 +218,11 @@ class State:
 
     # Logits -----------------------------------------------------------------------------------
 
-    def moved(self, place: Place, logits: Floats | None) -> None:
-        """The tip is another now; logits: its row, None if it is to be read when wanted."""
+    def moved(self, place: Place, row: LogitsRow | None) -> None:
+        """The tip is another now; row: its logits, None if they are to be read when wanted."""
         self.place = place
         self.drawn = None
-        self.row = LogitsRow() if place.depth else None
-        if logits is not None and self.row is not None:
-            self._rows.fill(self.row, logits)
+        self.row = (row or LogitsRow()) if place.depth else None
 
     def raw(self) -> Floats:
         """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
@@ -401,13 +399,14 @@ def draw(branches: Sequence[State]) -> list[Produced]:
 
     Raises: DeadEnd where nothing may come next; the others have drawn then.
     """
-    fresh = [branch for branch in branches if branch.drawn is None]
-    if fresh:
-        _draw(fresh)
-    return [branch.drawn for branch in branches if branch.drawn is not None]
+    # Looked at once: another thread may clear the cache at any time, and what was drawn with it.
+    known = [branch.drawn for branch in branches]
+    missing = [branch for branch, drawn in zip(branches, known, strict=True) if drawn is None]
+    fresh = iter(_draw(missing) if missing else ())
+    return [next(fresh) if drawn is None else drawn for drawn in known]
 
 
-def _draw(branches: Sequence[State]) -> None:
+def _draw(branches: Sequence[State]) -> list[Produced]:
     rows = [branch.raw() for branch in branches]
     samplers = [branch.drawing() for branch in branches]
     positions = [branch.position for branch in branches]
@@ -415,13 +414,16 @@ def _draw(branches: Sequence[State]) -> None:
     assert result.kept is not None
     figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
     dead: list[tuple[State, int]] = []
+    made: list[Produced] = []
     for branch, token, logprob, kept in zip(branches, *figures, strict=True):
         if token < 0:
             dead.append((branch, token))
         else:
-            branch.drawn = branch.produced(token, logprob, kept)
+            made.append(branch.produced(token, logprob, kept))
+            branch.drawn = made[-1]
     if dead:  # the others have drawn: asked again, they give the same
         raise _error_of(*dead[0], [branch for branch, _ in dead])
+    return made
 
 
 def _error_of(branch: State, token: int, dead: Sequence[State]) -> WeftError:

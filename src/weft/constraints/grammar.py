@@ -376,13 +376,15 @@ class Masks:
         """Start filling on another thread; matchers must stay as they are until `finish`."""
         self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
 
-    def finish(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
-        """Fill, or wait for what `begin` started."""
+    def finish(self, matchers: Sequence[Matcher | None], n_vocab: int) -> NDArray[np.int32]:
+        """Fill, or wait for what `begin` started; return the masks, int32 [B, words]."""
         filling, self._filling = self._filling, None
         if filling is None:
             self._fill(matchers, n_vocab)
         else:
             filling.result()
+        assert self._bits is not None
+        return self._bits
 
     def over(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return logits with -inf for what is not allowed: float32 [B, V], a copy.

@@ -108,7 +108,11 @@ class EngineInfo:
     keeps_ends: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
     other paths the engine says how much it would run (`n_to_run`).
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
-    before.
+    before. The scheduler then calls forward(k + 1), lands step k, and draws of step k + 1 last, so
+    what it draws with knows every token before.
+    step_tokens: tokens that a forward may run at most, where the next tokens of runs and commits do
+    not count against the `n_batch` of an LM: as many of them as this step in each forward, and up
+    to `n_batch` others beside them. None: an LM's `n_batch` is the bound of all.
     owner_thread: every call must come from the thread that made the first one.
     n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
     files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
@@ -119,7 +123,8 @@ class EngineInfo:
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these, and for `recomputes` with another.
+    Raises: ConfigError for a `kv` that is none of these, for `recomputes` with another, and for
+    `step_tokens` of none.
     """
 
     name: str
@@ -137,6 +142,7 @@ class EngineInfo:
     recomputes: bool = False
     keeps_ends: bool = False
     overlap: bool = False
+    step_tokens: int | None = None
     owner_thread: bool = False
     n_embd: int = 0
     pooling: Pooling | None = None
@@ -150,6 +156,8 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
+        if self.step_tokens is not None and self.step_tokens < 1:
+            raise ConfigError(f"step_tokens is {self.step_tokens}; allowed are None and 1 or more")
         if self.recomputes and self.kv != "hidden":
             raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
         if self.keeps_ends and not self.recomputes:
@@ -173,7 +181,12 @@ class Span(NamedTuple):
 
 
 class LateTokens(NamedTuple):
-    """One token that a launched step drew and the host has not seen: entry `number` of `draws`."""
+    """One token that a launched step drew and the host has not seen: entry `number` of `draws`.
+
+    draws: the very object that `Output.draw` of this engine gave. Those of one forward all name the
+    same one, in any order; other rows of that forward may have tokens that the host knows. Where
+    nothing could be drawn (an id below 0) the run ends: any token will do then.
+    """
 
     draws: Draws
     number: int
@@ -291,7 +304,7 @@ def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
             n_ctx=info.n_positions,
         )
     if isinstance(row.tokens, LateTokens):
-        return [int(row.tokens.draws.result().ids[row.tokens.number])]
+        return [max(int(row.tokens.draws.result().ids[row.tokens.number]), 0)]
     low, high = min(row.tokens), max(row.tokens)
     if low < 0 or high >= n_vocab:
         raise ConfigError(f"token ids must be 0 to {n_vocab - 1}; got {low} to {high}")
@@ -306,6 +319,33 @@ class Draws(Protocol):
         ...
 
 
+class KeptRows(ABC):
+    """Logits rows that outlive their step, where they were computed. See `Output.keep`.
+
+    n_bytes: what they hold there.
+    """
+
+    n_bytes: int
+
+    @abstractmethod
+    def logits(self, number: int) -> NDArray[np.float32]:
+        """Raw logits on the host, of entry `number` of the indices: float32 [V], not to be written.
+
+        Waits. Any thread may call, also while a step runs.
+        """
+
+
+class KeptRow(NamedTuple):
+    """One of some kept rows."""
+
+    rows: KeptRows
+    number: int
+
+    def logits(self) -> NDArray[np.float32]:
+        """Return the row on the host: float32 [V], not to be written to. Waits."""
+        return self.rows.logits(self.number)
+
+
 class Output(ABC):
     """What one forward gives. Logits rows are numbered in row order, then `logits_at` order."""
 
@@ -317,13 +357,27 @@ class Output(ABC):
     def logits(self, index: int) -> NDArray[np.float32]:
         """Raw logits row `index` on the host: float32 [V], the caller's own copy. Waits."""
 
+    def keep(self, indices: Sequence[int]) -> KeptRows:
+        """Keep logits rows `indices` for later, without this output.
+
+        Where they lie on a device they stay there, and come to the host one by one, when somebody
+        reads. The scheduler asks once a step, after it has landed. Copies them to the host, unless
+        the engine says otherwise: right for every engine, and dear where rows are large.
+        """
+        return HostRows([self.logits(index) for index in indices])
+
     @abstractmethod
     def scores(self) -> list[list[Score]]:
         """One list a row, one Score a ScoreSpan. Waits."""
 
     @abstractmethod
     def draw(self, batch: DrawBatch) -> Draws:
-        """Draw tokens from this step's logits rows, numbered as in `batch.rows`; does not wait."""
+        """Draw tokens from this step's logits rows, numbered as in `batch.rows`; does not wait.
+
+        Called after the forward, several times where several parts draw. The host has seen all that
+        the batch's samplers drew before: their counts and constraints are up to date, also where
+        the rows ran `LateTokens`, and change only once these draws have landed.
+        """
 
 
 class Usage(NamedTuple):
@@ -489,6 +543,14 @@ class Engine(ABC):
         Unsupported for an adapter that it does not have.
         """
 
+    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+        """Draw from rows that were kept, numbered as in `batch.rows`; else as `Output.draw`.
+
+        They may be of any outputs, or be host arrays (`HostRows`). Draws on the host, unless the
+        engine says otherwise.
+        """
+        return HostDraws(batch.on_host([row.logits() for row in rows]))
+
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows as `forward` does; return what the head would see: float32 [T, n_embd] a row.
 
@@ -554,6 +616,35 @@ class HostDraws:
         return self._result
 
 
+class HostRows(KeptRows):
+    """Kept rows in host memory: arrays, float32 [V] each, not to be written to any more."""
+
+    __slots__ = ("_rows", "n_bytes")
+
+    def __init__(self, rows: Sequence[NDArray[np.float32]]) -> None:
+        self._rows = rows
+        self.n_bytes = sum([row.nbytes for row in rows])
+
+    def logits(self, number: int) -> NDArray[np.float32]:
+        """Return a row, shared: float32 [V]; never waits."""
+        return self._rows[number]
+
+
+class OutputRows(KeptRows):
+    """Kept rows in the output of their step, all of which they hold."""
+
+    __slots__ = ("_indices", "_output", "n_bytes")
+
+    def __init__(self, output: Output, indices: Sequence[int], n_bytes: int) -> None:
+        self._output = output
+        self._indices = indices
+        self.n_bytes = n_bytes
+
+    def logits(self, number: int) -> NDArray[np.float32]:
+        """Return a copy of a row: float32 [V]."""
+        return self._output.logits(self._indices[number])
+
+
 class HostOutput(Output):
     """Logits and scores in host memory.
 
@@ -575,12 +666,16 @@ class HostOutput(Output):
         """Return a copy of logits row `index`: float32 [V]."""
         return self._logits[index].copy()
 
+    def keep(self, indices: Sequence[int]) -> KeptRows:
+        """Keep all of it, or copies where most of it would be kept for a few."""
+        if 2 * len(indices) < len(self._logits):
+            return HostRows([self.logits(index) for index in indices])
+        return OutputRows(self, indices, self._logits.nbytes)
+
     def scores(self) -> list[list[Score]]:
         """Return one list a row, one Score a ScoreSpan."""
         return self._scores
 
     def draw(self, batch: DrawBatch) -> HostDraws:
         """Draw with the NumPy reference sampler; done on return."""
-        return HostDraws(
-            batch.chain.draw(self._logits, batch.rows, batch.positions, kept=batch.kept)
-        )
+        return HostDraws(batch.on_host(self._logits))

@@ -23,6 +23,7 @@ from .base import (
     Fragments,
     HostDraws,
     Output,
+    OutputRows,
     Row,
     Score,
     Usage,
@@ -97,6 +98,9 @@ class StubOutput(Output):
         row = np.zeros(self.n_vocab, np.float32)
         row[TOKEN] = 50.0
         return row
+
+    def keep(self, indices: Sequence[int]) -> OutputRows:
+        return OutputRows(self, indices, 4 * self.n_vocab * len(indices))
 
     def scores(self) -> list[list[Score]]:
         raise NotImplementedError("the stub engine scores nothing")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -490,14 +490,23 @@ class TokenTree:
         while self.growing:
             self._settle(next(iter(self.growing)))
 
-    def settle_idle(self) -> None:
-        """A step has ended: do so for the leaves that have not grown for some steps."""
+    def settle_idle(self, busy: Callable[[], Collection[Fragment]] = tuple) -> None:
+        """A step has ended: do so for the leaves that have not grown for some steps.
+
+        busy: asked for the fragments that a launched step may read or write; they wait.
+        """
         self.n_steps += 1
+        used: Collection[Fragment] | None = None
         while self.growing:
             leaf, step = next(iter(self.growing.items()))
             if step > self.n_steps - GROWING_STEPS:
                 return
-            self._settle(leaf)
+            used = busy() if used is None else used
+            if leaf.launched or leaf.fragment in used:
+                self.growing[leaf] = self.n_steps
+                self.growing.move_to_end(leaf)
+            else:
+                self._settle(leaf)
 
     def _settle(self, node: Node) -> None:
         self._settled(node)
@@ -583,7 +592,7 @@ class TokenTree:
     def join(self, cursor: Cursor, minimum: int = JOIN_LENGTH) -> int:
         """Make one node of the one-child nodes that end at `cursor`'s; return how many nodes went.
 
-        Only between steps: a launched step may read the fragments. The lowest node stays.
+        Not while a launched step may read their fragments. The lowest node stays.
         """
         chain = join_chain(resolve(cursor).node)
         if len(chain) < minimum:

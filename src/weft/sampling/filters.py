@@ -28,6 +28,10 @@ Flags = NDArray[np.bool_]
 _HUGE = np.float32(1e30)
 # How many of the likeliest tokens top-p looks at first; seldom are more needed.
 _HEAD = 512
+# Rows no longer than this are ranked whole sooner than an edge is found in them.
+_RANKED_WHOLE = 4096
+# Into so many ranges of value a flat row's weights are added up.
+_N_RANGES = 8192
 
 
 def bias(logits: Floats, rows: Ids, ids: Ids, values: Floats) -> Floats:
@@ -78,6 +82,18 @@ class Left(NamedTuple):
     log_total: Doubles
 
 
+class Edge(NamedTuple):
+    """What filters leave of some rows where a logit's value says it, not its place in an order.
+
+    rows: int64 [B]. least: float32 [B], the smallest logit that is kept. last: int64 [B], the
+    highest id that is kept of those equal to it.
+    """
+
+    rows: Ids
+    least: Floats
+    last: Ids
+
+
 def left(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
 ) -> Iterator[Left]:
@@ -86,26 +102,141 @@ def left(
     logits: float32 [R, V], edited; peaks: `metrics.group_peaks` of them. arrays: of all R rows.
     rows: int64, ascending. totals: `mass` of all R rows, looked at where top-p cuts first.
     """
-    everyone = len(rows) == len(logits)
-    some, heads = (logits, peaks) if everyone else (logits[rows], peaks[rows])
-    mine, total = arrays if everyone else arrays.take(rows), totals[rows]
-    sure = _sure_floors(heads, mine, total, logits.shape[1])
-    likely = _likely_floors(heads, mine)
-    ranked = rank(some, heads, np.maximum(sure, likely))
-    if not mine.mass_first.any():
-        yield _cut(rows, ranked, mine, total)
+    look = _Look.at(logits, peaks, arrays, rows, totals)
+    if look.reached.all():
+        yield _cut(rows, look.ranked, look.arrays, look.total)
         return
-    weights = np.exp(_below(ranked, mine.early))
-    reached: Flags = _sums(weights) >= mine.filters["top_p"] * total
-    reached |= ~mine.mass_first | (likely <= sure)
-    if reached.all():
-        yield _cut(rows, ranked, mine, total)
-        return
-    floors = np.where(reached, np.maximum(sure, likely), sure)
-    for chosen in (np.flatnonzero(reached), np.flatnonzero(~reached)):
+    for chosen in (np.flatnonzero(look.reached), np.flatnonzero(~look.reached)):
         if len(chosen):
-            again = rank(some[chosen], heads[chosen], floors[chosen])
-            yield _cut(rows[chosen], again, mine.take(chosen), total[chosen])
+            yield look.again(chosen)
+
+
+def left_or_edge(
+    logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
+) -> Iterator[Left | Edge]:
+    """Yield the same, but an `Edge` of flat rows: they keep too much for an order to be made of it.
+
+    That is what asks for min-p alone, and where the head of a row does not reach top-p's share.
+    """
+    asked = arrays.asked
+    none = np.zeros(len(rows), dtype=bool)
+    above = asked["min_p"][rows] if "min_p" in asked else none
+    for name in asked.keys() - {"min_p"}:
+        above = above & ~asked[name][rows]
+    if above.any():
+        some = rows[above]
+        tops = peaks[some].max(axis=1)
+        least = _least_kept(tops, arrays.early[some], arrays.filters["min_p"][some])
+        yield Edge(some, least, np.full(len(some), logits.shape[1]))
+        rows = rows[~above]
+    if not len(rows):
+        return
+    look = _Look.at(logits, peaks, arrays, rows, totals)
+    if look.reached.all():
+        yield _cut(rows, look.ranked, look.arrays, look.total)
+        return
+    by_value = ~look.reached & (logits.shape[1] > _RANKED_WHOLE)
+    for name in asked.keys() - {"top_p", "min_p"}:
+        by_value &= ~asked[name][rows]
+    for part, which in ((look.edge, by_value), (look.again, ~by_value)):
+        if which.any():
+            yield part(np.flatnonzero(which))
+
+
+class _Look(NamedTuple):
+    """A first look at some rows: as many of the likeliest as it takes as a rule.
+
+    reached: whether that was enough. The rest is as `left` has it, of these rows alone.
+    """
+
+    rows: Ids
+    logits: Floats
+    peaks: Floats
+    arrays: SamplingArrays
+    total: Doubles
+    sure: Floats
+    floors: Floats
+    ranked: RankedIds
+    reached: Flags
+
+    @classmethod
+    def at(
+        cls, logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
+    ) -> _Look:
+        everyone = len(rows) == len(logits)
+        some, heads = (logits, peaks) if everyone else (logits[rows], peaks[rows])
+        mine, total = arrays if everyone else arrays.take(rows), totals[rows]
+        sure = _sure_floors(heads, mine, total, logits.shape[1])
+        likely = _likely_floors(heads, mine, total)
+        floors = np.maximum(sure, likely)
+        ranked = rank(some, heads, floors)
+        reached: Flags = np.ones(len(rows), dtype=bool)
+        if mine.mass_first.any():
+            weights = np.exp(_below(ranked, mine.early))
+            reached = _sums(weights) >= mine.filters["top_p"] * total
+            reached |= ~mine.mass_first | (likely <= sure)
+            floors = np.where(reached, floors, sure)
+        return cls(rows, some, heads, mine, total, sure, floors, ranked, reached)
+
+    def again(self, chosen: Ids) -> Left:
+        """Cut some of the rows, ranked as far down as it takes them."""
+        ranked = rank(self.logits[chosen], self.peaks[chosen], self.floors[chosen])
+        return _cut(self.rows[chosen], ranked, self.arrays.take(chosen), self.total[chosen])
+
+    def edge(self, chosen: Ids) -> Edge:
+        """Find where top-p, and min-p after it, cut some of the rows."""
+        edge = Edge(
+            self.rows[chosen],
+            np.empty(len(chosen), dtype=np.float32),
+            np.full(len(chosen), self.logits.shape[1]),
+        )
+        early, filters = self.arrays.early, self.arrays.filters
+        for i, row in enumerate(chosen.tolist()):
+            wanted = filters["top_p"][row] * self.total[row]
+            edge.least[i], edge.last[i] = _where_reached(
+                self.logits[row], self.sure[row], early[row], wanted
+            )
+        tops = self.peaks[chosen].max(axis=1)
+        floor = _least_kept(tops, early[chosen], filters["min_p"][chosen])
+        edge.last[floor > edge.least] = self.logits.shape[1]
+        return edge._replace(least=np.maximum(edge.least, floor))
+
+
+def _where_reached(
+    logits: Floats, floor: np.float32, early: float, wanted: float
+) -> tuple[np.float32, int]:
+    """Return the logit and the id at which the likeliest tokens of a row reach what is wanted.
+
+    Nothing below the floor is needed. Weights are added up by value in many small ranges, and only
+    what lies in the range that reaches it is put in order.
+    """
+    ids = np.flatnonzero(logits >= floor)
+    values = logits[ids]
+    below = (values.astype(np.float64) - values.max()) / early
+    weights = np.exp(below)
+    lowest = float(below.min()) or -1.0  # 0: all are level, and min-p's floor is above the rest
+    ranges = (below * (_N_RANGES / lowest)).astype(np.int64)
+    running = np.cumsum(np.bincount(ranges, weights))
+    at = min(int(np.searchsorted(running, wanted)), len(running) - 1)
+    inside = np.flatnonzero(ranges == at)
+    inside = inside[np.argsort(-values[inside], kind="stable")]  # ids ascend
+    before = running[at - 1] if at else 0.0
+    nth = int(np.searchsorted(before + np.cumsum(weights[inside]), wanted))
+    edge = inside[min(nth, len(inside) - 1)]
+    return values[edge], int(ids[edge])
+
+
+def _least_kept(tops: Floats, early: Doubles, min_p: Doubles) -> Floats:
+    """Return the least logit of each row that min-p keeps: float32 [B]; -inf where it is off."""
+    lowest = _logs(min_p)
+    with np.errstate(over="ignore"):
+        about = (tops + lowest * early).astype(np.float32)
+    # Rounding may have gone either way.
+    tried = np.stack((np.nextafter(about, -np.inf), about, np.nextafter(about, np.inf)), axis=1)
+    wide = (tried.astype(np.float64) - tops[:, None]) / early[:, None]
+    enough = np.where(wide >= lowest[:, None], tried, np.inf).min(axis=1)
+    found: Floats = np.where(np.isneginf(about), about, enough).astype(np.float32)
+    return found
 
 
 def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
@@ -138,15 +269,32 @@ def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab:
     return rounded
 
 
-def _likely_floors(peaks: Floats, arrays: SamplingArrays) -> Floats:
+def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Floats:
     """Return for each row a logit above which there are as many tokens as it takes, as a rule."""
-    if arrays.asked.keys().isdisjoint(("top_k", "top_p")):
-        return np.full(len(peaks), -np.inf, dtype=np.float32)
-    n_groups = peaks.shape[1]
-    head = max(1, min(_HEAD, n_groups // 2))
-    wanted = np.where(arrays.mass_first, head, n_groups + 1)
-    top_k = arrays.filters["top_k"]
-    return floors_of(peaks, np.where(top_k > 0, top_k, wanted))
+    asked, first = arrays.asked, arrays.mass_first
+    out = np.full(len(peaks), -np.inf, dtype=np.float32)
+    if "top_k" in asked:
+        top_k = arrays.filters["top_k"]
+        out = floors_of(peaks, np.where(top_k > 0, top_k, peaks.shape[1] + 1))
+    if first.any():
+        out[first] = _heads(
+            peaks[first], arrays.early[first], arrays.filters["top_p"][first] * total[first]
+        )
+    return out
+
+
+def _heads(peaks: Floats, early: Doubles, wanted: Doubles) -> Floats:
+    """Return for each row a logit down to which its likeliest tokens weigh what is wanted.
+
+    The largest tokens of groups alone are added up; where a good many of them are not enough, it is
+    the last of these, and the tokens beside them may be.
+    """
+    n = max(1, min(_HEAD, peaks.shape[1] // 2))
+    best = -np.sort(np.partition(-peaks, n - 1, axis=1)[:, :n], axis=1)
+    weights = np.exp((best.astype(np.float64) - best[:, :1]) / early[:, None])
+    at = np.minimum((_running(weights) < wanted[:, None]).sum(axis=1), n - 1)
+    floors: Floats = best[np.arange(len(best)), at]
+    return floors
 
 
 def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Left:

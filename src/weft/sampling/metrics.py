@@ -70,6 +70,11 @@ def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None 
         mean = below.sum(axis=1)
         if np.isnan(mean).any():
             mean = _repaired(below, total)
+    return summed_up(peak, total, mean)
+
+
+def summed_up(peak: Floats, total: Floats, mean: Floats) -> Moments:
+    """Return the moments of rows. mean: [B], the sum of (logit - peak) * exp(logit - peak)."""
     log_total = np.log(total)
     entropies = np.maximum(log_total - mean / total, np.float32(0))
     return Moments(peak, total, log_total, entropies)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .filters import Left
+from .filters import Edge, Left
 from .metrics import MEMBERS, group_of, member_of, members
 
 U64 = NDArray[np.uint64]
@@ -160,6 +160,8 @@ Ids = NDArray[np.int64]
 # Of a key's numbers, groups have the first, by group; tokens have those from here, by id.
 _TOKENS = np.uint64(1 << 32)
 _MEMBER = np.uint64(MEMBERS - 1)
+# A row of which more groups than this are open after the first look has another short one.
+_MANY = 48
 
 
 class GroupNoise(NamedTuple):
@@ -202,6 +204,16 @@ def member_noise(noise: GroupNoise, lanes: Ids, groups: Ids, ids: Ids) -> Double
     there = np.flatnonzero(member < ids.shape[1])
     out[there, member[there]] = first[there]
     return out
+
+
+def earliest(noise: GroupNoise, lanes: Ids) -> Ids:
+    """Return the token of each group that has its group's noise: int64 [n, groups].
+
+    It may lie outside of the vocabulary.
+    """
+    groups = np.arange(noise.member.shape[1])
+    found: Ids = ((groups >> 6 << 12) + (groups & 63)) + noise.member[lanes] * MEMBERS
+    return found
 
 
 def _later(keys: U64, ids: Ids, first: Doubles) -> Doubles:
@@ -259,37 +271,59 @@ def best_of_left(left: Left, contest: Contest) -> Ids:
     return won
 
 
-def best_of_all(logits: Floats, peaks: Floats, temperature: Doubles, contest: Contest) -> Ids:
+def best_of_all(
+    logits: Floats,
+    peaks: Floats,
+    temperature: Doubles,
+    contest: Contest,
+    *,
+    edge: Edge | None = None,
+) -> Ids:
     """Return for each that draws the token id that wins among all of its row: int64 [n].
 
-    logits: float32 [R, V]; peaks: `group_peaks` of them. temperature: float64 [R].
+    logits: float32 [R, V]; peaks: `group_peaks` of them. temperature: float64 [R]. edge: of all R
+    rows: what lies beyond it cannot win.
     """
     at, lanes, every = contest.at, contest.lanes, np.arange(len(contest.at))
     top = peaks.max(axis=1).astype(np.float64)
     heights = (peaks - top[:, None]) / temperature[:, None]
     bounds = heights[at] + contest.groups.largest[lanes]
+    if edge is not None:
+        bounds[peaks[at] < edge.least[at][:, None]] = -np.inf
     n_vocab = logits.shape[1]
 
-    def look(who: Ids, groups: Ids) -> tuple[Ids, Doubles]:
-        """Return the members of groups, and their heights."""
-        ids, rows = members(groups, n_vocab), at[who]
+    def heights_of(who: Ids, ids: Ids) -> Doubles:
+        """Return the heights of ids[i] [n, M]; -inf for those that cannot be drawn."""
+        rows = at[who]
         found = logits[rows[:, None], np.minimum(ids, n_vocab - 1)]
-        below = (found - top[rows][:, None]) / temperature[rows][:, None]
+        below: Doubles = (found - top[rows][:, None]) / temperature[rows][:, None]
         if n_vocab % MEMBERS**2:
             below[ids >= n_vocab] = -np.inf
-        return ids, below
+        if edge is not None:
+            least, last = edge.least[rows][:, None], edge.last[rows][:, None]
+            below[(found < least) | ((found == least) & (ids > last))] = -np.inf
+        return below
 
     first = bounds.argmax(axis=1)
-    ids, scores = look(every, first)
-    scores += member_noise(contest.groups, lanes, first, ids)
+    ids = members(first, n_vocab)
+    scores = heights_of(every, ids) + member_noise(contest.groups, lanes, first, ids)
     member = scores.argmax(axis=1)
     won: Ids = ids[every, member]
     best = scores[every, member]
     open_ones = bounds > best[:, None]
     open_ones[every, first] = False
+    many = np.flatnonzero(open_ones.sum(axis=1) > _MANY)
+    if len(many):
+        # The earliest of every group are few, and likely to have a better one among them.
+        ids = earliest(contest.groups, lanes[many])
+        scores = heights_of(many, ids) + contest.groups.largest[lanes[many]]
+        who, group = np.arange(len(many)), scores.argmax(axis=1)
+        _improve(won, best, many, ids[who, group], scores[who, group])
+        open_ones[many] &= bounds[many] > best[many][:, None]
     who, groups = np.nonzero(open_ones)
     if len(who):
-        ids, below = look(who, groups)
+        ids = members(groups, n_vocab)
+        below = heights_of(who, ids)
         reach = below + contest.groups.largest[lanes[who], groups][:, None]
         group, member = np.nonzero(reach > best[who][:, None])
         who, ids = who[group], ids[group, member]
@@ -299,8 +333,9 @@ def best_of_all(logits: Floats, peaks: Floats, temperature: Doubles, contest: Co
 
 
 def _improve(won: Ids, best: Doubles, who: Ids, choices: Ids, scores: Doubles) -> None:
-    """Let who[i] have choices[i] where scores[i] beats its best and all its others."""
+    """Let who[i] have choices[i], and that score, where it beats its best and all its others."""
     better = np.flatnonzero(scores > best[who])
     # The last of several written to one place is what stays.
     better = better[np.argsort(scores[better], kind="stable")]
     won[who[better]] = choices[better]
+    best[who[better]] = scores[better]

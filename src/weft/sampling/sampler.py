@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from ..constraints.base import Matcher
 from ..constraints.grammar import Masks
 from ..errors import ConfigError
 from . import filters
-from .metrics import Moments, Scratch, group_peaks, moments, n_groups
+from .metrics import Moments, group_peaks, n_groups
 from .params import PARAMETERS, SamplingParams
+from .passes import Passes
 from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
 
 Floats = NDArray[np.float32]
@@ -26,8 +27,8 @@ Doubles = NDArray[np.float64]
 
 NOTHING = -1  # instead of a token, where constraint and bias leave none
 BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
-# Logits that are looked at together: rows of large vocabularies come one by one, out of the cache.
-_BLOCK = 1 << 19
+# Logits that are drawn from together, so that what is made for them stays small.
+_BLOCK = 1 << 22
 # Parameters are Python floats, logits are float32: these bounds change no draw.
 _TINY, _HUGE = 1e-30, 1e30
 _OF_A_ROW = ("greedy", "early", "late", "repetition", "presence", "frequency")
@@ -64,6 +65,16 @@ class DrawBatch:
     chain: Chain
     positions: NDArray[np.uint64]
     kept: bool = False
+
+    def on_host(
+        self, logits: Floats | Sequence[Floats], passes: Passes | None = None
+    ) -> DrawResult:
+        """Draw with the NumPy reference sampler, from float32 [R, V] or R rows of it.
+
+        passes: over the rows, the engine's own; None: NumPy's.
+        """
+        raw = logits if isinstance(logits, np.ndarray) else np.stack(logits)
+        return self.chain.draw(raw, self.rows, self.positions, kept=self.kept, passes=passes)
 
 
 class Sampler:
@@ -236,9 +247,10 @@ class Chain:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = tuple(samplers)
         self._keys = StreamKeys([sampler.stream for sampler in samplers])
-        self._scratch = Scratch()
+        self._passes = Passes()
         self._rows = np.arange(len(samplers))
         self._arrays = SamplingArrays.of([sampler.params for sampler in samplers])
+        self._greedy = bool(self._arrays.greedy.all())
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
@@ -250,13 +262,33 @@ class Chain:
         if self._masks is not None:
             self._masks.begin(self._matchers, n_vocab)
 
+    @property
+    def asked_filters(self) -> frozenset[str]:
+        """The filters that any sampler asks for, by their parameters' names."""
+        return frozenset(self._arrays.asked)
+
+    def allowed(self, n_vocab: int) -> NDArray[np.int32] | None:
+        """Return what constraints allow now, for a draw elsewhere; None where there are none.
+
+        A bit a token, the lowest first: int32 [B, words], valid until the next `prepare`. Waits for
+        what `prepare` has started, which is host work alone.
+        """
+        return None if self._masks is None else self._masks.finish(self._matchers, n_vocab)
+
     def draw(
-        self, logits: Floats, rows: Ids, positions: NDArray[np.uint64], *, kept: bool = False
+        self,
+        logits: Floats,
+        rows: Ids,
+        positions: NDArray[np.uint64],
+        *,
+        kept: bool = False,
+        passes: Passes | None = None,
     ) -> DrawResult:
         """Draw one token a sampler.
 
         logits: float32 [R, V], raw; not modified. rows: int64 [B], the logits row of each sampler.
-        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit.
+        positions: uint64 [B]. kept: give `DrawResult.kept`, which may cost an exp a logit. passes:
+        see `DrawBatch.on_host`.
         A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
         out = _room_for(len(self.samplers), kept)
@@ -267,6 +299,7 @@ class Chain:
             self._masks.finish(self._matchers, logits.shape[1])
         noise = group_noise(self._keys.at(positions), n_groups(logits.shape[1]))
         step = max(1, _BLOCK // logits.shape[1])
+        used_passes = self._passes if passes is None else passes
         for first in range(0, len(used), step):
             block = used[first : first + step]
             lanes = self._rows[first : first + step]
@@ -275,7 +308,7 @@ class Chain:
                 lanes = np.flatnonzero((lane >= first) & (lane < first + step))
                 at = lane[lanes] - first
             contest = Contest(at, lanes, noise)
-            self._draw_block(_taken(logits, block), contest, out)
+            self._draw_block(_taken(logits, block), contest, out, used_passes)
         return out
 
     def _used(self, rows: Ids) -> tuple[Ids, Ids]:
@@ -287,26 +320,35 @@ class Chain:
             return np.unique(rows, return_inverse=True)
         return rows, self._rows
 
-    def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult) -> None:
+    def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult, passes: Passes) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
         lanes, at = contest.lanes, contest.at
-        peak = raw.max(axis=1)
+        peaks = self._peaks(raw, passes)
+        peak = peaks.max(axis=1)
         broken = np.flatnonzero(~np.isfinite(peak))
         if broken.size:
             raw = raw.copy()
-            raw[broken] = peak[broken] = 0
-        found = moments(raw, self._scratch, peak)
+            raw[broken] = peak[broken] = peaks[broken] = 0
+        found = passes.moments(raw, peak)
         if len(lanes) > len(raw):
             arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
         else:
             arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
         edited, dead = self._edited(raw, arrays, lanes)
-        ids = _chosen(edited, found if edited is raw else None, arrays, contest, out.kept)
+        if edited is raw:
+            logits = _Logits(raw, peaks, found, passes)
+        else:
+            logits = _Logits(edited, self._peaks(edited, passes), None, passes)
+        ids = _chosen(logits, arrays, contest, out.kept)
         out.ids[lanes] = ids
         out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
         out.entropies[lanes] = found.entropies[at]
         out.ids[lanes[np.isin(at, dead)]] = NOTHING
         out.ids[lanes[np.isin(at, broken)]] = BROKEN
+
+    def _peaks(self, logits: Floats, passes: Passes) -> Floats:
+        """Return the largest logits of groups; of whole rows where nobody asks for groups."""
+        return logits.max(axis=1, keepdims=True) if self._greedy else passes.group_peaks(logits)
 
     def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
         """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
@@ -315,7 +357,7 @@ class Chain:
         """
         edited = raw if self._masks is None else self._masks.over(raw, lanes)
         if len(arrays.bias):
-            _check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
+            check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
         if self._stateful:
             edited = self._penalised(edited, arrays, lanes)
@@ -333,7 +375,7 @@ class Chain:
         rows = np.repeat([row for row, _ in counted], [len(history) for _, history in counted])
         ids = np.concatenate([history.ids for _, history in counted])
         counts = np.concatenate([history.counts for _, history in counted])
-        _check_ids(ids, logits.shape[1], "penalties")
+        check_ids(ids, logits.shape[1], "penalties")
         given = (arrays.repetition, arrays.presence, arrays.frequency)
         return filters.penalties(logits, rows, ids, counts, *given)
 
@@ -361,55 +403,88 @@ def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
     return chances
 
 
-def _chosen(
-    logits: Floats,
-    found: Moments | None,
-    arrays: SamplingArrays,
-    contest: Contest,
-    kept: Floats | None,
-) -> Ids:
-    """Return the drawn ids, one for each that draws; write into `kept` where that is given.
+class _Logits(NamedTuple):
+    """Rows to draw from, edited: float32 [R, V], and what is known of them.
 
-    logits: edited. found: of these logits, if nothing was edited.
+    peaks: `metrics.group_peaks`. found: their moments, where nothing was edited.
     """
+
+    values: Floats
+    peaks: Floats
+    found: Moments | None
+    passes: Passes
+
+    def mass(self, temperature: Doubles, wanted: Flags) -> Doubles:
+        """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
+        if not wanted.any():
+            return np.ones(len(self.values))
+        if self.found is None:
+            return self.passes.mass(self.values, self.peaks.max(axis=1), temperature)
+        total = self.found.total.astype(np.float64)
+        if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
+            rows = self.values if len(warm) == len(self.values) else self.values[warm]
+            total[warm] = self.passes.mass(rows, self.found.peak[warm], temperature[warm])
+        return total
+
+
+def _chosen(logits: _Logits, arrays: SamplingArrays, contest: Contest, kept: Floats | None) -> Ids:
+    """Return the drawn ids, one for each that draws; write into `kept` where that is given."""
     filtered, plain = arrays.filtered, arrays.plain
-    ids: Ids = logits.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
+    values, peaks = logits.values, logits.peaks
+    ids: Ids = values.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
     if arrays.greedy.all():
         return ids
-    peaks = group_peaks(logits)
     if filtered.any():
-        total = _mass(logits, found, arrays.early, arrays.mass_first)
-        for left in filters.left(logits, peaks, arrays, np.flatnonzero(filtered), total):
-            who, mine = contest.over(left.rows, len(logits))
-            won = best_of_left(left, mine)
-            ids[who] = left.ids[mine.at, won]
+        total = logits.mass(arrays.early, arrays.mass_first)
+        rows = np.flatnonzero(filtered)
+        for part in filters.left_or_edge(values, peaks, arrays, rows, total):
+            who, mine = contest.over(part.rows, len(values))
+            if isinstance(part, filters.Edge):
+                ids[who] = _within_edge(logits, arrays, part, contest.among(who), kept)
+                continue
+            won = best_of_left(part, mine)
+            ids[who] = part.ids[mine.at, won]
             if kept is not None:
-                kept[mine.lanes] = left.heights[mine.at, won] - left.log_total[mine.at]
+                kept[mine.lanes] = part.heights[mine.at, won] - part.log_total[mine.at]
     if plain.any():
         who = np.flatnonzero(plain[contest.at])
         mine = contest.among(who)
-        won = ids[who] = best_of_all(logits, peaks, arrays.late * arrays.early, mine)
+        warmth = arrays.late * arrays.early
+        won = ids[who] = best_of_all(values, peaks, warmth, mine)
         if kept is not None:
-            warmth = arrays.late * arrays.early
-            total, top = _mass(logits, found, warmth, plain), peaks.max(axis=1)
-            height = (logits[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
+            total, top = logits.mass(warmth, plain), peaks.max(axis=1)
+            height = (values[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
             kept[mine.lanes] = height - np.log(total[mine.at])
     return ids
 
 
-def _mass(
-    logits: Floats, found: Moments | None, temperature: Doubles, wanted: NDArray[np.bool_]
-) -> Doubles:
-    """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
-    if not wanted.any():
-        return np.ones(len(logits))
-    if found is None:
-        return filters.mass(logits, logits.max(axis=1), temperature)
-    total = found.total.astype(np.float64)
-    if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
-        rows = logits if len(warm) == len(logits) else logits[warm]
-        total[warm] = filters.mass(rows, found.peak[warm], temperature[warm])
-    return total
+def _within_edge(
+    logits: _Logits,
+    arrays: SamplingArrays,
+    edge: filters.Edge,
+    contest: Contest,
+    kept: Floats | None,
+) -> Ids:
+    """Return the ids that are drawn within an edge; write into `kept` where that is given."""
+    every = np.arange(len(logits.values))
+    least = np.full(len(every), -np.inf, dtype=np.float32)
+    last = np.zeros(len(every), dtype=np.int64)
+    least[edge.rows], last[edge.rows] = edge.least, edge.last
+    warmth = arrays.late * arrays.early
+    whole = filters.Edge(every, least, last)
+    ids = best_of_all(logits.values, logits.peaks, warmth, contest, edge=whole)
+    if kept is not None:
+        tops, totals = logits.peaks.max(axis=1).astype(np.float64), np.ones(len(every))
+        for row in edge.rows.tolist():
+            values = logits.values[row]
+            inside = values > least[row]
+            inside[: last[row] + 1] |= values[: last[row] + 1] == least[row]
+            heights = (values[inside].astype(np.float64) - tops[row]) / warmth[row]
+            totals[row] = np.exp(heights).sum()
+        at = contest.at
+        height = (logits.values[at, ids].astype(np.float64) - tops[at]) / warmth[at]
+        kept[contest.lanes] = height - np.log(totals[at])
+    return ids
 
 
 def _room_for(n: int, kept: bool) -> DrawResult:
@@ -433,7 +508,7 @@ def _alike(samplers: Sequence[Sampler]) -> bool:
     return all(sampler.params is first or sampler.params == first for sampler in samplers)
 
 
-def _check_ids(ids: Ids, n_vocab: int, where: str) -> None:
+def check_ids(ids: Ids, n_vocab: int, where: str) -> None:
     if ids.size and ids.max() >= n_vocab:
         raise ConfigError(
             f"token id {ids.max()} in {where} is outside the vocabulary; "
@@ -540,10 +615,12 @@ def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBa
     return DrawBatch(rows, chain, np.array(positions, dtype=np.uint64))
 
 
-def draw_at(chain: Chain, rows: Sequence[int], positions: Sequence[int]) -> DrawBatch:
-    """Draw sampler i of `chain` from logits row rows[i], for positions[i]; tell `kept`."""
+def draw_at(
+    chain: Chain, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
+) -> DrawBatch:
+    """Draw sampler i of `chain` from logits row rows[i], for positions[i]."""
     at = np.array(positions, dtype=np.uint64)
-    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=True)
+    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=kept)
 
 
 def draw_rows(

@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from ..engines.base import Engine
+from ..engines.base import Engine, KeptRow
 from ..errors import WeftError
 from ..kv.place import Place
 from ..kv.tree import TokenTree
-from ..sampling.sampler import Chain, Sampler, draw_rows
+from ..sampling.sampler import Chain, Sampler, draw_at
 from .jobs import CommitJob, Job, MergeKey, RunJob
 from .lines import Lines
-from .reads import Claim, Reader
+from .reads import Claim, PathPart, Reader
 from .rows import RowStore
-from .step import as_forward_error
+from .step import FirstsPart, Part, as_forward_error
 from .work import Counters
 
 _log = logging.getLogger(__name__)
@@ -45,14 +45,16 @@ class Desk:
     """All jobs of a scheduler, under its lock.
 
     queue: by age, not admitted. admitted: with their paths pinned. fresh: claims to look at.
-    waiting: claims that no part works for yet. first: runs whose first token can be drawn. live:
-    runs that step. commits: those under way.
+    waiting: claims that no part works for yet. first: runs whose first token can be drawn;
+    late_firsts: those of them that the next step draws. live: runs that step. commits: those under
+    way.
     """
 
     def __init__(
         self, tree: TokenTree, engine: Engine, counters: Counters, rows: RowStore, n_ctx: int
     ) -> None:
         self.tree = tree
+        self.engine = engine
         self.info = info = engine.info
         self.counters = counters
         self.n_ctx = n_ctx
@@ -68,6 +70,7 @@ class Desk:
         self.fresh: dict[Claim, None] = {}
         self.waiting: dict[Claim, None] = {}
         self.first: list[RunJob] = []
+        self.late_firsts: list[RunJob] = []
         self.live: dict[RunJob, None] = {}
         self.commits: dict[CommitJob, None] = {}
         self.run_chains = KeptChain()
@@ -236,13 +239,20 @@ class Desk:
         self._greedy = {key: run for key, run in self._greedy.items() if run not in set(runs)}
         for run in runs:
             self.guard(run, run.prime, self)
-        runs = [run for run in runs if not run.done]
+            if run.first_drawn is not None:
+                self.guard(run, run.begin, *run.first_drawn, self)
+        runs = [run for run in runs if not (run.done or run.n_drawn)]
+        if self.info.overlap:
+            self.late_firsts += [run for run in runs if not run.draws_alone]
+            runs = [run for run in runs if run.draws_alone]
         if not runs:
             return
-        rows = [run.first_row() for run in runs]
-        samplers, positions = [r.sampler for r in runs], [r.line.depth for r in runs]
+        numbers: dict[KeptRow, int] = {}
+        at = [numbers.setdefault(run.first_row(), len(numbers)) for run in runs]
         try:
-            result = draw_rows(rows, samplers, positions)
+            chain, ends = Chain([run.sampler for run in runs]), [run.line.depth for run in runs]
+            batch = draw_at(chain, at, ends, kept=False)
+            result = self.engine.draw(list(numbers), batch).result()
         except Exception as error:  # one of them cannot draw: find it, the others go on
             for run in runs if len(runs) > 1 else []:
                 self._draw_first([run])
@@ -252,3 +262,27 @@ class Desk:
         figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
         for run, token, logprob, entropy in zip(runs, *figures, strict=True):
             self.guard(run, run.begin, token, logprob, entropy, self)
+
+    def firsts_of(self, parts: Sequence[PathPart]) -> list[Part]:
+        """Return parts that draw the first tokens of runs from the rows that these parts bring."""
+        found: dict[str | None, list[tuple[RunJob, tuple[PathPart, int]]]] = {}
+        for part in parts:
+            for need, first, _ in part.takes:
+                run = need.claim.job
+                if isinstance(run, RunJob):
+                    self.guard(run, run.prime, self)
+                    if not run.done:
+                        place = (part, first - part.start)
+                        found.setdefault(part.namespace, []).append((run, place))
+        return [
+            FirstsPart(name, [run for run, _ in pairs], self, [place for _, place in pairs])
+            for name, pairs in found.items()
+        ]
+
+    def late_firsts_part(self) -> list[Part]:
+        """Return the part that draws the first tokens of runs from rows that were kept, if any."""
+        runs = [run for run in self.late_firsts if run.admitted]
+        self.late_firsts = []
+        for run in runs:
+            run.draws_alone = True  # should this go wrong
+        return [FirstsPart(None, runs, self)] if runs else []

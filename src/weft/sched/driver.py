@@ -209,7 +209,7 @@ class Driver:
         if self._thread is not None:
             return False
         me = threading.get_ident()
-        with self._news:
+        with deferred_interrupt(), self._news:
             if self._caller is None and not self.scheduler.engine.info.owner_thread:
                 self._caller = me
         if self._caller == me:
@@ -219,9 +219,11 @@ class Driver:
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
         self._wake()
-        with self._news:
+        # Ctrl-C between taking a condition and going on with it would leave it taken for ever.
+        with deferred_interrupt() as check, self._news:
             while not is_done():
                 self._news.wait(IDLE_S)
+                check()
                 if self.closed and not is_done():
                     raise StaleHandle("the LM was closed while this waited")
 
@@ -231,7 +233,7 @@ class Driver:
         """Start the driver thread, if there is none; it ends with the LM."""
         if self._thread is not None:
             return
-        with self._news:
+        with deferred_interrupt(), self._news:
             if self._thread is None and not self.closed:
                 name = f"weft-{self.scheduler.engine.info.name}"
                 self._thread = threading.Thread(
@@ -250,7 +252,7 @@ class Driver:
                 last()
 
     def _wake(self) -> None:
-        with self._news:
+        with deferred_interrupt(), self._news:
             self._news.notify_all()
 
     def turn(self) -> bool:

@@ -13,15 +13,15 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..engines.base import LateTokens, Row, ScoreSpan
+from ..engines.base import KeptRow, LateTokens, Row, ScoreSpan
 from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import join_scores
-from ..sampling.sampler import BROKEN, Chain, draw_at, draw_batch
-from .lines import LAST, Line
+from ..sampling.sampler import BROKEN, Chain, draw_at
+from .lines import Line
 from .reads import Claim, Need
-from .rows import LogitsRow
-from .step import LinesPart
+from .rows import LentRow, LogitsRow
+from .step import LinesPart, RunsPart
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..sampling.sampler import DrawBatch, DrawResult
     from .desk import Desk
 
+# So many forced tokens are worth a step in which a run that overlaps has no row.
+_WORTH_WAITING = 3
 MergeKey = tuple[object, ...] | None  # what greedy runs that are one run have in common
 
 
@@ -126,7 +128,7 @@ class ExtendJob(Job):
     def ready(self, claim: Claim, desk: Desk) -> None:
         wants = self._tickets[claim.number].item.wants
         pairs = zip(wants, claim.needs, strict=True)
-        self._answers[claim.number] = [_answer(want, need) for want, need in pairs]
+        self._answers[claim.number] = [_answer(want, need, desk) for want, need in pairs]
         if len(self._answers) == len(self._tickets):
             for number, ticket in enumerate(self._tickets):
                 ticket.resolve(self._answers[number])
@@ -139,9 +141,12 @@ def _need(claim: Claim, want: Any) -> Need:
     return Need(claim, want.depth - 1, want.depth, None)
 
 
-def _answer(want: Any, need: Need) -> Any:
+def _answer(want: Any, need: Need, desk: Desk) -> Any:
     answers = need.answers()
-    return join_scores(answers) if isinstance(want, Scores) else answers[0]
+    if isinstance(want, Scores):
+        return join_scores(answers)
+    lent: LentRow = answers[0]
+    return lent.row if want.kept else desk.rows.read_lent(lent)
 
 
 # Runs -----------------------------------------------------------------------------------------
@@ -169,7 +174,10 @@ class RunJob(Job):
     """A run on its way: waiting for its first draw, then live on its line, now and then parked.
 
     The line's last token was drawn and is to be run, with those that the constraint forces after
-    it. late: the draw that is in flight. ending: ends once that has landed.
+    it. late: the draw that is in flight. n_forced: forced tokens that are. ending: ends once that
+    has landed. stands_aside: it waits for that draw, to run what is forced after it at once.
+    first_drawn: its first token and the figures of it, where a step has drawn it. draws_alone: no
+    step is to.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
@@ -182,7 +190,12 @@ class RunJob(Job):
         self.n_drawn = 0
         self.forced: list[int] = []
         self.late: LateTokens | None = None
+        self.n_forced = 0
         self.ending = False
+        self.stands_aside = False
+        self.is_primed = False
+        self.first_drawn: tuple[int, float, float] | None = None
+        self.draws_alone = False
 
     def tickets(self) -> list[Ticket]:
         return [member.ticket for member in self.members]
@@ -222,20 +235,22 @@ class RunJob(Job):
         else:
             desk.first.append(self)
 
-    def first_row(self) -> Any:
+    def first_row(self) -> KeptRow:
         """Return the logits that the first token is drawn from."""
-        return self.claims[0].needs[0].answers()[0]
+        lent: LentRow = self.claims[0].needs[0].answers()[0]
+        return lent.at
 
     def prime(self, desk: Desk) -> None:
-        """Let penalties see the prompt."""
+        """Let penalties see the prompt, once."""
         claim = self.claims[0]
-        if self.sampler.needs_host:
+        if self.sampler.needs_host and not self.is_primed:
             assert claim.cursor is not None
+            self.is_primed = True
             self.sampler.prime(desk.tree.ids(claim.cursor))
 
     def begin(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
         """Go on from the first draw."""
-        claim = self.claims[0]
+        claim, self.first_drawn = self.claims[0], None
         claim.needs, claim.wants_kv = [], True
         self.accept(token, logprob, entropy, desk)
         if not self.done:
@@ -249,8 +264,27 @@ class RunJob(Job):
             return False
         if self.late is None:
             return not self.outstanding
-        ends = self.n_drawn + 1 >= self.limit or self.line.depth + 1 >= n_ctx
-        return not (ends or self.sampler.needs_host)
+        n_new = self.n_forced + 1
+        ends = self.n_drawn + n_new >= self.limit or self.line.depth + n_new >= n_ctx
+        return not (ends or self.stands_aside)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what its row in flight gives is to be drawn from."""
+        return not (self.done or self.ending or self.error is not None)
+
+    def look_ahead(self, draws: Draws, entry: int, desk: Desk) -> None:
+        """Go on from an entry of draws that have begun; or stand aside until they have landed.
+
+        What is forced is drawn token by token, unless there is enough of it; or a bias might forbid
+        what is taken unseen when it is forced.
+        """
+        self.late = LateTokens(draws, entry)
+        sampler = self.sampler
+        if sampler.matcher is not None:
+            room = min(self.limit - self.n_drawn, desk.n_ctx - self.line.depth) - 1
+            is_long = min(len(sampler.matcher.forced()), room) >= _WORTH_WAITING
+            self.stands_aside = is_long or bool(sampler.params.logit_bias)
 
     def force(self, most: int, desk: Desk) -> None:
         """Let the next row run what the constraint forces, too: it need not be drawn.
@@ -258,7 +292,7 @@ class RunJob(Job):
         The sampler goes on already; the tokens are accepted when the row has run.
         """
         matcher = self.sampler.matcher
-        if self.forced:  # when it was put off
+        if self.forced or self.late is not None:  # put off; or the draw tells first
             return
         assert matcher is not None
         room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
@@ -280,15 +314,14 @@ class RunJob(Job):
         pending = (line.tokens[-1], *self.forced)
         return line.row(desk.tree, pending, len(line.tokens) - 1, scored)
 
-    def accept_forced(self, part: RunsPart, number: int, desk: Desk) -> None:
+    def accept_forced(self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk) -> None:
         """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
         assert part.output is not None
-        forced, self.forced = self.forced, []
         score = part.output.scores()[part.first_row + number][0]
         assert score.entropies is not None  # left out only by engines without steps
         figures = zip(forced, score.logprobs.tolist(), score.entropies.tolist(), strict=True)
         for token, logprob, entropy in figures:
-            if self.done:
+            if not self.is_wanted:
                 return
             self._take(token, logprob, entropy, desk)
 
@@ -436,82 +469,6 @@ class RunJob(Job):
             return None
         neutral = replace(self.sampler.params, n=1, seed=None, stop=(), max_tokens=1)
         return (cursor, neutral, self.stops)
-
-
-class RunsPart(LinesPart):
-    """The next row of each of some runs, and a draw from each."""
-
-    def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
-        super().__init__(rows[0].adapter)
-        self.runs = runs
-        self._rows = rows
-        self._n_tokens = 0
-        self._ends: list[int] = []  # the positions of what is drawn
-        self._chain = desk.run_chains.of([run.sampler for run in runs])
-        self._overlap = desk.info.overlap
-        self._chain.prepare(desk.info.n_vocab)
-        self._draws: Draws | None = None
-        self._result: DrawResult | None = None
-        for run, row in zip(runs, rows, strict=True):
-            run.outstanding += 1
-            # Of one token, mostly; hidden engines run the whole path.
-            n = 1 if row.logits_at is LAST else row.n_tokens
-            self._n_tokens += n if desk.counts_rows_whole else 1 + len(run.forced)
-            self._ends.append(row.position + n)
-
-    def rows(self) -> list[Row]:
-        return self._rows
-
-    def n_tokens(self) -> int:
-        return self._n_tokens
-
-    def n_logits(self) -> int:
-        return len(self._rows)  # one of each
-
-    def jobs(self) -> Iterable[Job]:
-        return self.runs
-
-    def draw(self) -> None:
-        assert self.output is not None
-        self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
-        if self._overlap:
-            for number, run in enumerate(self.runs):
-                run.late = LateTokens(self._draws, number)
-
-    def land(self) -> None:
-        assert self._draws is not None
-        self._result = self._draws.result()
-
-    def deliver(self, desk: Desk) -> None:
-        result = self._result
-        assert result is not None
-        figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
-        each = zip(self.runs, *figures, strict=True)
-        for number, (run, token, logprob, entropy) in enumerate(each):
-            run.outstanding -= 1
-            if run.late is not None:
-                self._landed(run)
-            try:
-                if run.error is not None:
-                    desk.fail(run, run.error)
-                    continue
-                if run.forced:
-                    run.accept_forced(self, number, desk)
-                if run.ending:
-                    run.settle(desk)
-                elif not run.done:
-                    run.accept(token, logprob, entropy, desk)
-            except Exception as error:
-                desk.fault(run, error)
-
-    def _landed(self, run: RunJob) -> None:
-        if run.late is not None and run.late.draws is self._draws:
-            run.late = None
-
-    def discard(self, desk: Desk) -> None:
-        for run in self.runs:
-            run.outstanding -= 1
-            self._landed(run)
 
 
 # Commits --------------------------------------------------------------------------------------

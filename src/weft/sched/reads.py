@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..engines.base import Fragment, Row, ScoreSpan, Span
+from ..engines.base import Fragment, KeptRow, Row, ScoreSpan, Span
 from ..kv.place import Cursor, Node, Place, resolve
 from ..kv.tree import TokenTree
-from .rows import LogitsRow, RowStore
+from .rows import LentRow, RowStore
 from .step import Part, as_forward_error
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Need:
     """Logits or scores at token indices [first, last) of a path; index i gives token i + 1.
 
     top: None for one logits row, else how many likeliest ids a score lists. `parts` collects the
-    answers.
+    answers: a LentRow, or Scores.
     """
 
     __slots__ = ("claim", "first", "last", "parts", "todo", "top")
@@ -200,7 +200,8 @@ class PathPart(Part):
                 desk.to_join.append(desk.tree.held(Cursor(self.pin.node, self.end)))
         except Exception as raised:
             error = raised
-        self._give_logits(desk)
+        if self.logits_at:
+            self._give_logits(desk)
         self._give_scores(desk)
         desk.reader.close(self, desk)
         if error is not None:
@@ -208,19 +209,14 @@ class PathPart(Part):
 
     def _give_logits(self, desk: Desk) -> None:
         """Keep the rows on the tree, and give them to who asked."""
+        assert self.kept_in is not None
         for number, (offset, row) in enumerate(zip(self.logits_at, self.kept, strict=True)):
             at = self.start + offset
             desk.rows.put(Cursor(self.pin.node, at + 1), row)
             for need, first, _ in self.takes:
                 if need.top is None and first == at:
-                    desk.guard(need.claim.job, self._give, need, row, number, desk)
-
-    def _give(self, need: Need, row: LogitsRow, number: int, desk: Desk) -> None:
-        logits = desk.rows.read(row)
-        if logits is None:  # the budget is less than this step's rows
-            assert self.output is not None
-            logits = self.output.logits(self.first_logit + number)
-        need.parts.append((need.first, logits))
+                    where = KeptRow(self.kept_in, self.first_kept + number)
+                    need.parts.append((need.first, LentRow(row, where)))
 
     def _give_scores(self, desk: Desk) -> None:
         for number, (need, first, _) in enumerate(self.scored):
@@ -336,10 +332,11 @@ class Reader:
         assert claim.cursor is not None
         for need in claim.needs:
             if need.top is None and need.todo:
-                row = self.rows.get(Cursor(claim.cursor.node, need.last))
-                if row is not None:
+                row = self.rows.at(Cursor(claim.cursor.node, need.last))
+                lent = None if row is None else self.rows.lend(row)
+                if lent is not None:
                     need.take(need.first, need.last)
-                    need.parts.append((need.first, row))
+                    need.parts.append((need.first, lent))
 
     def _pack(self, claim: Claim, budget: int) -> int:
         """Pack for one claim; return the tokens it costs."""

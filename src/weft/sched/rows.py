@@ -6,25 +6,25 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from ..engines.base import HostRows, KeptRow, KeptRows
+from ..errors import ForwardError, WeftError
 from ..kv.place import Cursor, Node, resolve
-
-if TYPE_CHECKING:
-    from ..engines.base import Output
 
 
 class LogitsRow:
-    """Raw logits after one path: in the output of the step that made them until somebody reads.
+    """Raw logits after one path: where the engine keeps them until somebody reads.
 
     Whoever holds it holds no numbers for sure: the store forgets the least recently read ones, and
     `RowStore.read` gives None then. node, depth: where it hangs in the tree, if it does.
     """
 
-    __slots__ = ("__weakref__", "_array", "_held", "_index", "_ref", "depth", "node")
+    __slots__ = ("__weakref__", "_array", "_held", "_index", "_ref", "_shared", "depth", "node")
 
     def __init__(self) -> None:
         self._array: Any = None
+        self._shared: HostRows | None = None  # the same, as it is lent
         self._held: _Held | None = None
         self._index = 0
         self._ref: _Entry | None = None
@@ -32,18 +32,25 @@ class LogitsRow:
         self.depth = 0
 
 
+class LentRow(NamedTuple):
+    """A row for work that needs it: its numbers stay, whatever the store forgets meanwhile."""
+
+    row: LogitsRow
+    at: KeptRow
+
+
 class _Held:
-    """A step's output, for rows that nobody has read yet; None once the room was needed."""
+    """What the engine keeps of a step, for rows that nobody has read; None once it has to go."""
 
-    __slots__ = ("__weakref__", "_ref", "output")
+    __slots__ = ("__weakref__", "_ref", "kept")
 
-    def __init__(self, output: Output) -> None:
-        self.output: Output | None = output
+    def __init__(self, kept: KeptRows) -> None:
+        self.kept: KeptRows | None = kept
         self._ref: _Entry | None = None
 
 
 class _Entry(weakref.ref[Any]):
-    """A row's place, or an output's, in the order of use; its callback tells when it is gone."""
+    """The place of a row, or of rows, in the order of use; its callback tells when it is gone."""
 
     __slots__ = ("n_bytes",)
     n_bytes: int
@@ -62,42 +69,33 @@ class RowStore:
         n_vocab: int,
         forget: Callable[[Node], None],
         lock: threading.RLock,
-        *,
-        lasting: bool = True,
     ) -> None:
-        """forget: told of nodes that lost their last row. lasting: an output may be asked later."""
+        """forget: told of nodes that lost their last row."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.n_clears = 0  # what was drawn from rows before is forgotten with them
         self._row_bytes = 4 * n_vocab
         self._forget = forget
         self._lock = lock
-        self._lasting = lasting
         self._order: OrderedDict[int, _Entry] = OrderedDict()
         self._gone: deque[Any] = deque()
         self._go = self._gone.append
 
     def keep(
-        self, output: Output, indices: Sequence[int], n_kept: int, n_rows: int, *, hung: bool
+        self, kept: KeptRows, numbers: Sequence[int], n_kept: int, *, hung: bool
     ) -> list[LogitsRow]:
-        """Return rows `indices` of a finished step's output; `shrink` is called after all of them.
+        """Return rows `numbers` of what a step keeps; `shrink` is called after all of them.
 
-        n_kept, n_rows: how many rows of it are kept in all, and how many it has: they are copied
-        at once where most of it would be kept for a few. hung: each is to be hung on the tree, and
-        forgotten by itself; the others are forgotten together.
+        n_kept: how many rows that is in all. hung: each is to be hung on the tree, and forgotten by
+        itself; the others are forgotten together.
         """
-        rows = [LogitsRow() for _ in indices]
-        if not self._lasting or 2 * n_kept < n_rows:
-            for row, index in zip(rows, indices, strict=True):
-                row._array = _frozen(output.logits(index))
-                self._enter(row, self._row_bytes)
-            return rows
-        each = self._row_bytes * n_rows // n_kept
-        held = None if hung else _Held(output)
-        for row, index in zip(rows, indices, strict=True):
-            row._index = index
+        rows = [LogitsRow() for _ in numbers]
+        each = kept.n_bytes // n_kept
+        held = None if hung else _Held(kept)
+        for row, number in zip(rows, numbers, strict=True):
+            row._index = number
             if held is None:
-                row._held = _Held(output)
+                row._held = _Held(kept)
                 self._enter(row, each)
             else:
                 row._held = held
@@ -111,7 +109,7 @@ class RowStore:
         wanted: it is read right after, so it stays for now, however small the budget is.
         """
         with self._lock:
-            row._array, row._held = _frozen(logits), None
+            row._array, row._held, row._shared = _frozen(logits), None, None
             self._enter(row, self._row_bytes)
             self.shrink(row if wanted else None)
 
@@ -122,20 +120,54 @@ class RowStore:
         return row
 
     def read(self, row: LogitsRow) -> Any | None:
-        """Return a row's numbers, float32 [V], read-only; None once the room was needed."""
+        """Return a row's numbers, float32 [V], read-only; None once the room was needed.
+
+        Raises: ForwardError where the engine does not give them, and the row is forgotten.
+        """
         with self._lock:
             held, row._held = row._held, None
-            if held is not None and held.output is not None:
-                array = row._array = _frozen(held.output.logits(row._index))
+            if held is not None and held.kept is not None:
+                array = row._array = self._fetched(row, held.kept)
                 if id(held._ref) in self._order:
                     self._order.move_to_end(id(held._ref))
                 self._enter(row, self._row_bytes)
-                del held  # with its last row the output goes, before anything else has to
+                del held  # with the last of its rows it goes, before anything else has to
                 self.shrink()
                 return array
             if row._ref is not None:
                 self._order.move_to_end(id(row._ref))
             return row._array
+
+    def _fetched(self, row: LogitsRow, kept: KeptRows) -> Any:
+        try:
+            return _frozen(kept.logits(row._index))
+        except Exception as error:
+            self.drop(row)
+            if isinstance(error, WeftError):
+                raise
+            said = f"{type(error).__name__}: {error}"
+            raise ForwardError(f"the engine did not give a row it keeps: {said}") from error
+
+    def lend(self, row: LogitsRow) -> LentRow | None:
+        """Return a row where it is; None once the room was needed."""
+        with self._lock:
+            held = row._held
+            if held is None or held.kept is None:
+                array = self.read(row)
+                if array is None:
+                    return None
+                if row._shared is None:
+                    row._shared = HostRows([array])
+                return LentRow(row, KeptRow(row._shared, 0))
+            entry = row._ref or held._ref
+            if entry is not None and id(entry) in self._order:
+                self._order.move_to_end(id(entry))
+            return LentRow(row, KeptRow(held.kept, row._index))
+
+    def read_lent(self, lent: LentRow) -> Any:
+        """Return the numbers of a lent row: float32 [V], read-only; the same to all who read it."""
+        array = self.read(lent.row)
+        return _frozen(lent.at.logits()) if array is None else array
 
     def put(self, cursor: Cursor, row: LogitsRow) -> None:
         """Hang a row on the tree, instead of one that hung there."""
@@ -152,9 +184,13 @@ class RowStore:
 
     def get(self, cursor: Cursor) -> Any | None:
         """Return the numbers at a place, as `read` does."""
-        node, depth = resolve(cursor)
-        row = node.rows.get(depth) if node.rows else None
+        row = self.at(cursor)
         return None if row is None else self.read(row)
+
+    def at(self, cursor: Cursor) -> LogitsRow | None:
+        """Return the row that hangs at a place."""
+        node, depth = resolve(cursor)
+        return node.rows.get(depth) if node.rows else None
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -181,7 +217,7 @@ class RowStore:
             self.drop(counted)
             return
         if counted is not None:
-            counted.output = None
+            counted.kept = None
         self._leave(entry)
 
     def _enter(self, counted: LogitsRow | _Held, n_bytes: int) -> None:
@@ -199,7 +235,7 @@ class RowStore:
     def drop(self, row: LogitsRow) -> None:
         """Forget a row's numbers, whoever holds it; under the lock."""
         self._leave(row._ref)
-        row._array = row._held = row._ref = None
+        row._array = row._held = row._ref = row._shared = None
         node, row.node = row.node, None
         if node is not None and node.rows and node.rows.get(row.depth) is row:
             del node.rows[row.depth]

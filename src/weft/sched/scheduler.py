@@ -10,15 +10,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-from ..engines.base import Engine, Row
+from ..engines.base import Engine, Fragment, Row
 from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
-from ..kv.tree import TokenTree
+from ..kv.place import resolve
+from ..kv.tree import JOIN_LENGTH, TokenTree, join_chain
 from .admit import Admission
 from .desk import Desk
-from .jobs import CommitJob, CommitPart, Job, RunJob, RunsPart, new_job
+from .jobs import CommitJob, CommitPart, Job, RunJob, new_job
 from .native import Abroad, NativeJob, refuse, refuse_scaled, why_not_native
 from .rows import RowStore
-from .step import LinesPart, Part, Step, as_forward_error
+from .step import LinesPart, Part, RunsPart, Step, as_forward_error
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
@@ -36,16 +37,19 @@ class Scheduler:
     def __init__(
         self, engine: Engine, tree: TokenTree, *, n_ctx: int, n_batch: int, row_cache_bytes: int
     ) -> None:
-        """n_ctx: tokens a path may have. n_batch: tokens a step may run."""
+        """n_ctx: tokens a path may have. n_batch: tokens a step may run; where the engine says how
+        many it takes (`step_tokens`), so many beside the next ones of runs and commits.
+        """
         self.engine = engine
         self.tree = tree
         self.n_ctx = n_ctx
         self.n_batch = n_batch
+        self.n_step = max(n_batch, engine.info.step_tokens or 0)
         self.lock = tree.holds.lock
         self.counters = Counters()
         info = engine.info
-        lasting = not (info.owner_thread or info.overlap)
-        self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock, lasting=lasting)
+        self._overlaps = info.overlap
+        self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock)
         self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
         self.admission = Admission(self.desk)
@@ -109,7 +113,8 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: take in, admit, plan, launch, land, deliver.
 
-        An overlapping engine's step is delivered by the next call, after that has launched its own.
+        An overlapping engine's step is delivered by the next call, after that has launched its own,
+        which draws last: its samplers have seen every token before.
         A failed model call fails its own tickets; any other failure of the engine, say for want of
         memory, fails the work that met it. Later calls work.
         """
@@ -133,13 +138,15 @@ class Scheduler:
         before, self.flight = self.flight, None
         if step is not None:
             self._launch(step)
-            if self.engine.info.overlap and step.error is None:
+            if self._overlaps and step.error is None:
                 self.flight = step
         landing = [each for each in (before, step) if each is not None and each is not self.flight]
         waited = 0.0
         for each in landing:
             waited += self._land(each)
         forward = self._forward_s + waited if step is not None else waited
+        if self.flight is not None:  # what the step before has drawn is known now
+            forward += self._draw_late(self.flight)
         self.counters.plan_s += planned - began
         self.counters.forward_s += forward
         self.counters.deliver_s += time.perf_counter() - planned - forward
@@ -213,9 +220,9 @@ class Scheduler:
         # Live runs must not starve those that begin.
         others = desk.waiting or desk.commits
         spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
-        runs = self._ready_runs(self.n_batch - spared) if desk.live else []
+        runs = self._ready_runs(self.n_step - spared) if desk.live else []
         used = self._cost(runs) + sum([len(run.forced) for run in runs]) if runs else 0
-        shares = self._shares(max(self.n_batch - used, spared)) if desk.commits else []
+        shares = self._shares(max(self.n_step - used, spared)) if desk.commits else []
         if runs or shares:
             in_flight = self.flight is not None
             if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
@@ -226,14 +233,17 @@ class Scheduler:
             self.counters.recomputed += sum(again)
         parts: list[Part] = [*goers]
         if desk.waiting:
-            n_left = self.n_batch - sum([part.n_tokens() for part in goers])
+            n_left = min(self.n_batch, self.n_step - sum([part.n_tokens() for part in goers]))
             if self.engine.info.recomputes:  # a long path may have been more than its share
                 n_left = max(n_left, spared)
             if runs and self.engine.info.device == "cpu":
                 # There a token costs as much beside others as alone: those that are live would
                 # stand still for as long as it takes to read a whole batch.
                 n_left = min(n_left, spared)
-            parts += desk.reader.pack(desk.waiting_in_turn(n_left), n_left, desk)
+            brought = desk.reader.pack(desk.waiting_in_turn(n_left), n_left, desk)
+            parts += [*brought, *desk.firsts_of(brought)]
+        if desk.late_firsts:
+            parts += desk.late_firsts_part()
         computed, reread = desk.reader.take_counts()
         self.counters.prefilled += computed
         self.counters.recomputed += reread
@@ -337,11 +347,18 @@ class Scheduler:
         began = time.perf_counter()
         try:
             for call in step.calls:
-                call.launch(self.engine)
+                call.launch(self.engine, draws=not self._overlaps)
         except BaseException as error:
             step.error = error
             step.settle()  # what was launched still uses what is to be freed
         self._forward_s = time.perf_counter() - began
+
+    def _draw_late(self, step: Step) -> float:
+        """Let the step in flight draw; return the seconds spent."""
+        began = time.perf_counter()
+        for call in step.calls:
+            call.draw()
+        return time.perf_counter() - began
 
     def _land(self, step: Step) -> float:
         """Wait for a step and deliver it; return the seconds spent waiting for the engine."""
@@ -359,8 +376,7 @@ class Scheduler:
                 self._crash(step, step.error)
             else:
                 self._deliver(step)
-            if self.flight is None:
-                self.tree.settle_idle()
+            self.tree.settle_idle(self._busy)
             self._join_chains()
         if isinstance(step.error, (KeyboardInterrupt, SystemExit)):
             raise step.error
@@ -407,13 +423,30 @@ class Scheduler:
             self.desk.fail(job, error)
 
     def _join_chains(self) -> None:
-        """Join long chains of small nodes, while no step reads them."""
-        if self.flight is None and self.desk.to_join:
-            places = self.desk.to_join.copy()
-            self.desk.to_join.clear()
-            for place in places:
-                if place.cursor is not None:
-                    self.tree.join(place.cursor)
+        """Join long chains of small nodes, as far as no launched step reads them."""
+        to_join = self.desk.to_join
+        if not to_join:
+            return
+        # A place that waits may come again.
+        places, busy = {place.cursor: place for place in to_join}, self._busy()
+        to_join.clear()
+        for cursor, place in places.items():
+            if cursor is not None:
+                chain = join_chain(resolve(cursor).node) if busy else []
+                if len(chain) >= JOIN_LENGTH and any(node.fragment in busy for node in chain):
+                    to_join.append(place)
+                else:
+                    self.tree.join(cursor)
+
+    def _busy(self) -> set[Fragment]:
+        """Return the fragments that the step in flight may read or write. Cost: O(its rows)."""
+        if self.flight is None:
+            return set()
+        rows = [row for part in self.flight.parts for row in part.rows()]
+        paths = {id(row.path): row.path for row in rows}
+        busy = {span.fragment for path in paths.values() for span in path}
+        busy.update([row.dest for row in rows if row.dest is not None])
+        return busy
 
     def land_flight(self) -> None:
         """Deliver the step that is in flight, if there is one."""

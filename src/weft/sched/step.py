@@ -7,21 +7,27 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..engines.base import Engine, Output, Row
+from ..engines.base import Engine, KeptRow, KeptRows, Output, Row
 from ..errors import ForwardError, WeftError
+from ..sampling.sampler import Chain, draw_at, draw_batch
+from .lines import LAST
 from .rows import LogitsRow, RowStore
 
 if TYPE_CHECKING:
+    from ..engines.base import Draws
+    from ..sampling.sampler import DrawResult
     from .desk import Desk
-    from .jobs import Job
+    from .jobs import Job, RunJob
+    from .reads import PathPart
 
 
 class Part(ABC):
     """Some rows of a model call, and what to do with the answer.
 
     namespace: the adapter that its rows name. output, first_row, first_logit: where its answers
-    are, once it is launched. kept: its logits rows that others may ask for, once it has landed.
-    error: what went wrong with this part alone. hangs: the rows kept are hung on the tree.
+    are, once it is launched. kept: its logits rows that others may ask for, once it has landed;
+    kept_in, first_kept: where the engine has them. error: what went wrong with this part alone.
+    hangs: the rows kept are hung on the tree.
     """
 
     hangs = False
@@ -34,6 +40,8 @@ class Part(ABC):
         self.first_row = 0
         self.first_logit = 0
         self.kept: list[LogitsRow] = []
+        self.kept_in: KeptRows | None = None
+        self.first_kept = 0
 
     @abstractmethod
     def rows(self) -> list[Row]:
@@ -52,7 +60,7 @@ class Part(ABC):
         return 0
 
     def draw(self) -> None:
-        """Start drawing from the output, right after the model call; does not wait."""
+        """Start drawing from the output, once all steps before have landed; does not wait."""
 
     def land(self) -> None:
         """Wait for what was drawn. Raises what made it fail."""
@@ -82,6 +90,191 @@ class LinesPart(Part):
         """Return how many tokens its rows run."""
 
 
+class RunsPart(LinesPart):
+    """The next row of each of some runs, and a draw from each."""
+
+    def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
+        super().__init__(rows[0].adapter)
+        self.runs = runs
+        self._rows = rows
+        self._n_tokens = 0
+        self._ends: list[int] = []  # the positions of what is drawn
+        self._forced: dict[int, list[int]] = {}  # by number of the run
+        self._desk = desk
+        self._overlap = desk.info.overlap
+        self._chain: Chain | None = None
+        if not self._overlap:
+            self._chain = desk.run_chains.of([run.sampler for run in runs])
+            self._chain.prepare(desk.info.n_vocab)
+        self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
+        self._draws: Draws | None = None
+        self._result: DrawResult | None = None
+        for run, row in zip(runs, rows, strict=True):
+            run.outstanding += 1
+            if row.logits_at is LAST:  # one token, mostly
+                self._n_tokens += 1
+                self._ends.append(row.position + 1)
+            else:
+                self._add_long(run, row, desk)
+
+    def _add_long(self, run: RunJob, row: Row, desk: Desk) -> None:
+        """Count a row of forced tokens, or of a whole path: hidden engines run these."""
+        self._n_tokens += row.n_tokens if desk.counts_rows_whole else 1 + len(run.forced)
+        if run.forced:
+            self._forced[len(self._ends)] = run.forced
+            run.forced, run.n_forced = [], len(run.forced)
+        self._ends.append(row.position + row.n_tokens)
+
+    def rows(self) -> list[Row]:
+        return self._rows
+
+    def n_tokens(self) -> int:
+        return self._n_tokens
+
+    def n_logits(self) -> int:
+        return len(self._rows)  # one of each
+
+    def jobs(self) -> Iterable[Job]:
+        return self.runs
+
+    def draw(self) -> None:
+        assert self.output is not None
+        if self._overlap:
+            self._draw_late(self.output)
+        else:
+            assert self._chain is not None
+            self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
+
+    def _draw_late(self, output: Output) -> None:
+        """Draw for the runs that go on: the step before, which may have ended some, has landed."""
+        drawing = [number for number, run in enumerate(self.runs) if run.is_wanted]
+        self._drawing = drawing if len(drawing) < len(self.runs) else None
+        if not drawing:
+            return
+        desk = self._desk
+        chain = desk.run_chains.of([self.runs[number].sampler for number in drawing])
+        chain.prepare(desk.info.n_vocab)
+        if self._drawing is None:
+            batch = draw_batch(chain, self.first_logit, self._ends)
+        else:
+            rows = [self.first_logit + number for number in drawing]
+            batch = draw_at(chain, rows, [self._ends[number] for number in drawing], kept=False)
+        self._draws = output.draw(batch)
+        for entry, number in enumerate(drawing):
+            self.runs[number].look_ahead(self._draws, entry, desk)
+
+    def land(self) -> None:
+        if self._draws is not None:
+            self._result = self._draws.result()
+
+    def deliver(self, desk: Desk) -> None:
+        result = self._result
+        if result is None or self._drawing is not None:
+            figures = self._some_figures()
+        else:
+            figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
+        each = zip(self.runs, *figures, strict=True)
+        for number, (run, token, logprob, entropy) in enumerate(each):
+            run.outstanding -= 1
+            if run.late is not None:
+                self._landed(run)
+            try:
+                if run.error is not None:
+                    desk.fail(run, run.error)
+                    continue
+                if self._forced and number in self._forced:
+                    run.n_forced = 0
+                    run.accept_forced(self, number, self._forced[number], desk)
+                if run.ending:
+                    run.settle(desk)
+                elif not run.done:
+                    run.accept(token, logprob, entropy, desk)
+            except Exception as error:
+                desk.fault(run, error)
+
+    def _some_figures(self) -> tuple[list[int], list[float], list[float]]:
+        """Return what was drawn, an entry a run; anything for those that did not draw."""
+        n, result, drawing = len(self.runs), self._result, self._drawing
+        ids, logprobs, entropies = [0] * n, [0.0] * n, [0.0] * n
+        assert drawing is not None
+        if result is not None:
+            for entry, number in enumerate(drawing):
+                ids[number] = int(result.ids[entry])
+                logprobs[number] = float(result.logprobs[entry])
+                entropies[number] = float(result.entropies[entry])
+        return ids, logprobs, entropies
+
+    def _landed(self, run: RunJob) -> None:
+        if run.late is not None and run.late.draws is self._draws:
+            run.late = None
+
+    def discard(self, desk: Desk) -> None:
+        for run in self.runs:
+            run.outstanding -= 1
+            self._landed(run)
+
+
+class FirstsPart(Part):
+    """The first draw of each of some runs, from rows that others of the step bring, or kept ones.
+
+    Nothing fails with it: runs that it gives nothing draw by themselves.
+    """
+
+    def __init__(
+        self,
+        namespace: str | None,
+        runs: Sequence[RunJob],
+        desk: Desk,
+        places: Sequence[tuple[PathPart, int]] = (),
+    ) -> None:
+        """places: for each run the part that brings its row, and which of its tokens' row it is."""
+        super().__init__(namespace)
+        self._runs = runs
+        self._places = places
+        self._desk = desk
+        self._chain = Chain([run.sampler for run in runs])
+        self._chain.prepare(desk.info.n_vocab)
+        self._draws: Draws | None = None
+        self._result: DrawResult | None = None
+
+    def rows(self) -> list[Row]:
+        return []
+
+    def n_logits(self) -> int:
+        return 0
+
+    def jobs(self) -> Iterable[Job]:
+        return ()
+
+    def draw(self) -> None:
+        ends = [run.line.depth for run in self._runs]
+        if self._places:
+            assert self.output is not None
+            at = [part.first_logit + part.logits_at.index(token) for part, token in self._places]
+            self._draws = self.output.draw(draw_at(self._chain, at, ends, kept=False))
+        else:
+            numbers: dict[KeptRow, int] = {}
+            at = [numbers.setdefault(run.first_row(), len(numbers)) for run in self._runs]
+            batch = draw_at(self._chain, at, ends, kept=False)
+            self._draws = self._desk.engine.draw(list(numbers), batch)
+
+    def land(self) -> None:
+        assert self._draws is not None
+        self._result = self._draws.result()
+
+    def deliver(self, desk: Desk) -> None:
+        assert self._result is not None
+        found = self._result
+        figures = (found.ids.tolist(), found.logprobs.tolist(), found.entropies.tolist())
+        for run, *first in zip(self._runs, *figures, strict=True):
+            run.first_drawn = (first[0], first[1], first[2])
+        self.discard(desk)
+
+    def discard(self, desk: Desk) -> None:
+        if not self._places:  # the others are looked at when their rows are there
+            desk.first += self._runs
+
+
 class Call:
     """One model call of a step: all parts of one adapter."""
 
@@ -90,36 +283,50 @@ class Call:
         self.output: Output | None = None
         self.n_logits = 0
 
-    def launch(self, engine: Engine) -> None:
-        """Call the model, and start what draws from it."""
+    def launch(self, engine: Engine, *, draws: bool) -> None:
+        """Call the model, and start what draws from its answer, if that is to be now."""
         rows: list[Row] = []
         for part in self.parts:
             part.first_row, part.first_logit = len(rows), self.n_logits
             own = part.rows()
             rows += own
             self.n_logits += part.n_logits()
-        self.output = engine.forward(rows)
+        if rows:
+            self.output = engine.forward(rows)
         for part in self.parts:
             part.output, part.launched = self.output, True
+            if draws:
+                part.attempt(part.draw)
+
+    def draw(self) -> None:
+        """Start what draws from the model's answer."""
+        for part in self.parts:
             part.attempt(part.draw)
 
     def land(self) -> None:
         """Wait for the model, and for the draws. Raises what made the model fail."""
-        assert self.output is not None
-        self.output.wait()
+        if self.output is not None:
+            self.output.wait()
         for part in self.parts:
             part.attempt(part.land)
 
     def keep(self, store: RowStore) -> None:
         """Keep the logits rows that somebody may ask for."""
+        n_kept = sum([part.n_kept() for part in self.parts])
+        if not n_kept:
+            return
         assert self.output is not None
-        n_kept = sum(part.n_kept() for part in self.parts)
+        indices: Sequence[int] = range(n_kept)
+        if n_kept < self.n_logits:
+            indices = [part.first_logit + i for part in self.parts for i in range(part.n_kept())]
+        kept, first = self.output.keep(indices), 0
         for part in self.parts:
-            if part.n_kept():
-                span = range(part.first_logit, part.first_logit + part.n_kept())
-                part.kept = store.keep(self.output, span, n_kept, self.n_logits, hung=part.hangs)
-        if n_kept:
-            store.shrink()
+            n = part.n_kept()
+            if n:
+                part.kept = store.keep(kept, range(first, first + n), n_kept, hung=part.hangs)
+                part.kept_in, part.first_kept = kept, first
+                first += n
+        store.shrink()
 
 
 class Step:

@@ -21,10 +21,12 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", 
 class Logits(NamedTuple):
     """Want the raw logits after the path's first `depth` tokens.
 
-    Answered by float32 [V], read-only: other callers get the same array.
+    Answered by float32 [V], read-only: other callers get the same array. kept: answered by the
+    store's LogitsRow, wherever the engine has its numbers.
     """
 
     depth: int
+    kept: bool = False
 
 
 class Scores(NamedTuple):

@@ -254,7 +254,7 @@ class LlamaCppEngine(Engine):
         last = None if self._output is None else self._output()
         self._output = None
         if last is not None:
-            last.keep()
+            last.detach()
 
     def _try(self) -> None:
         """Run one token, so that a model that does not run is refused, and see how KV is kept."""

@@ -31,7 +31,7 @@ class ViewOutput(HostOutput):
         self._copied = not is_view
         self._lock = threading.Lock()
 
-    def keep(self) -> None:
+    def detach(self) -> None:
         """Copy what is still in the library's memory."""
         with self._lock:
             if not self._copied:

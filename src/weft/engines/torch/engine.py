@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, Row, Span, check_rows, row_tokens
+from ..base import EngineInfo, LateTokens, Row, Span, check_rows
 from .check import (
     NoTree,
     check_paths,
@@ -28,10 +28,10 @@ from .check import (
 from .dequantised import load_gguf
 from .fused import FusedDecoder
 from .held import ModelEngine
-from .hook import NAME, attention_of, number_layers, probing, seat_modules
-from .laid import lay_for_cpu, pack_or_raise
+from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
+from .laid import lay_weights, pack_or_raise
 from .layout import Layout
-from .memories import KVChoice, memory_maker
+from .memories import KVChoice, check_graphs, memory_maker, step_graphs
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
@@ -39,10 +39,12 @@ from .model import (
     fingerprint_of,
     load_model,
     resolve_device,
+    stop_looking_for_padding,
     structural_copy,
 )
 from .output import TorchOutput
 from .packed import PackedLinear
+from .steady import Remembered, StepIds
 from .whole import WholePathEngine
 
 if TYPE_CHECKING:
@@ -50,12 +52,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..source import Progress
+    from .paged.graph import StepGraphs
 
 _log = logging.getLogger("weft.engines.torch")
 
 Answer = TypeVar("Answer")
 
 _PACKED_WEIGHTS = (None, True, False)
+_STEP_TOKENS = 2048  # their logits are the most memory that a step takes
 
 
 class TorchEngine(ModelEngine):
@@ -65,6 +69,7 @@ class TorchEngine(ModelEngine):
     """
 
     fragments: KVMemory
+    _graphs: StepGraphs | None = None
     _now: Head | FusedDecoder  # what the forward under way runs
 
     def __init__(
@@ -74,6 +79,7 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None,
         fingerprint: str,
         kv: KVChoice = "auto",
+        graphs: bool | None = None,
     ) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
 
@@ -81,9 +87,10 @@ class TorchEngine(ModelEngine):
         """
         super().__init__(model, n_ctx=n_ctx)
         self._call = seat_modules(model)
+        stop_looking_for_padding(model)
         own = attention_of(model)
         try:
-            self._start(fingerprint, kv)
+            self._start(fingerprint, kv, graphs)
         except NoTree:
             model.set_attn_implementation(own)
             raise
@@ -106,6 +113,7 @@ class TorchEngine(ModelEngine):
         quantization_config: Any = None,
         state_bytes: int | None = None,
         kv: KVChoice = "auto",
+        graphs: bool | None = None,
         packed_weights: bool | None = None,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
@@ -120,7 +128,9 @@ class TorchEngine(ModelEngine):
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
-                PyTorch's own operations; "auto" for "paged" on CUDA, if the model runs with it.
+                PyTorch's own operations; "auto" for "padded", until a card has run the kernels.
+            graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
+                where there is CUDA. True runs the same without one on a CPU, for tests.
             packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
                 CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
                 None: where it is faster. False: as they lie in the file, or by column.
@@ -131,6 +141,7 @@ class TorchEngine(ModelEngine):
         """
         place = resolve_device(device)
         memory_maker(kv, place)  # refuses before the weights are read
+        check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
@@ -139,13 +150,14 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
-            lay_for_cpu(found.model, packed_weights)
+            lay_weights(found.model, packed_weights)
             engine = open_model(
                 found.model,
                 n_ctx=n_ctx,
                 fingerprint=found.fingerprint,
                 state_bytes=state_bytes,
                 kv=kv,
+                graphs=graphs,
             )
             engine.brought = found.tokenizer
             return engine
@@ -159,7 +171,12 @@ class TorchEngine(ModelEngine):
             progress=progress,
         )
         return open_model(
-            model, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes, kv=kv
+            model,
+            n_ctx=n_ctx,
+            fingerprint=fingerprint,
+            state_bytes=state_bytes,
+            kv=kv,
+            graphs=graphs,
         )
 
     @classmethod
@@ -170,6 +187,7 @@ class TorchEngine(ModelEngine):
         n_ctx: int | None = None,
         state_bytes: int | None = None,
         kv: KVChoice = "auto",
+        graphs: bool | None = None,
         packed_weights: bool | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
@@ -189,6 +207,7 @@ class TorchEngine(ModelEngine):
                 "PreTrainedModel (of a PEFT model: merge_and_unload())"
             )
         memory_maker(kv, model.device)
+        check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
         refuse_handed_over(model)
@@ -196,7 +215,9 @@ class TorchEngine(ModelEngine):
         if packed_weights:
             pack_or_raise(copied, keep=True)
         name = fingerprint_of(model)
-        return open_model(copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv)
+        return open_model(
+            copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
+        )
 
     # The protocol
 
@@ -209,7 +230,7 @@ class TorchEngine(ModelEngine):
                 self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
                 for row, start in zip(rows, step.starts, strict=True)
             ]
-            return TorchOutput(self._logits(step, rows, hidden), scores)
+            return TorchOutput(self._logits(step, rows, hidden), scores, self._drawer)
 
         return self._run(rows, answers)
 
@@ -224,15 +245,23 @@ class TorchEngine(ModelEngine):
         return self._run(rows, states)
 
     def forget(self) -> None:
-        """Pack anew what an owner may have written to."""
+        """Pack anew what an owner may have written to, and give back what is kept for later."""
         for module in self.model.modules():
             if isinstance(module, PackedLinear):
                 module.forget()
+        if self._graphs is not None:
+            self._graphs.forget()
+        self.fragments.give_back()
+
+    def told(self) -> dict[str, object]:
+        """Return how steps were run so far, captured or not; empty where none is captured."""
+        return {} if self._graphs is None else self._graphs.told()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.fragments.clear()
+            self._graphs = None
             self._let_go()
             del self._head, self._fused, self._now, self._modules
 
@@ -255,18 +284,19 @@ class TorchEngine(ModelEngine):
     # Loading
 
     @torch.inference_mode()
-    def _start(self, fingerprint: str, kv: KVChoice) -> None:
+    def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
         paths = check_paths(model.get_input_embeddings().num_embeddings)
         own = plain_logits(model, paths)
         try:
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
                 n_vocab, n_embd = self._head.logits(hidden).shape[-1], hidden.shape[-1]
+            model.set_attn_implementation(NAME)
         except EngineError:
             raise
         except Exception as error:
@@ -287,12 +317,17 @@ class TorchEngine(ModelEngine):
             dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
+            overlap=self._device.type == "cuda",
+            step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             n_embd=n_embd,
             abilities=OWN["torch"],
             extra=self._extra,
         )
+        self._ids = StepIds(self.info, self._device)
+        self._wanted = Remembered(self._device)
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         self.fragments = memory_maker(kv, self._device)(layout)
+        self._graphs = step_graphs(graphs, self.fragments, self._call, self._device)
         try:
             check_tree(self, own)
         except NoTree:
@@ -309,7 +344,7 @@ class TorchEngine(ModelEngine):
         """
         self._refuse_changed()
         check_rows(rows)
-        tokens = [row_tokens(row, self.info) for row in rows]
+        tokens = self._ids.checked(rows)
         try:
             step = self.fragments.begin(rows)
             answers = answer(step, self._hidden(step, rows, tokens))
@@ -320,18 +355,21 @@ class TorchEngine(ModelEngine):
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
         return answers
 
-    def _hidden(self, step: KVStep, rows: Sequence[Row], tokens: list[Sequence[int]]) -> Tensor:
+    def _hidden(
+        self, step: KVStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]
+    ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
         fused = self._fused if adapter is None else None
         if fused is not None and fused.is_hooked(self._lora.n_hooks):
             fused = None
         self._now = self._head if fused is None else fused
-        ids = [token for i in step.order for token in tokens[i]]
-        packed = torch.tensor([ids, step.positions], device=self._device)
+        ids, positions = self._ids.packed(tokens, step.order)[None], step.positions[None]
+        if self._graphs is not None and adapter is None:
+            return self._graphs.hidden(self._now, ids, positions, step)
         self._call.step = step
         try:
-            return self._now.hidden(packed[:1], packed[1:])
+            return self._now.hidden(ids, positions)
         finally:
             self._call.step = None
 
@@ -340,7 +378,7 @@ class TorchEngine(ModelEngine):
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
-            hidden = hidden[torch.tensor(at, device=self._device)]
+            hidden = hidden[self._wanted.of(at)]
         return self._now.logits(hidden)
 
 
@@ -351,13 +389,14 @@ def open_model(
     fingerprint: str,
     state_bytes: int | None,
     kv: KVChoice,
+    graphs: bool | None = None,
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)
     why = why_no_tree(model.config)
     if not why:
         try:
-            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv)
+            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv, graphs=graphs)
         except NoTree as error:
             why = error.why
         else:

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from .hook import RunningForward
-from .memory import KVStep, Spec
+from .memory import KVStep, Spec, Turn
 from .packed import PackedLinear
 
 # What `FusedDecoder` computes is what these classes do, and no other.
@@ -20,15 +21,17 @@ _MODELS = frozenset(
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 )
 _DTYPES = (torch.float32, torch.bfloat16)
+_DTYPES_ON_CARD = (*_DTYPES, torch.float16)
 # Projections of one input, which are one product where their weights lie together.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FusedDecoder:
-    """A float32 or bfloat16 model on a CPU from its embedding to its logits; stands in for `Head`.
+    """A model from its embedding to its logits; stands in for `Head`.
 
-    A step of few rows is bound by the calls, not by the numbers: this makes a third of them. It
-    holds no weights of its own, so what is written into the model's is what it computes with.
+    A step of few rows is bound by the calls on a CPU, and by the kernels between the products on a
+    card: this makes a third of them. It holds no weights of its own, so what is written into the
+    model's is what it computes with.
     """
 
     @classmethod
@@ -74,6 +77,10 @@ class FusedDecoder:
         assert step is not None
         x = F.embedding(token_ids[0], self._embedding.weight)
         cos, sin = self._rotary(x, positions)
+        if step.turns:
+            for layer in self._layers:
+                x = layer.run_turning(x, cos[0], sin[0], step)
+            return _normed(x, self._norm)
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # [T, 1, D]: the same for all heads
         half = sin.shape[-1] // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
@@ -102,6 +109,7 @@ class _Layer:
         self._back = attention.o_proj
         self._gated = _Siblings([getattr(mlp, name) for name in SIBLINGS[1]])
         self._act, self._down = mlp.act_fn, mlp.down_proj
+        self._is_silu = type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
     def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: KVStep) -> Tensor:
         """x: [T, E]; cos: [T, 1, D]; sin: the same, its first half negated. Returns [T, E]."""
@@ -119,6 +127,24 @@ class _Layer:
         x = _added(x, met.reshape(n_tokens, -1), self._back)
         gate, up = self._gated.each(_normed(x, self._between))
         return _added(x, self._act(gate).mul_(up), self._down)
+
+    def run_turning(self, x: Tensor, cos: Tensor, sin: Tensor, step: KVStep) -> Tensor:
+        """The same by a step that turns heads, and in place; cos, sin: [T, D]."""
+        n_tokens = len(x)
+        heads = self._qkv.of(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
+        turn = Turn(self._n_q, cos, sin)
+        if self._q_norm is not None:
+            q_norm: Any = self._q_norm
+            k_norm: Any = self._k_norm
+            norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
+            turn = Turn(self._n_q, cos, sin, *norms)
+        met = step.attend_turned(self._number, heads, turn, self._spec)
+        x = _added_to(x, met.view(n_tokens, -1), self._back)
+        between = _normed(x, self._between)
+        if self._is_silu:
+            return _added_to(x, step.gated(self._gated.of(between)), self._down)
+        gate, up = self._gated.each(between)
+        return _added_to(x, self._act(gate).mul_(up), self._down)
 
 
 class _Siblings:
@@ -159,18 +185,21 @@ class _Siblings:
 
 
 def _whole(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights that lie together, as `model.lay_by_column` lays them, as one."""
+    """Return weights [out, in] that lie together as one, by column or by row: see `laid`."""
     first = weights[0].data
-    n = sum(len(weight) for weight in weights)
-    if first.stride() != (1, n):
-        return None
-    at = first.storage_offset()
+    n, width = sum(len(weight) for weight in weights), first.shape[1]
+    strides = (1, n) if first.stride() == (1, n) else (width, 1)
+    at = first.data_ptr()
     for weight in weights:
-        is_next = weight.data_ptr() == first.data_ptr() + (at - first.storage_offset()) * 4
-        if weight.stride() != (1, n) or not is_next:
+        if weight.stride() != strides or weight.data_ptr() != at:
             return None
-        at += len(weight)
-    return first.as_strided((n, first.shape[1]), (1, n))
+        at += len(weight) * strides[0] * weight.element_size()
+    held = first.untyped_storage()
+    if held.nbytes() < (first.storage_offset() + n * width) * first.element_size():
+        return None
+    if any(weight.untyped_storage().data_ptr() != held.data_ptr() for weight in weights):
+        return None
+    return first.as_strided((n, width), strides)
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
@@ -182,6 +211,14 @@ def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     if isinstance(layer, PackedLinear) and not layer.is_few(more):
         return layer.product(more).add_(x)
     x = torch.addmm(x, more, layer.weight.t())
+    return x if layer.bias is None else x.add_(layer.bias)
+
+
+def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
+    """Add to x, in place, what a linear layer makes of `more`."""
+    if isinstance(layer, PackedLinear):
+        return x.add_(layer.product(more))
+    x.addmm_(more, layer.weight.t())
     return x if layer.bias is None else x.add_(layer.bias)
 
 
@@ -198,13 +235,18 @@ def is_plain(weight: nn.Parameter, dtypes: Container[torch.dtype] = (torch.float
     return type(weight) is nn.Parameter and is_here
 
 
+def _is_on_card(weight: nn.Parameter) -> bool:
+    is_there = weight.device.type == "cuda" and weight.dtype in _DTYPES_ON_CARD
+    return type(weight) is nn.Parameter and is_there
+
+
 def is_known(model: PreTrainedModel) -> bool:
     """Whether a model is one of those that run here: of the class, and nothing changed in it."""
     kind = type(model)
     return (
         f"{kind.__module__}.{kind.__qualname__}" in _MODELS
         and len({weight.dtype for weight in model.parameters()}) == 1
-        and all(is_plain(weight, _DTYPES) for weight in model.parameters())
+        and all(is_plain(weight, _DTYPES) or _is_on_card(weight) for weight in model.parameters())
         and _is_untouched(model)
     )
 

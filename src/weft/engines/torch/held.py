@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import ForwardError
 from ...sampling import metrics
-from ..base import Engine, EngineInfo, Row, Score
+from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .check import quantised, refuse_model
+from .draws import Drawer
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
+from .output import TorchRows
+from .seats import upload
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
+    from ...sampling.sampler import DrawBatch
     from ...tokens.tokenizer import Tokenizer
 
 
@@ -42,6 +46,7 @@ class ModelEngine(Engine):
         rope = freeze_rope(model, self._n_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device
+        self._drawer = Drawer(self._device)
         self._closed = False
         self._counted = [each for each in model.parameters() if not each.is_inference()]
         # Whoever converts or moves the model it handed over changes these very objects.
@@ -52,6 +57,18 @@ class ModelEngine(Engine):
         self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
         if self._device.type == "cuda":
             self._extra["free_bytes"] = torch.cuda.mem_get_info(self._device)[0]
+
+    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+        """Draw from kept rows where steps draw, too; see Engine.draw."""
+        if not self._drawer.can(batch):
+            return self._drawer.on_host(np.stack([row.logits() for row in rows]), batch)
+        return self._drawer.draw(torch.stack([self._here(row) for row in rows]), batch)
+
+    def _here(self, row: KeptRow) -> Tensor:
+        """Return a kept row on the device: float32 [V]."""
+        if isinstance(row.rows, TorchRows):
+            return row.rows.tensor[row.rows.place(row.number)].float()
+        return upload(row.logits(), self._device)
 
     def tokenizer(self) -> Tokenizer | None:
         return self.brought

@@ -1,7 +1,11 @@
 """The place where a Transformers model calls Weft: one attention function and one mask function.
 
-Both are registered under a name of their own: models that do not ask for it never come here. What a
-call belongs to hangs on the modules of our own copy of the model, not on the process.
+Both are registered under names of their own: models that do not ask for them never come here. What
+a call belongs to hangs on the modules of our own copy of the model, not on the process.
+
+The mask function is there for the probe alone. Where a name has one, Transformers looks first
+whether the positions are those of several sequences, and waits for the device to say so, in every
+forward; where it has none, there is no mask, and nothing is asked.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from .memory import KVStep, Spec
 from .padded.products import attend_causal, bands_of
 
 NAME = "weft_tree"
+PROBE = "weft_probe"
 _SEAT = "weft_seat"
 
 
@@ -141,4 +146,5 @@ def no_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> None:
 
 
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, no_mask)
+AttentionInterface.register(PROBE, attention)
+AttentionMaskInterface.register(PROBE, no_mask)

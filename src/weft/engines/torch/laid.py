@@ -1,4 +1,4 @@
-"""How the linear weights of a model lie in memory: by column, or packed."""
+"""How the linear weights of a model lie in memory: by column, packed, or side by side."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ LEAST_NUMBERS = 1 << 19
 FEW = 16
 
 
-def lay_for_cpu(model: PreTrainedModel, packed_weights: bool | None) -> None:
+def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
     """Store the linear weights of a model that we loaded as products of few rows read them best.
 
     packed_weights: see `TorchEngine.load`. Raises: ConfigError where it is True and has no effect.
     """
     if packed_weights:
         pack_or_raise(model, keep=False)
+    elif model.device.type == "cuda":
+        lay_side_by_side(model)
     elif packed_weights is False:
         lay_by_column(model)
     elif _is_small(model):
@@ -131,7 +133,32 @@ def lay_by_column(model: PreTrainedModel) -> None:
                     laid.update(map(id, weights))
     if laid:
         _leave_the_file(model, laid)
-        model.save_pretrained = SavingByRow(model)
+        model.save_pretrained = SavingApart(model)
+
+
+@torch.inference_mode(False)
+def lay_side_by_side(model: PreTrainedModel) -> None:
+    """Store the weights of layers of one input in one piece, of a model that runs fused.
+
+    They are one product then. The numbers, shapes and strides stay.
+    """
+    if not is_known(model):
+        return
+    has_laid = False
+    for module in model.modules():
+        children = dict(module.named_children())
+        for names in SIBLINGS:
+            layers: list[Any] = [children.get(name) for name in names]
+            if all(type(layer) is nn.Linear for layer in layers):
+                weights = [layer.weight for layer in layers]
+                whole = torch.cat([weight.data for weight in weights])
+                for weight, part in zip(
+                    weights, whole.split([len(w) for w in weights]), strict=True
+                ):
+                    weight.data = part
+                has_laid = True
+    if has_laid:
+        model.save_pretrained = SavingApart(model)
 
 
 def _leave_the_file(model: PreTrainedModel, copied: set[int]) -> None:
@@ -141,8 +168,9 @@ def _leave_the_file(model: PreTrainedModel, copied: set[int]) -> None:
             tensor.data = tensor.data.clone()
 
 
-class SavingByRow:
-    """`save_pretrained` of a model whose weights lie by column: Transformers writes no such ones.
+class SavingApart:
+    """`save_pretrained` of a model whose weights lie by column or side by side: Transformers writes
+    no such ones.
 
     It gives copies of them, so the weights are in memory twice while it saves.
     """
@@ -155,11 +183,18 @@ class SavingByRow:
         model = self._model()
         assert model is not None
         if not args and "state_dict" not in options:
-            options["state_dict"] = {n: w.contiguous() for n, w in model.state_dict().items()}
+            options["state_dict"] = {n: _alone(w) for n, w in model.state_dict().items()}
         return type(model).save_pretrained(model, save_directory, *args, **options)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SavingByRow:
-        return SavingByRow(memo.get(id(self._model()), self._model()))
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavingApart:
+        return SavingApart(memo.get(id(self._model()), self._model()))
+
+
+def _alone(weight: Tensor) -> Tensor:
+    """Return the weight by row, and alone in its memory if it was with its siblings there."""
+    if weight.untyped_storage().nbytes() == weight.nbytes:
+        return weight.contiguous()
+    return weight.clone(memory_format=torch.contiguous_format)
 
 
 def _lay_together(weights: Sequence[Tensor]) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ...checks import one_of
 from ...errors import ConfigError, EngineUnavailable
+from .hook import RunningForward
 from .layout import Layout
 from .memory import KVMemory
 from .padded.step import PaddedMemory
+
+if TYPE_CHECKING:
+    from .paged.graph import StepGraphs
 
 KVChoice = Literal["auto", "padded", "paged"]
 
@@ -41,3 +45,28 @@ def memory_maker(kv: KVChoice, device: torch.device) -> NewMemory:
             " interpreter alone: set TRITON_INTERPRET=1 before Python starts, or leave kv out"
         )
     return PagedMemory
+
+
+def check_graphs(graphs: bool | None, kv: KVChoice) -> None:
+    """Raise ConfigError for graphs that are no choice, or asked for over another memory."""
+    one_of("graphs", graphs, (None, True, False))
+    if graphs and kv != "paged":
+        raise ConfigError(f"graphs has no effect with kv={kv!r}; give kv='paged', or leave it out")
+
+
+def step_graphs(
+    graphs: bool | None, memory: KVMemory, call: RunningForward, device: torch.device
+) -> StepGraphs | None:
+    """Return what captures the steps over a memory; None where they are run as they are.
+
+    graphs: None captures on CUDA; True anywhere: on a CPU what would be captured is run again.
+    """
+    if isinstance(memory, PaddedMemory) or graphs is False:
+        return None
+    from .paged.graph import GraphRecorder, StepGraphs, replay_eagerly
+    from .paged.step import PagedMemory
+
+    assert isinstance(memory, PagedMemory)
+    if device.type == "cuda":
+        return StepGraphs(call, memory, GraphRecorder(device))
+    return StepGraphs(call, memory, replay_eagerly) if graphs else None

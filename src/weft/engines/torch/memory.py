@@ -25,16 +25,34 @@ class Spec(NamedTuple):
     sinks: Tensor | None = None
 
 
+class Turn(NamedTuple):
+    """What is done to heads before they attend: normed where there are weights for it, then turned.
+
+    n_queries: how many of the heads are queries; keys and values share the rest. cos, sin: [T, D].
+    query_norm, key_norm: [D]; eps: of both.
+    """
+
+    n_queries: int
+    cos: Tensor
+    sin: Tensor
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    eps: float = 0.0
+
+
 class KVStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    positions: of every packed token.
+    positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
+    it has `attend_turned` and `gated`, which do in one kernel each what PyTorch does in several.
     """
+
+    turns = False
 
     order: list[int]
     starts: list[int]
-    positions: list[int]
+    positions: Tensor
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
@@ -42,6 +60,17 @@ class KVStep(ABC):
 
         query: [1, H, T, D]; key, value: [1, K, T, …]. Returns [1, T, H, Dv].
         """
+
+    def attend_turned(self, layer: int, heads: Tensor, turn: Turn, spec: Spec) -> Tensor:
+        """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.
+
+        Returns [T, H, D].
+        """
+        raise NotImplementedError
+
+    def gated(self, both: Tensor) -> Tensor:
+        """Return silu(gate) * up of [T, 2 I], side by side: [T, I]."""
+        raise NotImplementedError
 
     @abstractmethod
     def commit(self) -> None:
@@ -64,6 +93,9 @@ class KVMemory(Fragments):
 
         They may be copies.
         """
+
+    def give_back(self) -> None:
+        """Give memory back that is kept for later, where no fragment has any of it."""
 
     @abstractmethod
     def clear(self) -> None:

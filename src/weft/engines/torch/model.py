@@ -19,7 +19,7 @@ from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .check import refuse_config
-from .laid import lay_for_cpu
+from .laid import lay_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ def load_model(
     model = _from_pretrained(folder, config, dtype, **given)
     if not is_quantised:
         model = model.to(device)
-    lay_for_cpu(model, packed_weights)
+    lay_weights(model, packed_weights)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:
@@ -214,6 +214,17 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
     memo: dict[int, Any] = {id(t): t for t in shared}
     return copy.deepcopy(model, memo).eval()
+
+
+def stop_looking_for_padding(model: PreTrainedModel) -> None:
+    """Let our copy run without looking at its ids for a warning: a device is waited for then."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.__dict__["warn_if_padding_and_no_attention_mask"] = _say_nothing
+
+
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing of ours is padded."""
 
 
 class Head(nn.Module):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from ..base import HostDraws, Output, Score
+from ..base import Draws, KeptRows, Output, Score
+from .draws import Drawer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,31 +18,73 @@ if TYPE_CHECKING:
     from ...sampling.sampler import DrawBatch
 
 
+class TorchRows(KeptRows):
+    """Kept rows on the engine's device and in its dtype. tensor: [N, V], not to be written to."""
+
+    __slots__ = ("_at", "n_bytes", "tensor")
+
+    def __init__(self, tensor: Tensor, at: Sequence[int] | None = None) -> None:
+        """at: the places of those that are kept; None: all, in turn."""
+        self.tensor = tensor
+        self._at = at
+        self.n_bytes = tensor.nbytes
+
+    def place(self, number: int) -> int:
+        """Return which row of the tensor an entry is."""
+        return number if self._at is None else self._at[number]
+
+    def logits(self, number: int) -> NDArray[np.float32]:
+        """Return a row on the host: float32 [V], perhaps the tensor's own memory. Waits."""
+        return _on_host(self.tensor[self.place(number)])
+
+
 class TorchOutput(Output):
     """Logits [N, V] on the engine's device and in its dtype; scores on the host."""
 
-    __slots__ = ("_device_logits", "_host_logits", "_scores")
+    __slots__ = ("_device_logits", "_done", "_drawer", "_host_logits", "_scores")
 
-    def __init__(self, logits: Tensor, scores: list[list[Score]]) -> None:
+    def __init__(
+        self, logits: Tensor, scores: list[list[Score]], drawer: Drawer | None = None
+    ) -> None:
+        """drawer: the engine's, which keeps what its chains brought; None: one for this alone."""
         self._device_logits = logits
         self._host_logits: NDArray[np.float32] | None = None
         self._scores = scores
+        self._drawer = Drawer(logits.device) if drawer is None else drawer
+        self._done = torch.cuda.Event() if logits.device.type == "cuda" else None
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(logits.device))
 
     def wait(self) -> None:
-        self._host()
+        if self._done is not None:
+            self._done.synchronize()
 
     def logits(self, index: int) -> NDArray[np.float32]:
-        return self._host()[index].copy()
+        if self._host_logits is not None:
+            return self._host_logits[index].copy()
+        return _on_host(self._device_logits[index]).copy()
+
+    def keep(self, indices: Sequence[int]) -> TorchRows:
+        """Keep the whole tensor, or copies where most of it would be kept for a few."""
+        logits = self._device_logits
+        if 2 * len(indices) < len(logits):
+            return TorchRows(torch.stack([logits[index] for index in indices]))
+        return TorchRows(logits, indices)
 
     def scores(self) -> list[list[Score]]:
         return self._scores
 
-    def draw(self, batch: DrawBatch) -> HostDraws:
-        return HostDraws(
-            batch.chain.draw(self._host(), batch.rows, batch.positions, kept=batch.kept)
-        )
+    def draw(self, batch: DrawBatch) -> Draws:
+        if self._drawer.can(batch):
+            return self._drawer.draw(self._device_logits, batch)
+        return self._drawer.on_host(self._host(), batch)
 
     def _host(self) -> NDArray[np.float32]:
         if self._host_logits is None:
-            self._host_logits = self._device_logits.float().cpu().numpy()
+            self._host_logits = _on_host(self._device_logits)
         return self._host_logits
+
+
+def _on_host(logits: Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = logits.float().cpu().numpy()
+    return found

@@ -101,7 +101,7 @@ class WholePathEngine(ModelEngine):
             min([*row.logits_at, *(span.start for span in row.scores)], default=row.n_tokens - 1)
             for row in rows
         ]
-        return TorchOutput(self._run(rows, needed, pick, answer), scores)
+        return TorchOutput(self._run(rows, needed, pick, answer), scores, self._drawer)
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:

@@ -181,7 +181,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
             parts = [from_host(data, f"{name}.{layer}", tensor[0]) for layer in layers]
             if len({part.shape for part in parts}) > 1:
                 raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
-            out.append(torch.stack(parts))
+            out.append(torch.stack([part.transpose(0, 1) for part in parts]).transpose(1, 2))
         return out
 
     def usage(self) -> Usage:

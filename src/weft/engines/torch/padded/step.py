@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from ...banks import own
 from ...base import Row
 from ...lanes import FEW, SEVERAL, SHORT, BankLane, ChunkLane, Packing, Reach, lanes_of
 from ..memory import KVStep, Spec
+from ..steady import Advancing, Remembered
 from .kv import KV, Alone, DeviceBank, Store
 from .products import (
     Band,
@@ -29,6 +30,15 @@ from .products import (
     is_fused,
     merge,
 )
+
+_POSITIONS = -1
+
+
+class Positions(NamedTuple):
+    """Where a step's packed tokens are: on the host, and on the device, int64 [T]."""
+
+    known: list[int]
+    there: Tensor
 
 
 class PaddedMemory(Store):
@@ -50,16 +60,17 @@ class PaddedStep(KVStep):
         self.plan = plan = plan_step(rows, store)
         self.alone = store.alone_for(rows)
         self.order, self.starts = plan.order, plan.starts
-        self.positions = []
+        self._places: list[int] = []
         for i in plan.order:
-            self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
+            self._places += range(rows[i].position, rows[i].position + rows[i].n_tokens)
         self.device = store.layout.device
+        self.positions = plan.counted(_POSITIONS, self.device).at(self._places)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._lengths = [[t.length for t in lane.tails] for lane in plan.banks]
         self._writes = [
-            self._write_index(lane.first, n)
-            for lane, n in zip(plan.banks, self._lengths, strict=True)
+            self._write_index(number, lane.first, n)
+            for number, (lane, n) in enumerate(zip(plan.banks, self._lengths, strict=True))
         ]
         self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
         self._bands: dict[tuple[int, int | None], list[Band]] = {}
@@ -166,14 +177,14 @@ class PaddedStep(KVStep):
         return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
     def _write_index(
-        self, first: int, lengths: list[int]
+        self, number: int, first: int, lengths: list[int]
     ) -> tuple[slice, int] | tuple[Tensor, Tensor]:
         """Where a bank lane's new slots go: one column if rows are of one length, else indices."""
         if min(lengths) == max(lengths):
             return slice(first, first + len(lengths)), lengths[0]
         return (
             torch.arange(first, first + len(lengths), device=self.device),
-            torch.tensor(lengths, device=self.device),
+            self.plan.counted(number, self.device).at(lengths),
         )
 
     def _write(
@@ -192,7 +203,7 @@ class PaddedStep(KVStep):
             bias = None
             if min(lengths) != max(lengths):
                 slots = torch.arange(low, max(lengths) + 1, device=self.device)[None]
-                last = torch.tensor(lengths, device=self.device)[:, None]
+                last = self.plan.counted(number, self.device).at(lengths)[:, None]
                 hidden = slots > last
                 if window is not None:
                     hidden |= slots <= last - window
@@ -263,7 +274,8 @@ class PaddedStep(KVStep):
         """The spans that a window lets through, resolved once a step."""
         key = (window, group)
         if key not in self._seen:
-            views = (s.through(window, group, self.positions, like) for s in self.plan.spans)
+            at = Positions(self._places, self.positions)
+            views = (s.through(window, group, at, like) for s in self.plan.spans)
             self._seen[key] = [view for view in views if view is not None]
         return self._seen[key]
 
@@ -282,6 +294,14 @@ class LanePlan(Packing[KV, DeviceBank]):
 
     arrange: Callable[[], list[LaneSpan | Bundle]] = list
     _spans: list[LaneSpan | Bundle] | None = None
+    _counted: dict[int, Advancing] = field(default_factory=dict)
+
+    def counted(self, number: int, device: torch.device) -> Advancing:
+        """Return what counts on by one a step: the lengths in bank `number`, or _POSITIONS."""
+        found = self._counted.get(number)
+        if found is None:
+            found = self._counted[number] = Advancing(device)
+        return found
 
     @property
     def spans(self) -> list[LaneSpan | Bundle]:
@@ -330,7 +350,7 @@ class LaneSpan:
         self.keys, self.values = store.views(fragment, self.length)
 
     def through(
-        self, window: int | None, group: int, positions: list[int], like: Tensor
+        self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PartView | None:
         """What a window lets the queries see: a key less than `window` positions before them.
 
@@ -339,7 +359,7 @@ class LaneSpan:
         """
         if window is None:
             return PartView(self, 0, None)
-        queries = positions[self.start : self.stop]
+        queries = positions.known[self.start : self.stop]
         oldest, newest = min(queries), max(queries)
         last = self.first + self.length - 1
         low = max(0, oldest - window + 1 - self.first)
@@ -348,7 +368,7 @@ class LaneSpan:
         if self.first + low > newest - window:
             return PartView(self, low, None)
         device = like.device
-        query = torch.tensor(queries, device=device).repeat_interleave(group)[:, None]
+        query = positions.there[self.start : self.stop].repeat_interleave(group)[:, None]
         key = torch.arange(self.first + low, last + 1, device=device)[None]
         hidden = key <= query - window
         return PartView(self, low, Mask(bias_of(hidden, like), hidden.all(-1)))
@@ -383,7 +403,17 @@ class Bundle:
     where: the packed queries in the order of `kept`.
     """
 
-    __slots__ = ("keys", "kept", "members", "n_queries", "padded", "values", "where")
+    __slots__ = (
+        "firsts",
+        "keys",
+        "kept",
+        "lengths",
+        "members",
+        "n_queries",
+        "padded",
+        "values",
+        "where",
+    )
 
     def __init__(self, members: list[Reach[KV]], store: Store) -> None:
         self.members = members
@@ -398,6 +428,7 @@ class Bundle:
             kept += [number * self.n_queries + i for i in range(len(queries))]
             where += queries
         device = store.layout.device
+        self.firsts, self.lengths = Remembered(device), Remembered(device)
         self.padded = torch.tensor(padded, device=device)
         self.kept = None if len(kept) == len(padded) else torch.tensor(kept, device=device)
         self.where: slice | Tensor = torch.tensor(where, device=device)
@@ -405,25 +436,31 @@ class Bundle:
             self.where = slice(where[0], where[-1] + 1)
 
     def through(
-        self, window: int | None, group: int, positions: list[int], like: Tensor
+        self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> BundleView | None:
         """What padding and a window let each query see."""
+        if window is not None and self._is_beyond(window, positions.known):
+            return None
         lengths = [m.length for m in self.members]
         if window is None and min(lengths) == max(lengths):
             return BundleView(self, None)
         device = like.device
         slots = torch.arange(max(lengths), device=device)
-        hidden = (slots[None] >= torch.tensor(lengths, device=device)[:, None])[:, None, None]
+        hidden = (slots[None] >= self.lengths.of(lengths)[:, None])[:, None, None]
         if window is None:
             return BundleView(self, Mask(bias_of(hidden, like)))
-        query = torch.tensor(positions, device=device)[self.padded].unflatten(
-            0, (len(self.members), -1)
-        )
-        key = torch.tensor([m.first for m in self.members], device=device)[:, None] + slots
+        query = positions.there[self.padded].unflatten(0, (len(self.members), -1))
+        key = self.firsts.of([m.first for m in self.members])[:, None] + slots
         beyond = key[:, None] <= query[:, :, None] - window
         hidden = hidden | beyond.repeat_interleave(group, 1)[:, None]
-        dead = hidden.all(-1)
-        return None if bool(dead.all()) else BundleView(self, Mask(bias_of(hidden, like), dead))
+        return BundleView(self, Mask(bias_of(hidden, like), hidden.all(-1)))
+
+    def _is_beyond(self, window: int, positions: list[int]) -> bool:
+        """Whether no query sees anything of its span."""
+        return all(
+            m.first + m.length - 1 <= min(positions[m.start : m.stop]) - window
+            for m in self.members
+        )
 
 
 class BundleView(NamedTuple):

@@ -193,7 +193,8 @@ class Work(NamedTuple):
 
     table: slots, list after list. narrow, wide: items [n, 8] by tile class: where its slots begin
     in the table, how many, the position of the first, the first query token, query rows (tokens
-    times heads of a group), the first of them in this tile, its number among a row's parts, 0.
+    times heads of a group), the first of them in this tile, its number among a row's parts, 0. One
+    of zeros has no rows: it reads and writes nothing.
     first_part: [T + 1], where each token's parts begin. positions: [T].
     """
 
@@ -256,7 +257,7 @@ def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor
         n_tokens,
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
-        VALUE_PAD=_pad(value_dim),
+        VALUE_PAD=padded(value_dim),
         BM=n_rows,
         HAS_SINKS=sinks is not None,
         num_warps=2,
@@ -268,7 +269,7 @@ def tile_of(
     n_heads: int, n_kv: int, key_dim: int, value_dim: int, n_rows: int, n_bytes: int
 ) -> dict[str, Any]:
     """Return what a tile class is compiled with; n_rows: of a tile, n_bytes: of a number."""
-    key_pad, value_pad = _pad(key_dim), _pad(value_dim)
+    key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)
     return {
         "N_HEADS": n_heads,
@@ -286,5 +287,6 @@ def tile_of(
     }
 
 
-def _pad(n: int) -> int:
+def padded(n: int) -> int:
+    """Return the size of a tile that holds n numbers."""
     return max(16, int(triton.next_power_of_2(n)))

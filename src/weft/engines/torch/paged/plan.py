@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...base import Row, Span
+from ..seats import overwrite, upload
 from .kernel import ITEM_FIELDS, NARROW, WIDE, Work
 from .pool import SlotList, SlotPool, own
 
@@ -75,7 +76,7 @@ class TreePlan:
             rows, self._paths, self.lists, self._stamps, self._ends, strict=True
         ):
             n = kv.length
-            if row.dest is not kv or row.path is not path or n >= end or len(row.tokens) != 1:
+            if row.dest is not kv or row.path is not path or n >= end or row.n_tokens != 1:
                 return False
             if n >= len(kv.slots):
                 pool.reserve(kv, 1)
@@ -108,8 +109,8 @@ class TreePlan:
         plan._keep(kept)
         return plan
 
-    def advance(self, rows: Sequence[Row], pool: SlotPool) -> list[int]:
-        """Find where the packed tokens are now, and return it: positions.
+    def advance(self, rows: Sequence[Row], pool: SlotPool) -> None:
+        """Find where the packed tokens are now: positions, slots.
 
         One on from the last step, that is found on the device alone.
         """
@@ -121,11 +122,10 @@ class TreePlan:
         if positions == self._expected:
             self.positions += 1
         else:
-            self.positions.copy_(torch.tensor(positions, dtype=torch.int32))
+            overwrite(self.positions, np.array(positions, np.int32))
         self._expected = [position + 1 for position in positions] if self._is_steady else None
         self.table = pool.table.on_device()
         self.slots = self.table[(self._bases + self.positions).long()].long()
-        return positions
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""
@@ -218,7 +218,7 @@ class TreePlan:
         self._to_device()
 
     def _to_device(self) -> None:
-        self._bases = torch.from_numpy(self._host_bases).to(self._device)
+        self._bases = upload(self._host_bases, self._device)
         self.positions = torch.empty(len(self._host_bases), dtype=torch.int32, device=self._device)
         self._works = {}
         self._expected = None
@@ -236,7 +236,7 @@ class TreePlan:
             table=self.table,
             narrow=self._items(narrow, n_rows, n_rows[narrow] - rest[narrow]),
             wide=self._items(wide, n_rows, tile * WIDE),
-            first_part=torch.from_numpy(self._first_part).to(self._device),
+            first_part=upload(self._first_part, self._device),
             positions=self.positions,
             n_parts=int(self._first_part[-1]),
         )
@@ -256,7 +256,7 @@ class TreePlan:
         items[:, 4] = n_rows[of]
         items[:, 5] = np.repeat(m0, counts)
         items[:, 6] = self._before[of] + number
-        return torch.from_numpy(items).to(self._device)
+        return upload(items, self._device)
 
 
 def _packed(

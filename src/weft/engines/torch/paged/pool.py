@@ -1,8 +1,10 @@
 """One pool of slots a layer: fragments are lists of slots, and what is done to them touches lists.
 
     slots of a fragment   ├── length: tokens ──┤── spare: reserved, at most GROW_BY - 1 ──┤
-    the pool              the same numbers in every layer, [S, K, D] and [S, K, Dv]
+    the pool              the same numbers in every layer, [S + 1, K, D] and [S + 1, K, Dv]
     the table             every list that a step has met, one after the other, on the device
+
+The pool's last slot is nobody's: tokens that only fill a step up are written there.
 
 No slot has neighbours that matter, so the pool has no holes: what was returned is what is taken.
 """
@@ -22,12 +24,15 @@ from ...base import Fragment, Usage
 from ..hosted import from_host, to_host
 from ..layout import LayerShape, Layout
 from ..memory import KVMemory
+from ..seats import overwrite, upload
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots
 SPARE = 32  # it grows by this share of itself, or by what is asked for
 _REGION = 256  # table entries that a growing list gets at least
 _TABLE = 4096
+_TABLE_ON_CARD = 1 << 20  # there a table that moves costs what was captured over it
+_SHARE_OF_FREE = 4  # and a pool: it grows by half, and by no more than this part of what is free
 
 Ints = NDArray[np.int32]
 _NONE: Ints = np.empty(0, np.int32)
@@ -59,8 +64,8 @@ class SlotTable:
     def __init__(self, device: torch.device) -> None:
         self.age = 0
         self._device = device
-        self._host = np.zeros(_TABLE, np.int32)
-        self._on_device = torch.zeros(_TABLE, dtype=torch.int32, device=device)
+        self._host = np.zeros(_TABLE if device.type == "cpu" else _TABLE_ON_CARD, np.int32)
+        self._on_device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
         self._end = self._waste = 0
         self._dirty: tuple[int, int] | None = None
 
@@ -106,10 +111,10 @@ class SlotTable:
     def on_device(self) -> Tensor:
         """Return the table, with all that was written."""
         if len(self._on_device) != len(self._host):
-            self._on_device = torch.from_numpy(self._host.copy()).to(self._device)
+            self._on_device = upload(self._host, self._device)
         elif self._dirty is not None:
             low, high = self._dirty
-            self._on_device[low:high] = torch.from_numpy(self._host[low:high].copy())
+            overwrite(self._on_device[low:high], self._host[low:high])
         self._dirty = None
         return self._on_device
 
@@ -117,7 +122,8 @@ class SlotTable:
 class SlotPool(KVMemory):
     """Fragments as lists of slots. `paged.step` has the steps over them.
 
-    keys, values: a layer each, [S, K, D] and [S, K, Dv]; they are other tensors once it has grown.
+    keys, values: a layer each, [S + 1, K, D] and [S + 1, K, Dv]; they are other tensors once it has
+    grown, and `n_moves` is another number.
     """
 
     growth = GROW_BY
@@ -128,7 +134,7 @@ class SlotPool(KVMemory):
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._shapes = _shapes_of(layout)
-        self._capacity = 0
+        self._capacity = self.n_moves = 0
         self._free = _NONE  # a stack: its first `_n_free` are there to take
         self._n_free = 0
         self._slots = 0  # that hold tokens
@@ -227,7 +233,10 @@ class SlotPool(KVMemory):
         return kv
 
     def usage(self) -> Usage:
-        """Return what fragments hold, with their spare slots; the pool may have more to give."""
+        """Return what fragments hold, with their spare slots; the pool may have more to give.
+
+        On a card it stays when all is free, as what was captured reads it: see `give_back`.
+        """
         n_reserved = self._capacity - self._n_free
         return Usage(self._slots, n_reserved * self.layout.slot_bytes)
 
@@ -236,6 +245,11 @@ class SlotPool(KVMemory):
         self._let_go()
 
     # What a step needs
+
+    @property
+    def nobodys(self) -> int:
+        """The slot that no list ever has."""
+        return self._capacity
 
     def reserve(self, kv: SlotList, n: int) -> None:
         """Let a list have room for `n` tokens more, in whole GROW_BY. Its length stays."""
@@ -298,18 +312,19 @@ class SlotPool(KVMemory):
             self._free[self._n_free : self._n_free + n] = kv.slots[length:][::-1]
             self._n_free += n
             kv.slots = kv.slots[:length]
-            if self._n_free == self._capacity:
-                self._let_go()
+            if self.layout.device.type == "cpu":
+                self.give_back()
 
     @torch.inference_mode()
     def _grow(self, n: int) -> None:
         """Make `n` more slots at least, layer after layer: one is there twice at a time."""
         old = self._capacity
-        new = max(old + n, old + old // SPARE, SMALLEST_POOL)
+        new = max(old + n, old + self._spare(old), SMALLEST_POOL)
         if not old:
             self.keys, self.values = [], []
+        self.n_moves += 1
         for layer, shape in enumerate(self._shapes):
-            fresh = self._empty(shape, new)
+            fresh = self._empty(shape, new + 1)
             if layer == len(self.keys):
                 self.keys.append(fresh[0])
                 self.values.append(fresh[1])
@@ -323,7 +338,19 @@ class SlotPool(KVMemory):
         free[new - old : new - old + self._n_free] = self._free[: self._n_free]
         self._free, self._n_free, self._capacity = free, self._n_free + new - old, new
 
+    def give_back(self) -> None:
+        if self._n_free == self._capacity:
+            self._let_go()
+
+    def _spare(self, n: int) -> int:
+        """How many slots a pool of n is to grow by, if it has to."""
+        if self.layout.device.type == "cpu":
+            return n // SPARE
+        free = torch.cuda.mem_get_info(self.layout.device)[0] // self.layout.slot_bytes
+        return max(n // SPARE, min(n // 2, free // _SHARE_OF_FREE))
+
     def _let_go(self) -> None:
+        self.n_moves += 1
         self.keys, self.values = [], []
         self._free, self._n_free, self._capacity = _NONE, 0, 0
 
@@ -335,7 +362,7 @@ class SlotPool(KVMemory):
         )
 
     def _index(self, slots: Ints) -> Tensor:
-        return torch.from_numpy(slots.astype(np.int64)).to(self.layout.device)
+        return upload(slots.astype(np.int64), self.layout.device)
 
 
 def own(fragment: Fragment) -> SlotList:

@@ -10,8 +10,9 @@ from torch import Tensor
 from ....errors import ConfigError
 from ...base import Row, Usage
 from ..layout import Layout
-from ..memory import KVStep, Spec
-from .kernel import attend_tree, is_interpreted
+from ..memory import KVStep, Spec, Turn
+from .elementwise import gated, turn_heads
+from .kernel import Work, attend_tree, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
 
@@ -30,6 +31,7 @@ class PagedMemory(SlotPool):
         super().__init__(layout)
         self._plan: TreePlan | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
+        self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
 
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
@@ -66,20 +68,42 @@ class PagedMemory(SlotPool):
 class PagedStep(KVStep):
     """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
 
+    turns = True
+
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
-        self._rows, self._plan, self._memory = rows, plan, memory
+        self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
-        self.positions = plan.advance(rows, memory)
+        plan.advance(rows, memory)
+        self.positions = plan.positions.long()
+
+    @property
+    def slots(self) -> Tensor:
+        """Where each packed token goes: int64 [T]."""
+        return self._plan.slots
+
+    def work(self, group: int) -> Work:
+        """Return what the step meets, for heads in groups of this size."""
+        self._memory.groups.add(group)
+        return self._plan.work(group)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        keys.index_copy_(0, self._plan.slots, key[0].transpose(0, 1))
-        values.index_copy_(0, self._plan.slots, value[0].transpose(0, 1))
-        work = self._plan.work(query.shape[1] // key.shape[1])
+        keys.index_copy_(0, self.slots, key[0].transpose(0, 1))
+        values.index_copy_(0, self.slots, value[0].transpose(0, 1))
+        work = self.work(query.shape[1] // key.shape[1])
         return attend_tree(query[0], keys, values, work, spec)[None]
 
+    def attend_turned(self, layer: int, heads: Tensor, turn: Turn, spec: Spec) -> Tensor:
+        keys, values = self._memory.keys[layer], self._memory.values[layer]
+        query = turn_heads(heads, turn, self.slots, keys, values)
+        work = self.work(turn.n_queries // keys.shape[1])
+        return attend_tree(query.transpose(0, 1), keys, values, work, spec)
+
+    def gated(self, both: Tensor) -> Tensor:
+        return gated(both)
+
     def commit(self) -> None:
-        for row, kv in zip(self._rows, self._plan.lists, strict=True):
+        for row, kv in zip(self.rows, self._plan.lists, strict=True):
             if row.dest is not None:
                 self._memory.grew(kv, row.n_tokens)
         self._memory.forget_passing()

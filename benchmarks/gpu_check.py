@@ -1,0 +1,199 @@
+"""All that a card is to show, in one run of at most nine minutes: `make gpu-check`.
+
+Laws, kernels and the benchmark, each in a process of its own, so that none takes another down; the
+figures of all go into one JSON file, which is written anew after every part. It needs the
+repository and a Python with torch for CUDA and transformers; the contract needs pytest as well.
+With --dry all of it runs at toy size on a CPU, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+
+class Part(NamedTuple):
+    """A program, and how many seconds it may take; what is left of one goes to those after it."""
+
+    name: str
+    command: list[str]
+    seconds: float
+
+
+PARTS = [
+    Part("kernels", ["gpu_kernels.py"], 70),
+    Part("trees", ["gpu_tree.py", "--parts", "trees"], 150),
+    Part("laws", ["gpu_laws.py"], 130),
+    Part("prefill", ["gpu_tree.py", "--parts", "prefill"], 40),
+    Part("callers", ["gpu_tree.py", "--parts", "callers"], 45),
+    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 85),
+]
+TOTAL_S = 525.0
+
+
+def run(part: Part, limit: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a part for `limit` seconds at most; return what it noted, and how it ended."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes.jsonl"
+        command = [sys.executable, str(HERE / part.command[0]), *part.command[1:]]
+        command += ["--json", str(notes)]
+        if part.name == "laws":
+            command += ["--seconds", str(limit - 5)]
+        if options.dry:
+            command.append("--dry")
+        if part.name != "kernels":
+            command += [word for pair in options.option for word in ("--option", *pair)]
+        told = _ended(command, limit, options)
+        text = notes.read_text(encoding="utf-8", errors="replace") if notes.exists() else ""
+        told["figures"], broken = _figures(text)
+        if broken:
+            told["broken"] = broken
+            told.setdefault("error", "a figure is cut short")
+    told["s"] = round(time.monotonic() - began, 1)
+    told["failed"] = sum("error" in each for each in told["figures"]) + ("error" in told)
+    return told
+
+
+def _ended(command: list[str], limit: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a command, and end it and all that it has started; return what went wrong."""
+    told: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=_environment(options), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit)
+            if code:
+                told["error"] = f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            told["error"] = f"ended after {limit:.0f} s"
+        finally:  # what a part leaves behind would hold the card while the others are timed
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if told:
+            said.seek(0)
+            told["tail"] = said.read().decode(errors="replace")[-3000:]
+    return told
+
+
+def _figures(text: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the figures of a part's notes, and the line that it was ended in, if it was.
+
+    What is no number is text: JSON has none.
+    """
+    figures: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        try:
+            figures.append(json.loads(line, parse_constant=str))
+        except json.JSONDecodeError:
+            return figures, line
+    return figures, ""
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    given.setdefault("PYTHONUNBUFFERED", "1")
+    if options.dry:
+        given |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return given
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "triton", "transformers", "numpy", "pytest"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _card() -> dict[str, Any]:
+    """What card there is; asked in a process of its own, so that this one holds none of it."""
+    asked = (
+        "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps({"
+        "'name': p.name, 'bytes': p.total_memory, 'processors': p.multi_processor_count,"
+        "'capability': torch.cuda.get_device_capability(0), 'cuda': torch.version.cuda}))"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "it did not answer in 60 s"}
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1:]}
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def summary(report: dict[str, Any]) -> str:
+    """A line a part, and what of it failed."""
+    lines = []
+    for name, told in report["parts"].items():
+        n = len(told["figures"])
+        lines.append(f"{name}: {n} figures, {told['failed']} failed, {told['s']} s")
+        wrong = [each for each in told["figures"] if "error" in each]
+        lines += [f"  {told['error']}"] if "error" in told else []
+        for each in wrong:
+            named = [str(v) for k, v in each.items() if k in ("what", "case", "tree", "engine")]
+            lines.append(f"  {' '.join(named)}: {each['error'][:160]}")
+    return "\n".join(lines)
+
+
+def _write(report: dict[str, Any], out: str) -> None:
+    Path(out).write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", default="gpu-check.json", help="the file that is written")
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS])
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all of it")
+    parser.add_argument("--dry", action="store_true", help="toy sizes, on a CPU")
+    parser.add_argument(
+        "--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+        help="of the torch engine",
+    )  # fmt: skip
+    options = parser.parse_args()
+    chosen = [part for part in PARTS if options.parts is None or part.name in options.parts]
+    until = time.monotonic() + options.seconds
+    report: dict[str, Any] = {
+        "dry": options.dry,
+        "card": {} if options.dry else _card(),
+        "versions": _versions(),
+        "options": dict(options.option),
+        "parts": {},
+    }
+    _write(report, options.out)  # a place that cannot be written to is told now
+    scale = options.seconds / TOTAL_S
+    for number, part in enumerate(chosen):
+        later = sum(each.seconds for each in chosen[number + 1 :]) * scale
+        limit = max(until - time.monotonic() - later, 10.0)
+        report["parts"][part.name] = run(part, limit, options)
+        _write(report, options.out)
+    print(summary(report))
+    print(f"all figures are in {options.out}")
+    if any(told["failed"] for told in report["parts"].values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Tree attention on a card, alone: beside a plain softmax over every path, and its time.
+
+Head sizes, windows, caps, sinks, groups and dtypes over one small tree, whose rows each have their
+path gathered and attended by PyTorch in float32; then the trees of `gpu_tree` in bfloat16, one
+layer: whether they agree, milliseconds a layer, and what share of the card's measured copy rate the
+reads of the unique KV are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gpu_model import Record, Shape, copy_rate, device, timed, tree_rows, trees
+from torch import Tensor
+
+from weft.engines.base import Row
+from weft.engines.torch.layout import LayerShape, Layout
+from weft.engines.torch.memory import Spec
+from weft.engines.torch.paged.pool import own
+from weft.engines.torch.paged.step import PagedMemory
+
+# Largest error of an output, whose numbers are near one.
+NEAR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+class Case(NamedTuple):
+    """One way to attend."""
+
+    name: str
+    heads: tuple[int, int] = (8, 2)
+    dims: tuple[int, int] = (128, 128)
+    dtype: torch.dtype = torch.bfloat16
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+
+
+def cases(*, dry: bool) -> Iterator[Case]:
+    dtypes = [d for d in NEAR if not (dry and d is torch.bfloat16)]
+    for dtype in dtypes:
+        for size in (64, 80, 96, 128, 256)[: 2 if dry else None]:
+            yield Case(f"head size {size}", dims=(size, size), dtype=dtype)
+        for heads in ((4, 4), (8, 1), (32, 8))[: 1 if dry else None]:
+            yield Case(f"{heads[0]} heads over {heads[1]}", heads=heads, dtype=dtype)
+        yield Case("keys of 192, values of 128", dims=(192, 128), dtype=dtype)
+        yield Case("window", window=33, dtype=dtype)
+        yield Case("cap", softcap=2.0, dtype=dtype)
+        yield Case("sinks", has_sinks=True, dtype=dtype)
+        yield Case("all of them", (6, 3), (80, 80), dtype, 50, 3.0, True)
+
+
+class Tree:
+    """A tree in a pool of one layer, its slots filled with random numbers."""
+
+    def __init__(self, case: Case, shape: Shape) -> None:
+        n_heads, n_kv = case.heads
+        layout = Layout.of([LayerShape(n_kv, *case.dims, case.dtype, case.dtype)], device())
+        self.memory = PagedMemory(layout)
+        self.case = case
+        sinks = torch.linspace(-1, 2, n_heads, device=device()) if case.has_sinks else None
+        self.spec = Spec(case.dims[0] ** -0.5, case.softcap, case.window, sinks)
+        self.random = torch.Generator(device()).manual_seed(1)
+        self.rows, _ = tree_rows(shape, self.memory)
+        for tensor in (*self.memory.keys, *self.memory.values):
+            tensor.normal_(generator=self.random)
+
+    def fresh(self, n_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Random queries, keys and values of the step's tokens: [1, heads, T, D]."""
+        n_heads, n_kv = self.case.heads
+        key_dim, value_dim = self.case.dims
+
+        def normal(n: int, size: int) -> Tensor:
+            made = torch.randn(1, n, n_tokens, size, device=device(), generator=self.random)
+            return made.to(self.case.dtype)
+
+        return normal(n_heads, key_dim), normal(n_kv, key_dim), normal(n_kv, value_dim)
+
+    def softmax(self, row: Row, query: Tensor) -> Tensor:
+        """What a row of one token is to give: float32 [H, Dv]. query: its heads, [H, D]."""
+        spec = self.spec
+        assert row.dest is not None
+        lists = [*row.path, (row.dest, row.dest.length + 1)]
+        slots = np.concatenate([own(kv).slots[:n] for kv, n in lists])
+        if spec.window is not None:
+            slots = slots[-spec.window :]
+        at = torch.from_numpy(slots.astype(np.int64)).to(device())
+        keys, values = self.memory.keys[0][at].float(), self.memory.values[0][at].float()
+        group = len(query) // keys.shape[1]
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        scores = torch.einsum("hd,nhd->hn", query.float(), keys) * spec.scale
+        if spec.softcap is not None:
+            scores = torch.tanh(scores / spec.softcap) * spec.softcap
+        if spec.sinks is not None:
+            scores = torch.cat([scores, spec.sinks[:, None].float()], 1)
+        return torch.einsum("hn,nhd->hd", scores.softmax(1)[:, : len(at)], values)
+
+
+@torch.inference_mode()
+def check(case: Case, shape: Shape, *, most: int = 1 << 20) -> dict[str, Any]:
+    """Run one layer of a step over a tree, and look at `most` rows of it, about."""
+    tree = Tree(case, shape)
+    step = tree.memory.begin(tree.rows)
+    fresh = tree.fresh(len(tree.rows))
+    out = step.attend(0, *fresh, tree.spec)[0].float()
+    worst = 0.0
+    for number in range(0, len(tree.rows), max(1, len(tree.rows) // most)):
+        start = step.starts[number]
+        want = tree.softmax(tree.rows[number], fresh[0][0, :, start])
+        worst = float(np.maximum(worst, (out[start] - want).abs().max().item()))  # keeps NaN
+    seconds = timed(lambda: step.attend(0, *fresh, tree.spec))
+    step.commit()
+    is_right = worst < NEAR[case.dtype]
+    if not is_right:
+        raise AssertionError(f"an output is {worst:.3g} off")
+    return {"worst": worst, "ms": seconds * 1e3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
+    parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
+    options = parser.parse_args()
+    record, dry = Record(options.json), options.dry
+    small = Shape((1, 3), (40, 5)) if dry else Shape((1, 4, 12), (300, 70, 9))
+    for case in cases(dry=dry):
+        named = {"case": case.name, "dtype": str(case.dtype).removeprefix("torch.")}
+        record.attempt("kernel", partial(check, case, small), **named)
+    rate = record.attempt("copy", lambda: {"bytes_s": copy_rate(dry=dry)})
+    llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
+
+    def one(shape: Shape) -> dict[str, Any]:
+        found = check(llama, shape, most=8)
+        n_bytes = shape.n_slots * llama.heads[1] * sum(llama.dims) * llama.dtype.itemsize
+        share = n_bytes / rate["bytes_s"] / found["ms"] * 1e3 if rate else None
+        return {**found, "read_bytes": n_bytes, "share_of_copy_rate": share}
+
+    for name, shape in trees(dry=dry).items():
+        record.attempt("tree", partial(one, shape), tree=name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The laws on a card, with paged KV: four families in float32, float16 and bfloat16.
+
+truth     a random model, and a tree that `Loom.grow` makes: the row after every leaf is as near
+          to the model in float64 as Transformers' own forward in that dtype is; how many texts
+          are the same a second time is noted
+contract  tests/contract over the same models in processes of their own, where pytest is
+          installed: in float32 all of it, in half precision what needs no equal last bits
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from common import ROOT
+from gpu_model import Record, device, prompt, words
+
+import weft
+
+sys.path.insert(0, str(ROOT / "tests"))
+from families import OF_LAWS, build_for_laws
+from weft.engines.torch import TorchEngine
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Ours may be so much farther from the truth than Transformers' own forward in the same dtype.
+_SLACK = 2.0
+_LEAST = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
+# Those that compare whole texts, or logits of forwards in other company, to the last bits.
+_OF_FLOAT32 = ("asynclm", "branch", "constrained", "runs", "three_faces")
+# The repository's own settings ask for plugins, and make errors of warnings where one is missing.
+_WITH_PYTEST_ALONE = ["-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default"]
+# What the laws of constraints need beside it: without it those are left out, and that is noted.
+_OF_CONSTRAINTS = ("constrained", "three_faces")
+_N_VOCAB, _N_CTX = 512, 512
+
+
+def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[str, Any]:
+    """Grow a tree and hold its leaves' rows against the model in float64; scale: how long it is."""
+    model = build_for_laws(family, DTYPES[dtype], _N_VOCAB, _N_CTX).to(device())
+    exact = build_for_laws(family, DTYPES[dtype], _N_VOCAB, _N_CTX).double()
+    engine = TorchEngine.adopt(model, **{"kv": "paged", **given})
+    with weft.LM(engine, words(_N_VOCAB)) as lm:
+        loom = weft.Loom(lm, prompt(7 * scale, _N_VOCAB))
+        first = loom.grow(n=5, max_tokens=4 * scale, seed=3)
+        again = [node.tokens for node in loom.grow(n=5, max_tokens=4 * scale, seed=3)]
+        same = sum(tokens == node.tokens for tokens, node in zip(again, first, strict=True))
+        for node in first[:3]:
+            node.clip(2 * scale - 1)
+            node.grow(n=3, max_tokens=scale, seed=5)
+        rows = weft.AsyncLM(lm, as_torch=False)
+        ours, theirs = [], []
+        for node in loom.leaves:
+            ids = node.get_prefix_tokens()
+            want = _logprobs(exact, ids)
+            ours.append(_error(np.asarray(rows.next_token_logprobs_sync(ids)), want))
+            theirs.append(_error(_logprobs(model, ids), want))
+        told = getattr(engine, "told", dict)()
+    off = float(np.max(ours))  # Python's own passes over what is no number
+    allowed = _SLACK * max(*theirs, _LEAST[dtype])
+    is_near = off <= allowed
+    if not is_near:
+        raise AssertionError(f"a row is {off:.3g} off; Transformers' is {max(theirs):.3g} off")
+    return {"off": off, "transformers_off": max(theirs), "texts_again": same, "engine": told}
+
+
+def _logprobs(model: Any, ids: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        rows = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1]
+        found: np.ndarray = rows.double().log_softmax(-1).cpu().numpy()
+    return found
+
+
+def _error(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(got - want)) / np.var(want)))
+
+
+def contract(names: list[str], record: Record, *, until: float, dry: bool) -> None:
+    """Run the contract on each engine, some at once; what has not ended by then is ended."""
+    if importlib.util.find_spec("pytest") is None:
+        record.add("contract", error="not run: pytest is not installed")
+        return
+    waiting, running = list(names), list[Suite]()
+    n_at_once = min(8, max(1, (os.cpu_count() or 1) // 2))
+    while waiting or running:
+        is_late = time.monotonic() > until
+        while waiting and is_late:
+            record.add("contract", engine=waiting.pop(0), error="not run: no time was left")
+        while waiting and len(running) < n_at_once:
+            running.append(Suite(waiting.pop(0), dry=dry))
+        for suite in list(running):
+            if suite.process.poll() is not None or is_late:
+                running.remove(suite)
+                record.add("contract", **suite.told())
+        time.sleep(0.2)
+
+
+class Suite:
+    """One run of the contract, in a process of its own."""
+
+    def __init__(self, name: str, *, dry: bool) -> None:
+        self.name, self.began = name, time.monotonic()
+        self._out = tempfile.TemporaryFile()
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
+        command += ["tests/contract", "--engine", f"on_card:{name}"]
+        command += ["-m", "not programs and not slow", *_WITH_PYTEST_ALONE]
+        if dry:
+            command += ["-k", "test_laws and test_2"]
+        left_out = () if dry or name.endswith("Float32") else _OF_FLOAT32
+        if importlib.util.find_spec("llguidance") is None:
+            left_out += _OF_CONSTRAINTS
+        self._left_out = sorted(set(left_out))
+        command += [f"--ignore=tests/contract/test_{each}.py" for each in self._left_out]
+        given = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=given, stdout=self._out, stderr=subprocess.STDOUT
+        )
+
+    def told(self) -> dict[str, Any]:
+        """End it, if it has not ended, and return what pytest's last lines say."""
+        is_late = self.process.poll() is None
+        if is_late:
+            self.process.kill()
+        code = self.process.wait()
+        self._out.seek(0)
+        text = self._out.read().decode(errors="replace")
+        self._out.close()
+        counted = re.findall(r"(\d+) (passed|failed|errors?|skipped)", text)
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        told: dict[str, Any] = {"engine": self.name, **{kind: int(n) for n, kind in counted}}
+        if self._left_out:
+            told["left_out"] = self._left_out
+        told["took_s"] = round(time.monotonic() - self.began, 1)
+        if failed:
+            told["which"] = failed
+        if is_late:
+            told["error"] = "ended: no time was left"
+        elif code:
+            told |= {"error": f"pytest ended with {code}", "tail": text[-1500:]}
+        return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
+    parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
+    parser.add_argument("--seconds", type=float, default=150.0, help="how long it may take")
+    parser.add_argument("--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds - 5
+    record = Record(options.json)
+    families = list(OF_LAWS)[: 1 if options.dry else None]
+    dtypes = [each for each in DTYPES if not (options.dry and each != "float32")]
+    for family in families:
+        for dtype in dtypes:
+            job = partial(truth, family, dtype, dict(options.option), 3 if options.dry else 10)
+            record.attempt("truth", job, family=family, dtype=dtype)
+    names = [
+        f"{family.capitalize()}{dtype.capitalize()}" for dtype in dtypes for family in families
+    ]
+    contract(names, record, until=until, dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""Trees on a card: milliseconds a step through the engine and the scheduler, beside other ways.
+
+A random model of the shape of Llama 3 8B in bfloat16. Parts, each a run of its own:
+
+  trees    `Loom.grow` over each tree of the targets, sampling included: the median time between two
+           forwards while all leaves grow; the floor (weights and unique KV by the card's own copy
+           rate, or products by its own product rate); the engine alone, over the tree and with
+           every path read on its own (flat)
+  prefill  tokens a second of a long prompt, as a share of the measured product rate
+  callers  full-vocabulary log-probabilities for many concurrent AsyncLM callers, beside decode
+  hf       Transformers' `generate`, and its continuous batching
+
+Each figure is a JSON line in the file of `--json`; what fails is a line, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from gpu_model import (
+    GOALS,
+    Record,
+    Shape,
+    copy_rate,
+    device,
+    llama,
+    product_rate,
+    prompt,
+    read_bytes,
+    synchronise,
+    timed,
+    tree_rows,
+    trees,
+    words,
+)
+from transformers import GenerationConfig, LlamaForCausalLM
+
+import weft
+from weft.engines.base import Row
+from weft.engines.torch.engine import open_model
+from weft.engines.torch.laid import lay_weights
+from weft.loom.heddle import Heddle
+from weft.results import Distribution
+
+TEMPERATURE = 0.8
+N_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked."""
+
+    last: int  # steps of a tree that are looked at
+    prefill: int
+    callers: int
+    caller_tokens: int
+    shared: int  # tokens that Transformers' branches share
+    branches: int
+    new: tuple[int, int]  # tokens that it makes, twice: what is between them is decoding
+
+
+REAL = Sizes(24, 16384, 256, 12, 4096, 32, (8, 40))
+DRY = Sizes(3, 40, 3, 2, 24, 2, (2, 4))
+
+
+class Ours:
+    """The engine and an LM over it; notes when forwards begin."""
+
+    def __init__(self, model: LlamaForCausalLM, *, options: dict[str, Any]) -> None:
+        self.n_vocab = model.config.vocab_size
+        if device().type == "cuda":  # as `TorchEngine.load` does with a model of its own
+            lay_weights(model, None)
+        else:
+            options = {"graphs": True, **options}
+        self.engine: Any = open_model(
+            model, n_ctx=None, fingerprint="random", state_bytes=None, **{"kv": "paged", **options}
+        )
+        free = self.engine.info.extra.get("free_bytes")
+        self.lm = weft.LM(
+            self.engine,
+            words(self.n_vocab),
+            n_batch=N_BATCH,
+            kv_bytes=None if free is None else int(0.8 * free),
+        )
+        self.calls: list[tuple[float, int]] = []  # when, and how many rows
+        forward = self.engine.forward
+
+        def noted(rows: Sequence[Row]) -> Any:
+            self.calls.append((time.perf_counter(), len(rows)))
+            return forward(rows)
+
+        self.engine.forward = noted
+
+    def step_s(self, n_rows: int, last: int) -> float:
+        """Median seconds between the last forwards of all `n_rows` rows."""
+        gaps = [
+            later[0] - call[0]
+            for call, later in zip(self.calls, self.calls[1:], strict=False)
+            if call[1] == later[1] == n_rows
+        ]
+        if len(gaps) < 2:
+            raise RuntimeError(f"{len(gaps)} steps in a row had {n_rows} rows")
+        some = sorted(gaps[-last:])
+        return some[len(some) // 2]
+
+    def looms(self, shape: Shape) -> list[Heddle]:
+        """Return the prompts of a tree, read; several where nothing is shared."""
+        heads = [
+            weft.Loom(self.lm, prompt(shape.lengths[0], self.n_vocab, number))
+            for number in range(shape.counts[0])
+        ]
+
+        async def read() -> list[Distribution]:
+            return await asyncio.gather(*(head.anext(1) for head in heads))
+
+        asyncio.run(read())
+        return list(heads)
+
+    def grow(self, shape: Shape, last: int) -> dict[str, Any]:
+        """Grow a tree, level by level; return how long its last steps took."""
+        level, n_above = self.looms(shape), shape.counts[0]
+        counts, lengths = list(shape.counts[1:]), list(shape.lengths[1:])
+        if not counts or n_above > 1:
+            counts, lengths = [n_above, *counts], [3 * last, *lengths]
+        began = time.perf_counter()
+        for count, length in zip(counts, lengths, strict=True):
+            self.calls.clear()
+            n_each = count // n_above
+
+            async def more(level: list[Heddle] = level, n: int = n_each, k: int = length) -> Any:
+                return await asyncio.gather(
+                    *(node.agrow(n=n, max_tokens=k, temperature=TEMPERATURE) for node in level)
+                )
+
+            level = [child for grown in asyncio.run(more()) for child in grown]
+            n_above = count
+        took = time.perf_counter() - began
+        step_s = self.step_s(shape.n_leaves, last)
+        made = sum(len(node.tokens) for node in level)
+        return {"ms": step_s * 1e3, "grown_s": took, "last_level_tokens": made}
+
+    def alone(self, shape: Shape, *, flat: bool) -> float:
+        """Seconds of a forward of the engine alone, logits included, draws not."""
+        memory = self.engine.fragments
+        rows, held = tree_rows(shape, memory, flat=flat)
+        try:
+
+            def step() -> None:
+                self.engine.forward(rows)
+                for row in rows:
+                    row.position += 1
+
+            for _ in range(3):
+                step()
+            return timed(step, 0.05)
+        finally:
+            for fragment in held:
+                memory.free(fragment)
+
+    def forget(self) -> None:
+        self.lm.clear_cache()
+
+
+def floor_ms(model: Any, shape: Shape, kv_bytes: int, rates: dict[str, float]) -> dict[str, float]:
+    """The least a step can take, by what it reads and by what it multiplies."""
+    n_bytes = model.read_bytes + shape.n_slots * kv_bytes
+    products = 2 * model.n_numbers * shape.n_leaves
+    by_bytes, by_products = n_bytes / rates["copy"], products / rates["product"]
+    return {"floor_ms": max(by_bytes, by_products) * 1e3, "read_bytes": n_bytes}
+
+
+class Weights:
+    """What a step reads of a model, and multiplies with."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.read_bytes = read_bytes(model)
+        self.n_numbers = self.read_bytes // model.lm_head.weight.itemsize
+
+
+def rates_of(record: Record, *, dry: bool) -> dict[str, float]:
+    dtype = torch.float32 if dry else torch.bfloat16
+    rates = {"copy": copy_rate(dry=dry), "product": product_rate(dtype, dry=dry)}
+    record.add("rates", copy_bytes_s=rates["copy"], product_flop_s=rates["product"])
+    return rates
+
+
+def run_trees(record: Record, sizes: Sizes, options: Any) -> None:
+    dry = options.dry
+    rates = rates_of(record, dry=dry)
+    model = llama(dry=dry)
+    weights = Weights(model)
+    ours = Ours(model, options=options.given)
+    kv_bytes = ours.engine.info.kv_bytes_per_token
+
+    def one(name: str, shape: Shape) -> dict[str, Any]:
+        found = {**ours.grow(shape, sizes.last), **floor_ms(weights, shape, kv_bytes, rates)}
+        found["share_of_floor"] = found["floor_ms"] / found["ms"]
+        goal = GOALS.get(name)
+        return {**found, **(goal._asdict() if goal else {}), **_told(ours.engine)}
+
+    def alone(shape: Shape, *, flat: bool) -> dict[str, Any]:
+        return {"ms": ours.alone(shape, flat=flat) * 1e3}
+
+    shapes = trees(dry=dry)
+    for name, shape in shapes.items():
+        record.attempt("tree", partial(one, name, shape), tree=name, leaves=shape.n_leaves)
+        ours.forget()
+    for name, shape in shapes.items():
+        record.attempt("engine alone", partial(alone, shape, flat=False), tree=name)
+        record.attempt("flat reads", partial(alone, shape, flat=True), tree=name)
+    ours.lm.close()
+
+
+def _told(engine: Any) -> dict[str, Any]:
+    """What the engine says of how it ran its steps, where it says it."""
+    told = getattr(engine, "told", None)
+    return {} if told is None else {"engine": told()}
+
+
+def run_prefill(record: Record, sizes: Sizes, options: Any) -> None:
+    rates = rates_of(record, dry=options.dry)
+    model = llama(dry=options.dry)
+    weights = Weights(model)
+    ours = Ours(model, options=options.given)
+
+    def read(number: int) -> dict[str, Any]:
+        ids = prompt(sizes.prefill, ours.n_vocab, number)
+        synchronise()
+        began = time.perf_counter()
+        weft.Loom(ours.lm, ids).next(1)
+        took = time.perf_counter() - began
+        ours.forget()
+        config = model.config
+        # Weights, but the output layer's, which one token meets; and keys and values, half of them.
+        n_numbers = weights.n_numbers - config.vocab_size * config.hidden_size
+        width = config.num_attention_heads * config.head_dim
+        attended = 2 * config.num_hidden_layers * width * sizes.prefill**2
+        done = 2 * n_numbers * sizes.prefill + attended
+        share = done / took / rates["product"]
+        return {"s": took, "tok_s": sizes.prefill / took, "share_of_products": share, "must": 0.6}
+
+    for number in range(3):
+        record.attempt("prefill", partial(read, number), tokens=sizes.prefill, round=number)
+    ours.lm.close()
+
+
+def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
+    ours = Ours(llama(dry=options.dry), options=options.given)
+    ids = prompt(64, ours.n_vocab)
+    n, n_new = sizes.callers, sizes.caller_tokens
+
+    def sampled() -> dict[str, Any]:
+        loom = weft.Loom(ours.lm, ids)
+        loom.next(1)
+        ours.calls.clear()
+        loom.grow(n=n, max_tokens=n_new + 2, temperature=1.0)
+        return {"ms": ours.step_s(n, n_new) * 1e3}
+
+    def asked(as_torch: bool) -> dict[str, Any]:
+        model = weft.AsyncLM(ours.lm, as_torch=as_torch)
+
+        async def one(number: int) -> None:
+            path = list(ids)
+            for step in range(n_new):
+                row = await model.next_token_logprobs(path)
+                assert len(row) == ours.n_vocab
+                path.append((7 * number + 31 * step) % ours.n_vocab)
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(one(number) for number in range(n)))
+
+        before = ours.lm.stats()
+        began = time.perf_counter()
+        asyncio.run(all_of_them())
+        took = time.perf_counter() - began
+        after = ours.lm.stats()
+        n_steps = max(after.steps - before.steps, 1)
+        return {
+            "s": took,
+            "steps": n_steps,
+            "ms": took / n_steps * 1e3,
+            "engine_ms": (after.forward_s - before.forward_s) / n_steps * 1e3,
+        }
+
+    record.attempt("sampled decode", sampled, callers=n)
+    ours.forget()
+    for as_torch in (True, False):
+        job = partial(asked, as_torch)
+        record.attempt("callers", job, callers=n, tokens=n_new, as_torch=as_torch)
+        ours.forget()
+    ours.lm.close()
+
+
+def run_hf(record: Record, sizes: Sizes, options: Any) -> None:
+    """Transformers on its own: nothing of Weft's has touched the model."""
+    model = llama(dry=options.dry)
+    n_vocab = model.config.vocab_size
+
+    def generate(n: int, length: int) -> dict[str, Any]:
+        ids = torch.tensor([prompt(length, n_vocab)] * n, device=device())
+        times = []
+        for new in (sizes.new[0], *sizes.new):  # the first warms up
+            synchronise()
+            began = time.perf_counter()
+            with torch.inference_mode():
+                model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=new,
+                    min_new_tokens=new,
+                    do_sample=True,
+                    pad_token_id=0,
+                )
+            synchronise()
+            times.append(time.perf_counter() - began)
+        step_s = (times[2] - times[1]) / (sizes.new[1] - sizes.new[0])
+        return {"ms": step_s * 1e3, "s": times[2], "tok_s": n * sizes.new[1] / times[2]}
+
+    short = 12 if options.dry else 128
+    for n, length in ((1, short), (sizes.branches, sizes.shared)):
+        record.attempt("generate", partial(generate, n, length), n=n, prompt=length)
+
+    def batching() -> dict[str, Any]:
+        ids = prompt(sizes.shared, n_vocab)
+        config = GenerationConfig(
+            max_new_tokens=sizes.new[1], do_sample=True, eos_token_id=-1, pad_token_id=0
+        )
+        took = 0.0
+        for _ in range(2):  # the first warms up
+            synchronise()
+            began = time.perf_counter()
+            made = model.generate_batch(
+                inputs=[ids] * sizes.branches, generation_config=config, progress_bar=False
+            )
+            synchronise()
+            took = time.perf_counter() - began
+        n_tokens = sum(len(each.generated_tokens) for each in made.values())
+        if not n_tokens:
+            raise RuntimeError("continuous batching has made no tokens")
+        return {"s": took, "tokens": n_tokens, "tok_s": n_tokens / took}
+
+    record.attempt("continuous batching", batching, n=sizes.branches, prompt=sizes.shared)
+
+
+PARTS = {"trees": run_trees, "prefill": run_prefill, "callers": run_callers, "hf": run_hf}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
+    parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
+    parser.add_argument("--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    options = parser.parse_args()
+    options.given = dict(options.option)
+    record = Record(options.json)
+    for part in options.parts:
+        try:
+            PARTS[part](record, DRY if options.dry else REAL, options)
+        except Exception as error:
+            record.add(part, error=f"{type(error).__name__}: {error}"[:500])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""The draw of `sampling.sampler.Chain` on a device: same rule, same ids, nobody waits.
+
+A row's figures come from one pass over its raw logits. What it draws from, and by which noise, is
+the business of `cuts` and `noise`; here the winner is found. Of all tokens of a row the `_REACH`
+with the highest bounds are looked at: a token's bound is its height and the largest noise of its
+group. A token outside of them could win only if more than `_REACH` bounds lay above the winner's
+score. Bounds are first arrivals at 64 times a token's rate, so that each further one has at most 63
+in 64 for coming before the winner, whatever the logits: the odds are 1e-14 a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ForwardError
+from ...sampling.metrics import MEMBERS, n_groups
+from ...sampling.sampler import BROKEN, NOTHING, DrawResult
+from ..base import HostDraws
+from . import cuts
+from .noise import NoiseOfGroups, group_noise
+from .passes import MANY_LOGITS, TorchPasses
+from .seats import KNOWN_FILTERS, Rank, Seats, upload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...sampling.sampler import Chain, DrawBatch
+
+_REACH = 2048
+_SQUARE = MEMBERS * MEMBERS
+# Where launches are dear and waiting is dearer. A host looks at the few tokens that can win, one
+# after the other, and is done sooner.
+DEVICES = frozenset(("cuda",))
+# Rows are drawn for in blocks of this many logits at most: a draw's working memory is some 30 bytes
+# a logit, 60 with top-p.
+_BLOCK = 1 << 25
+
+
+class TorchDraws:
+    """Tokens drawn on a device, and their figures on the way to the host.
+
+    ids: int64 [B], on the device; NOTHING or BROKEN where there is no token.
+    """
+
+    __slots__ = ("_arrived", "_has_kept", "_host", "_result", "ids")
+
+    def __init__(self, ids: Tensor, figures: Tensor) -> None:
+        """Start the copy to the host. ids: int64 [B]. figures: float32 [2 or 3, B]."""
+        self.ids = ids
+        self._has_kept = len(figures) == 3
+        self._result: DrawResult | None = None
+        # One copy: the bits of the floats as whole numbers beside the ids.
+        packed = torch.cat((ids[None], figures.view(torch.int32).long()))
+        self._arrived: torch.cuda.Event | None = None
+        if packed.device.type == "cuda":
+            self._host = torch.empty(packed.shape, dtype=torch.int64, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(packed.device))
+        else:
+            self._host = packed
+
+    def result(self) -> DrawResult:
+        """Wait for the copy and return it; any thread may ask, as often as it likes.
+
+        Raises: ForwardError if the device failed.
+        """
+        if self._result is None:
+            if self._arrived is not None:
+                try:
+                    self._arrived.synchronize()
+                except RuntimeError as error:
+                    raise ForwardError(f"the device failed in a step: {error}") from error
+            host = self._host.numpy()
+            floats = host[1:].astype(np.int32).view(np.float32)
+            self._result = DrawResult(
+                host[0].copy(), floats[0], floats[1], floats[2] if self._has_kept else None
+            )
+        return self._result
+
+
+class Drawer:
+    """Draws for chains on one device, and keeps their seats as long as they live.
+
+    Belongs to the thread that steps. A steady step of a chain without penalties and constraints
+    copies nothing to the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._passes = TorchPasses()
+        self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
+
+    def can(self, batch: DrawBatch) -> bool:
+        """Return whether the device draws: one of DEVICES, of which all filters are known."""
+        return self._device.type in DEVICES and batch.chain.asked_filters <= KNOWN_FILTERS
+
+    def on_host(self, logits: NDArray[np.float32], batch: DrawBatch) -> HostDraws:
+        """Draw with the reference sampler, where there is much to read by PyTorch's passes.
+
+        logits: float32 [R, V].
+        """
+        n_logits = len(batch.rows) * logits.shape[1]
+        return HostDraws(batch.on_host(logits, self._passes if n_logits >= MANY_LOGITS else None))
+
+    @torch.inference_mode()
+    def draw(self, logits: Tensor, batch: DrawBatch) -> TorchDraws:
+        """Draw for a batch; does not wait, and the host's arrays may change on return.
+
+        logits: [R, V], raw, of any float dtype.
+        Raises: ConfigError for a biased or counted token outside of the vocabulary.
+        """
+        chain = batch.chain
+        seated = self._seated.get(chain)
+        if seated is None:
+            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device)
+        seated.update(batch)
+        drawn = [
+            draw(seated.rows(logits, number), seats, kept=batch.kept)
+            for number, seats in enumerate(seated.blocks)
+        ]
+        if not drawn:
+            none = torch.zeros((3, 0), device=logits.device)
+            return TorchDraws(none[0].long(), none if batch.kept else none[:2])
+        if len(drawn) == 1:
+            return TorchDraws(*drawn[0])
+        ids, figures = zip(*drawn, strict=True)
+        return TorchDraws(torch.cat(ids), torch.cat(figures, dim=1))
+
+
+class _Seated:
+    """A chain's seats, block by block, and what of the last step's host arrays they still hold."""
+
+    def __init__(self, chain: Chain, n_vocab: int, device: torch.device) -> None:
+        self._device = device
+        self._n_vocab = n_vocab
+        step = max(1, _BLOCK // n_vocab)
+        # Samplers, not the chain: it must go when nobody else holds it.
+        self._members = [
+            chain.samplers[first : first + step] for first in range(0, len(chain.samplers), step)
+        ]
+        self.blocks = [Seats.of(some, n_vocab, device) for some in self._members]
+        self._rows: NDArray[np.int64] | None = None
+        self._starts: list[int | Tensor] = []
+
+    def update(self, batch: DrawBatch) -> None:
+        """Write what is another for this step."""
+        bits = batch.chain.allowed(self._n_vocab)
+        first = 0
+        for seats, some in zip(self.blocks, self._members, strict=True):
+            last = first + len(some)
+            seats.place(batch.positions[first:last])
+            seats.count(some)
+            if bits is not None:
+                seats.allow(bits[first:last])
+            first = last
+        if self._rows is None or not np.array_equal(self._rows, batch.rows):
+            self._rows = batch.rows.copy()
+            self._starts = _starts(self._rows, [len(some) for some in self._members], self._device)
+
+    def rows(self, logits: Tensor, number: int) -> Tensor:
+        """Return the logits of a block: float32 [B, V]; a view where they are neighbours."""
+        start = self._starts[number]
+        if isinstance(start, int):
+            return logits[start : start + len(self._members[number])].float()
+        return logits.index_select(0, start).float()
+
+
+def _starts(
+    rows: NDArray[np.int64], sizes: Sequence[int], device: torch.device
+) -> list[int | Tensor]:
+    """Return of each block its first row, where the others follow it, or all of its rows."""
+    out: list[int | Tensor] = []
+    first = 0
+    for n in sizes:
+        some = rows[first : first + n]
+        neighbours = bool((np.diff(some) == 1).all())
+        out.append(int(some[0]) if neighbours else upload(some, device))
+        first += n
+    return out
+
+
+def draw(logits: Tensor, seats: Seats, *, kept: bool = False) -> tuple[Tensor, Tensor]:
+    """Draw one token a row: ids int64 [B], and float32 [2, B] logprobs and entropies.
+
+    logits: float32 [B, V], raw; not modified. kept: a third line, `DrawResult.kept`.
+    A row that nothing is left to gets NOTHING, one whose logits are no numbers BROKEN.
+    """
+    peak = logits.amax(1)
+    broken = ~peak.isfinite()
+    raw = logits.masked_fill(broken[:, None], 0)
+    peak = peak.masked_fill(broken, 0)
+    log_total, entropies = _moments(raw, peak)
+    edited = cuts.edited(raw, seats)
+    dead = torch.zeros_like(broken)
+    if seats.allowed is not None or seats.bias is not None:
+        dead = edited.amax(1).isneginf()
+        edited = torch.where(dead[:, None], raw, edited)
+    ids, left = _chosen(edited, seats, kept=kept)
+    logprobs = raw.gather(1, ids[:, None])[:, 0] - peak - log_total
+    ids = ids.masked_fill(dead, NOTHING).masked_fill(broken, BROKEN)
+    figures = (logprobs, entropies, left) if kept else (logprobs, entropies)
+    return ids, torch.stack(figures)
+
+
+def _moments(raw: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of each row's sum of exp(logit - peak), and its entropy."""
+    below = raw - peak[:, None]
+    weights = below.exp()
+    total = weights.sum(1)
+    mean = (below.clamp(min=-1e30) * weights).sum(1)  # -inf times 0 is no number
+    log_total = total.log()
+    return log_total, (log_total - mean / total).clamp(min=0)
+
+
+def _chosen(edited: Tensor, seats: Seats, *, kept: bool) -> tuple[Tensor, Tensor]:
+    """Return the drawn ids, and what they are among what was left, 0 for greedy rows."""
+    ids = seats.keys.new_zeros(len(edited))
+    left = edited.new_zeros(len(edited))
+    if seats.greedy is not None:
+        rows = seats.greedy.rows
+        ids = _put(ids, rows, _some(edited, rows).argmax(1))  # of equals the first
+    if seats.wide is None and not seats.ranked:
+        return ids, left
+    noise = group_noise(seats.keys, n_groups(edited.shape[1]))
+    if seats.wide is not None:
+        rows = seats.wide.rows
+        won, share = _wide(_some(edited, rows), seats, _heard(noise, rows), kept=kept)
+        ids, left = _put(ids, rows, won), _put(left, rows, share)
+    for rank in seats.ranked:
+        won, share = _ranked(_some(edited, rank.rows), seats, _heard(noise, rank.rows), rank)
+        ids, left = _put(ids, rank.rows, won), _put(left, rank.rows, share)
+    return ids, left
+
+
+def _wide(
+    logits: Tensor, seats: Seats, noise: NoiseOfGroups, *, kept: bool
+) -> tuple[Tensor, Tensor]:
+    """Draw for rows that are not ranked. logits: float32 [n, V], edited."""
+    assert seats.wide is not None
+    rows = seats.wide.rows
+    early, late = _some(seats.early, rows), _some(seats.late, rows)
+    top = logits.amax(1)
+    if seats.nucleus is not None:
+        some = seats.nucleus.rows
+        few = _some(logits, some)
+        share = _some(_some(seats.filters["top_p"], rows), some)
+        inside = cuts.nucleus(few, _some(top, some), _some(early, some), share)
+        cut = few.masked_fill(~inside, -torch.inf)
+        logits = cut if some is None else logits.index_copy(0, some, cut)
+    if seats.lowest:
+        least = cuts.floors(top, early, _some(seats.filters["min_p"], rows))
+        logits = logits.masked_fill(logits < least[:, None], -torch.inf)
+    heat = (1 / (early * late)).float()
+    below = logits - top[:, None]
+    n = min(_REACH, logits.shape[1])
+    places = _bounds(below, heat, noise).topk(n, dim=1, sorted=False).indices
+    heights = (logits.gather(1, places).double() - top.double()[:, None]) / early[:, None]
+    heights = heights / late[:, None]
+    best = (heights + noise.of(places)).argmax(1, keepdim=True)
+    won = places.gather(1, best)[:, 0]
+    if not kept:
+        return won, top
+    log_total = (below * heat[:, None]).exp().sum(1).log()
+    return won, heights.gather(1, best)[:, 0].float() - log_total
+
+
+def _bounds(below: Tensor, heat: Tensor, noise: NoiseOfGroups) -> Tensor:
+    """Return every token's height with the largest noise of its group: float32 [n, V]."""
+    n_rows, n_vocab = below.shape
+    largest = noise.largest.float()
+    whole = n_vocab // _SQUARE * _SQUARE
+    parts = []
+    if whole:
+        squares = below[:, :whole].view(n_rows, -1, MEMBERS, MEMBERS)
+        columns = largest[:, : whole // MEMBERS].reshape(n_rows, -1, 1, MEMBERS)
+        bounds = torch.addcmul(columns, squares, heat[:, None, None, None])
+        parts.append(bounds.view(n_rows, whole))
+    if whole < n_vocab:
+        column = whole // MEMBERS + torch.arange(n_vocab - whole, device=below.device) % MEMBERS
+        rest = torch.addcmul(largest.index_select(1, column), below[:, whole:], heat[:, None])
+        parts.append(rest)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _ranked(
+    logits: Tensor, seats: Seats, noise: NoiseOfGroups, rank: Rank
+) -> tuple[Tensor, Tensor]:
+    """Draw for rows of which the likeliest are ranked. logits: float32 [n, V], edited."""
+    ids, heights, log_total = cuts.ranking(logits, seats, rank.rows, rank.depth)
+    if rank.depth > _REACH:
+        bounds = heights + noise.largest.gather(1, ids >> 12 << 6 | ids & 63)
+        places = bounds.topk(_REACH, dim=1, sorted=False).indices
+        ids, heights = ids.gather(1, places), heights.gather(1, places)
+    best = (heights + noise.of(ids)).argmax(1, keepdim=True)
+    share = heights.gather(1, best)[:, 0] - log_total
+    return ids.gather(1, best)[:, 0], share.float()
+
+
+def _some(values: Tensor, rows: Tensor | None) -> Tensor:
+    return values if rows is None else values.index_select(0, rows)
+
+
+def _heard(noise: NoiseOfGroups, rows: Tensor | None) -> NoiseOfGroups:
+    return noise if rows is None else noise.take(rows)
+
+
+def _put(into: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
+    return values if rows is None else into.index_copy(0, rows, values)

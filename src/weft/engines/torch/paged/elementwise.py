@@ -1,0 +1,146 @@
+"""What lies between the products of a layer, as one Triton kernel each instead of several.
+
+A step of few tokens is a row of short kernels: those between the products take as long as what they
+read, and that is little, so what counts is how many they are.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..memory import Turn
+from .kernel import is_interpreted, padded
+
+_HEADS = 8  # of a program
+_NUMBERS = 1024
+_INTERPRETED = 64  # the interpreter runs programs one after the other: each has so many times more
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def turn_and_store(
+    heads_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    slot_ptr,
+    query_ptr,
+    k_ptr,
+    v_ptr,
+    n_rows,
+    eps,
+    N_QUERIES: tl.constexpr,
+    N_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    PAD: tl.constexpr,
+    BM: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+):
+    """Norm and turn queries and keys; store keys and values where the tokens' slots are."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    is_row = row < n_rows
+    token, head = row // (N_QUERIES + 2 * N_KV), row % (N_QUERIES + 2 * N_KV)
+    is_query = is_row & (head < N_QUERIES)
+    is_value = is_row & (head >= N_QUERIES + N_KV)
+    is_key = is_row & (head >= N_QUERIES) & (head < N_QUERIES + N_KV)
+    d = tl.arange(0, PAD)
+    other = (d + DIM // 2) % DIM  # the number that it is turned with
+    inside = is_row[:, None] & (d < DIM)[None, :]
+    at = row[:, None] * DIM
+    x = tl.load(heads_ptr + at + d[None, :], mask=inside, other=0.0)
+    turned = x.to(tl.float32)
+    pair = tl.load(heads_ptr + at + other[None, :], mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        scale = tl.rsqrt(tl.sum(turned * turned, 1) / DIM + eps)[:, None]
+        q_norm = tl.load(query_norm_ptr + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        k_norm = tl.load(key_norm_ptr + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        turned = turned * scale * tl.where(is_query[:, None], q_norm, k_norm)
+        q_pair = tl.load(query_norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        k_pair = tl.load(key_norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        pair = pair * scale * tl.where(is_query[:, None], q_pair, k_pair)
+    place = token[:, None] * DIM + d[None, :]
+    cos = tl.load(cos_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    sign = tl.where(d < DIM // 2, -1.0, 1.0)[None, :]
+    turned = turned * cos + pair * sign * sin
+    slot = tl.load(slot_ptr + token, mask=is_row, other=0)
+    in_size = (d < DIM)[None, :]
+    tl.store(
+        query_ptr + (token * N_QUERIES + head)[:, None] * DIM + d[None, :],
+        turned.to(query_ptr.dtype.element_ty),
+        mask=is_query[:, None] & in_size,
+    )
+    tl.store(
+        k_ptr + (slot * N_KV + head - N_QUERIES)[:, None] * DIM + d[None, :],
+        turned.to(k_ptr.dtype.element_ty),
+        mask=is_key[:, None] & in_size,
+    )
+    tl.store(
+        v_ptr + (slot * N_KV + head - N_QUERIES - N_KV)[:, None] * DIM + d[None, :],
+        x.to(v_ptr.dtype.element_ty),
+        mask=is_value[:, None] & in_size,
+    )
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def gate_and_multiply(
+    both_ptr, out_ptr, n_tokens, WIDTH: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr
+):
+    """silu of the first half of each row times the second."""
+    token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
+    d = tl.program_id(0) * BW + tl.arange(0, BW)
+    inside = (token < n_tokens)[:, None] & (d < WIDTH)[None, :]
+    at = token[:, None] * (2 * WIDTH) + d[None, :]
+    gate = tl.load(both_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both_ptr + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    out = gate / (1 + tl.exp(-gate)) * up
+    place = token[:, None] * WIDTH + d[None, :]
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def turn_heads(heads: Tensor, turn: Turn, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Norm and turn the heads of packed tokens; write keys and values into a layer's pool.
+
+    heads: [T, H + 2 K, D], contiguous. slots: int64 [T]. keys, values: [S, K, D]. Returns the
+    queries, [T, H, D].
+    """
+    n_tokens, n_heads, size = heads.shape
+    query = heads.new_empty(n_tokens, turn.n_queries, size)
+    n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
+    with torch.cuda.device_of(heads):
+        turn_and_store[(triton.cdiv(n_tokens * n_heads, n_each),)](
+            heads,
+            turn.cos,
+            turn.sin,
+            heads if turn.query_norm is None else turn.query_norm,
+            heads if turn.key_norm is None else turn.key_norm,
+            slots,
+            query,
+            keys,
+            values,
+            n_tokens * n_heads,
+            turn.eps,
+            N_QUERIES=turn.n_queries,
+            N_KV=keys.shape[1],
+            DIM=size,
+            PAD=padded(size),
+            BM=n_each,
+            HAS_NORMS=turn.query_norm is not None,
+            num_warps=4,
+        )
+    return query
+
+
+def gated(both: Tensor) -> Tensor:
+    """silu(gate) * up of packed tokens, side by side: [T, 2 I], contiguous. Returns [T, I]."""
+    n_tokens, width = len(both), both.shape[1] // 2
+    out = both.new_empty(n_tokens, width)
+    n_each = _INTERPRETED if is_interpreted() else 1
+    with torch.cuda.device_of(both):
+        gate_and_multiply[(triton.cdiv(width, _NUMBERS), triton.cdiv(n_tokens, n_each))](
+            both, out, n_tokens, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4
+        )
+    return out

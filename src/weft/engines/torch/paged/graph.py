@@ -1,0 +1,322 @@
+"""Steps that were captured once and are played again: one launch for all layers.
+
+A captured step reads tensors that never move, its frame; what a step is about is copied there. A
+frame has room for more than the step that made it, so one serves as plans change:
+
+    tokens   ├── of the step ──┤── fill: token 0, at position 0, into nobody's slot ──┤
+    items    ├── of the plan ──┤── fill: no rows, so nothing is read or written ──┤
+
+All but the capture itself is the same on every device: `replay_eagerly` runs over a frame what a
+card plays from its graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..hook import RunningForward
+from ..memory import KVStep
+from .kernel import ITEM_FIELDS, Work
+from .step import PagedMemory, PagedStep
+
+_log = logging.getLogger("weft.engines.torch")
+
+MOST_TOKENS = 2048  # beyond it a step is bound by its products, and launches hide behind them
+_OFTEN = 2  # steps alike that are run before one is captured
+_MOST_FRAMES = 32
+
+
+class Body(Protocol):
+    """A model up to its hidden states."""
+
+    def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Run packed tokens, both [1, T]; return hidden states [T, E]."""
+        ...
+
+
+class Replay(ABC):
+    """A captured step. hidden: what it made last, [B, E]; valid until the next step is run."""
+
+    hidden: Tensor
+
+    @abstractmethod
+    def play(self) -> None:
+        """Run it over what its frame holds now."""
+
+
+Run = Callable[[], Tensor]
+Record = Callable[[Run], Replay]
+
+
+class FrameSize(NamedTuple):
+    """What a frame has room for, of heads in groups of one size."""
+
+    narrow: int
+    wide: int
+    parts: int
+
+    def holds(self, other: FrameSize) -> bool:
+        return all(mine >= asked for mine, asked in zip(self, other, strict=True))
+
+    def is_near(self, other: FrameSize) -> bool:
+        """Whether programs that do nothing are few enough."""
+        return all(mine <= 2 * asked + 64 for mine, asked in zip(self, other, strict=True))
+
+
+class Key(NamedTuple):
+    """What steps that are alike have in common. rooms: by the size of groups."""
+
+    body: int
+    n_tokens: int
+    rooms: tuple[tuple[int, FrameSize], ...]
+
+
+class Frame(PagedStep):
+    """The tensors that a captured step reads, and the step over them."""
+
+    def __init__(self, key: Key, memory: PagedMemory) -> None:
+        n, device = key.n_tokens, memory.layout.device
+        self._memory = memory
+        self.key = key
+        self.ids = torch.zeros(1, n, dtype=torch.long, device=device)
+        self.positions = torch.zeros(n, dtype=torch.long, device=device)
+        self._slots = torch.zeros(n, dtype=torch.long, device=device)
+        self._places = torch.zeros(n, dtype=torch.int32, device=device)
+        self._works = {group: self._empty(room) for group, room in key.rooms}
+        self._filled: dict[int, Work] = {}
+        self._n_tokens = n + 1  # of the step it was filled with
+
+    def _empty(self, room: FrameSize) -> Work:
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=self.ids.device)
+
+        return Work(
+            table=self._memory.table.on_device(),
+            narrow=ints(room.narrow, ITEM_FIELDS),
+            wide=ints(room.wide, ITEM_FIELDS),
+            first_part=ints(self.key.n_tokens + 1),
+            positions=self._places,
+            n_parts=room.parts,
+        )
+
+    @property
+    def slots(self) -> Tensor:
+        return self._slots
+
+    def work(self, group: int) -> Work:
+        return self._works[group]
+
+    def fill(self, ids: Tensor, step: PagedStep) -> None:
+        """Take over what a step is about; ids: int64 [1, T]. Nothing crosses to the device."""
+        n = ids.shape[1]
+        if n < self._n_tokens:
+            self.ids[:, n:] = 0
+            self._places[n:] = 0
+            self._slots[n:] = self._memory.nobodys
+        self._n_tokens = n
+        self.ids[:, :n].copy_(ids)
+        self._slots[:n].copy_(step.slots)
+        for group, mine in self._works.items():
+            work = step.work(group)
+            if self._filled.get(group) is not work:
+                self._filled[group] = work
+                for into, items in ((mine.narrow, work.narrow), (mine.wide, work.wide)):
+                    into[: len(items)].copy_(items)
+                    into[len(items) :] = 0
+                mine.first_part[: n + 1].copy_(work.first_part)
+                mine.first_part[n + 1 :] = work.n_parts
+            self._places[:n].copy_(work.positions)
+        self.positions.copy_(self._places)
+
+
+class StepGraphs:
+    """The captured steps of one engine. `hidden` runs a step, captured or not."""
+
+    def __init__(self, call: RunningForward, memory: PagedMemory, record: Record) -> None:
+        """call: the forward that is running. record: makes a replay of what is run once."""
+        self._call, self._memory, self._record = call, memory, record
+        self._frames: dict[Key, tuple[Frame, Replay]] = {}  # the one that was played last is last
+        self._seen: dict[Key, int] = {}
+        self._places: tuple[int, int] | None = None
+        self.why_eager = ""
+        self.n_played = self.n_eager = self.n_captured = 0
+
+    def hidden(self, body: Body, ids: Tensor, positions: Tensor, step: KVStep) -> Tensor:
+        """Return hidden states [T, E] of packed tokens; ids, positions: [1, T].
+
+        step: of this object's memory.
+        """
+        assert isinstance(step, PagedStep)
+        held = None if self.why_eager else self._held(body, ids, step)
+        if held is None:
+            self.n_eager += 1
+            return self._run(body, ids, positions, step)
+        frame, replay = held
+        self.n_played += 1
+        replay.play()
+        return replay.hidden[: ids.shape[1]]
+
+    def forget(self) -> None:
+        """Drop what was captured: memory that it reads has moved, or may have."""
+        self._frames.clear()
+        self._seen.clear()
+        self._places = None
+
+    def told(self) -> dict[str, object]:
+        """Return how steps were run so far, for whoever measures."""
+        return {
+            "captured": self.n_captured,
+            "played": self.n_played,
+            "eager": self.n_eager,
+            "why_eager": self.why_eager,
+        }
+
+    def _run(self, body: Body, ids: Tensor, positions: Tensor, step: PagedStep) -> Tensor:
+        self._call.step = step
+        try:
+            return body.hidden(ids, positions)
+        finally:
+            self._call.step = None
+
+    def _held(self, body: Body, ids: Tensor, step: PagedStep) -> tuple[Frame, Replay] | None:
+        """Return a captured step that is filled with this one; None where it is run as it is."""
+        n = ids.shape[1]
+        groups = self._memory.groups
+        if n > MOST_TOKENS or not groups:
+            return None
+        works = [(group, step.work(group)) for group in sorted(groups)]
+        places = (self._memory.n_moves, works[0][1].table.data_ptr())
+        if places != self._places:
+            self.forget()
+            self._places = places
+        rooms = tuple(
+            (group, FrameSize(len(work.narrow), len(work.wide), work.n_parts))
+            for group, work in works
+        )
+        found = self._fitting(Key(id(body), n, rooms))
+        if found is not None:
+            found[0].fill(ids, step)
+            return found
+        key = Key(id(body), bucket_of(n), tuple((g, _roomy(room)) for g, room in rooms))
+        self._seen[key] = self._seen.get(key, 0) + 1
+        if self._seen[key] <= _OFTEN:
+            return None
+        return self._captured(key, body, ids, step)
+
+    def _fitting(self, asked: Key) -> tuple[Frame, Replay] | None:
+        """Return the smallest captured step that this one fits into, and is not lost in."""
+        best: Key | None = None
+        for key in self._frames:
+            if key.body != asked.body or not asked.n_tokens <= key.n_tokens:
+                continue
+            if key.n_tokens > max(2 * asked.n_tokens, 16):
+                continue
+            pairs = list(zip(key.rooms, asked.rooms, strict=False))
+            fits = [g == h and has.holds(want) for (g, has), (h, want) in pairs]
+            is_near = all(has.is_near(want) for (_, has), (_, want) in pairs)
+            if len(key.rooms) == len(asked.rooms) and all(fits) and is_near:
+                best = key if best is None or key.n_tokens < best.n_tokens else best
+        if best is None:
+            return None
+        found = self._frames[best] = self._frames.pop(best)
+        return found
+
+    def _captured(
+        self, key: Key, body: Body, ids: Tensor, step: PagedStep
+    ) -> tuple[Frame, Replay] | None:
+        """Capture a step over a frame that holds this one. What fails is logged once."""
+        while len(self._frames) >= _MOST_FRAMES:
+            self._frames.pop(next(iter(self._frames)))
+        frame = Frame(key, self._memory)
+        frame.fill(ids, step)
+        try:
+            replay = self._record(lambda: self._run(body, frame.ids, frame.positions[None], frame))
+        except Exception as error:
+            self.forget()
+            self.why_eager = f"{type(error).__name__}: {error}".partition("\n")[0]
+            _log.warning(
+                "steps of this model cannot be captured as CUDA graphs, and are launched operation"
+                " by operation, which is slower: %s",
+                self.why_eager,
+            )
+            return None
+        self.n_captured += 1
+        self._frames[key] = frame, replay
+        return frame, replay
+
+
+def bucket_of(n: int) -> int:
+    """Return how many tokens the frame of a step of n has: 1, 2, 4, 8, then by powers' halves."""
+    return n if n <= 2 else (4 if n <= 4 else _up(n, 8))
+
+
+def _roomy(room: FrameSize) -> FrameSize:
+    return FrameSize(*(_up(n, 16) if n else 0 for n in room))
+
+
+def _up(n: int, least: int) -> int:
+    """Round up to least times 1, 1.5, 2, 3, 4, 6 …"""
+    size = least
+    while size < n:
+        if 3 * size // 2 >= n:
+            return 3 * size // 2
+        size *= 2
+    return size
+
+
+class _Eager(Replay):
+    """Runs again what was to be captured, over the same tensors."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.hidden = run().clone()
+
+    def play(self) -> None:
+        self.hidden.copy_(self._run())
+
+
+def replay_eagerly(run: Run) -> Replay:
+    """Record without a card."""
+    return _Eager(run)
+
+
+class _Captured(Replay):
+    def __init__(self, graph: torch.cuda.CUDAGraph, hidden: Tensor) -> None:
+        self._graph, self.hidden = graph, hidden
+
+    def play(self) -> None:
+        self._graph.replay()
+
+
+class GraphRecorder:
+    """Captures CUDA graphs that share one memory for what they make on the way.
+
+    They may: each is played to its end before the next, and what it made is read before that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream(device)  # one: libraries hold room for each
+
+    def __call__(self, run: Run) -> Replay:
+        with torch.cuda.device(self._device):
+            now, aside = torch.cuda.current_stream(), self._aside
+            aside.wait_stream(now)
+            with torch.cuda.stream(aside):  # kernels are compiled, and libraries make their rooms
+                for _ in range(2):
+                    run()
+            now.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on with the device while this one captures.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
+            ):
+                hidden = run()
+        return _Captured(graph, hidden)

@@ -1,0 +1,80 @@
+"""The passes over whole rows that a draw on the host makes, by PyTorch's kernels on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...sampling.metrics import MEMBERS, Moments, summed_up
+from ...sampling.passes import Passes
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+# From so many logits on they beat NumPy's; before, calling them costs more than it saves.
+MANY_LOGITS = 1 << 18
+_SQUARE = MEMBERS * MEMBERS
+
+
+class TorchPasses(Passes):
+    """Reads as many rows together as there are threads: each has one in its cache.
+
+    A lone row that threads would share is NumPy's, as its sums would be made in another order.
+    """
+
+    def group_peaks(self, logits: Floats) -> Floats:
+        n_rows, n_vocab = logits.shape
+        whole = n_vocab // _SQUARE * _SQUARE
+        if not whole or not logits.flags.writeable:  # torch takes no array that it must not write
+            return super().group_peaks(logits)
+        squares = torch.from_numpy(logits)[:, :whole].view(n_rows, -1, MEMBERS, MEMBERS)
+        peaks: Floats = squares.amax(2).view(n_rows, -1).numpy()
+        if whole == n_vocab:
+            return peaks
+        return np.concatenate((peaks, super().group_peaks(logits[:, whole:])), axis=1)
+
+    def moments(self, logits: Floats, peak: Floats) -> Moments:
+        some = _some_rows(logits)
+        if some is None:
+            return super().moments(logits, peak)
+        rows, tops = torch.from_numpy(logits), torch.from_numpy(peak)[:, None]
+        below, weights = torch.empty(2, _n_rows(some), logits.shape[1])
+        total, mean = torch.empty(2, len(rows))
+        for part in some:
+            torch.sub(rows[part], tops[part], out=below)
+            torch.exp(below, out=weights)
+            torch.sum(weights, 1, out=total[part])
+            torch.sum(below.mul_(weights), 1, out=mean[part])
+        found = summed_up(peak, total.numpy(), mean.numpy())
+        if len(holed := np.flatnonzero(np.isnan(found.entropies))):  # -inf times 0
+            again = super().moments(logits[holed], peak[holed])
+            for values, repaired in zip(found, again, strict=True):
+                values[holed] = repaired
+        return found
+
+    def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
+        some = _some_rows(logits)
+        if some is None:
+            return super().mass(logits, largest, temperature)
+        rows, tops = torch.from_numpy(logits), torch.from_numpy(largest)[:, None]
+        heats = torch.from_numpy(temperature.astype(np.float32))[:, None]
+        below, total = torch.empty(_n_rows(some), logits.shape[1]), torch.empty(len(rows))
+        for part in some:
+            torch.sub(rows[part], tops[part], out=below)
+            torch.sum(below.div_(heats[part]).exp_(), 1, out=total[part])
+        return total.double().numpy()
+
+
+def _some_rows(logits: Floats) -> list[slice] | None:
+    """Return which rows are read together, equally many each time; None: they are NumPy's."""
+    n_rows, n_threads = len(logits), torch.get_num_threads()
+    if not logits.flags.writeable or (n_rows == 1 and n_threads > 1):
+        return None
+    n = min(n_rows, n_threads)
+    starts = [*range(0, n_rows - n, n), n_rows - n]  # the last ones may be read twice
+    return [slice(start, start + n) for start in starts]
+
+
+def _n_rows(some: list[slice]) -> int:
+    return int(some[0].stop)

@@ -1,0 +1,206 @@
+"""What rows draw by, as tensors on the logits' device: fixed for a chain, or overwritten each step.
+
+Every shape is known before a draw begins: rows are sorted by how they are drawn when a chain is
+first seen, and lists of tokens are padded. So a draw asks the device nothing, and what changes from
+step to step (positions, counts, masks) is written over in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...sampling.sampler import Sampler, SamplingArrays, check_ids
+from .noise import keys_of
+
+# The filters that there are tensors for. A row that asks for another one is drawn for on the host.
+KNOWN_FILTERS = frozenset(("top_k", "typical_p", "top_p", "min_p"))
+# Rows that ask for more of the likeliest than this have all of their tokens ranked.
+_DEEPEST = 2048
+_NO_ENTRY = -1
+# For so many steps keys are made at once.
+_AHEAD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rows of a block that are drawn for alike.
+
+    rows: int64 [n]; None: all of the block. depth: how many of the likeliest are ranked.
+    """
+
+    rows: Tensor | None
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class Seats:
+    """Some rows of a chain, B of them.
+
+    streams: int64 [B], the bits of uint64. early, late, filters: as `SamplingArrays`,
+    float64 [B] and by name. repetition, presence, frequency: float32 [B].
+    bias_ids, bias: int64 and float32 [B, P], padded with 0 for token 0; None where no row has any.
+    greedy: rows that take the largest logit. wide: rows whose filters, if any, need no order but of
+    the value; nucleus: those among the wide, numbered there, that ask for top-p. ranked: the rest.
+    lowest: whether a wide row asks for min-p.
+
+    Overwritten each step: keys: int64 [B], of the streams at the positions of the tokens to be
+    drawn; seen: int32 [2, B, H], ids and counts of tokens that penalties look at, count -1 where
+    there is none; allowed: int32 [B, words], a bit a token, of constraints.
+    """
+
+    n_vocab: int
+    streams: Tensor
+    keys: Tensor
+    early: Tensor
+    late: Tensor
+    filters: dict[str, Tensor]
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    bias_ids: Tensor | None
+    bias: Tensor | None
+    greedy: Rank | None
+    wide: Rank | None
+    nucleus: Rank | None
+    lowest: bool
+    ranked: tuple[Rank, ...]
+    seen: Tensor | None = None
+    allowed: Tensor | None = None
+    _first: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
+    _ahead: Tensor | None = None
+
+    @classmethod
+    def of(cls, samplers: Sequence[Sampler], n_vocab: int, device: torch.device) -> Seats:
+        """Put the parameters of B samplers on a device.
+
+        Raises: ConfigError for a biased token outside of the vocabulary.
+        """
+        arrays = SamplingArrays.of([sampler.params for sampler in samplers])
+        check_ids(arrays.bias_ids, n_vocab, "logit_bias")
+        deep = np.zeros(len(samplers), dtype=bool)  # ranked, and all of it
+        top_k = arrays.filters["top_k"]
+        near = (top_k > 0) & (top_k <= min(_DEEPEST, n_vocab))
+        if "typical_p" in arrays.asked:
+            deep |= arrays.asked["typical_p"]
+        deep |= top_k > 0
+        deep &= ~(near | arrays.greedy)
+        near &= ~arrays.greedy
+        wide = ~(near | deep | arrays.greedy)
+        mass = arrays.filters["top_p"][wide] != 1
+        depth = min(n_vocab, 1 << (int(top_k[near].max(initial=1)) - 1).bit_length())
+        ranked = ((near, depth), (deep, n_vocab))
+        made = ((_rank(rows, device, deepest), rows) for rows, deepest in ranked)
+        bias_ids, bias = _padded_bias(arrays)
+        return cls(
+            n_vocab=n_vocab,
+            streams=upload(
+                np.array([s.stream for s in samplers], np.uint64).view(np.int64), device
+            ),
+            keys=torch.zeros(len(samplers), dtype=torch.int64, device=device),
+            early=upload(arrays.early, device),
+            late=upload(arrays.late, device),
+            filters={name: upload(arrays.filters[name], device) for name in KNOWN_FILTERS},
+            repetition=upload(arrays.repetition, device),
+            presence=upload(arrays.presence, device),
+            frequency=upload(arrays.frequency, device),
+            bias_ids=None if bias_ids is None else upload(bias_ids, device),
+            bias=None if bias is None else upload(bias, device),
+            greedy=_rank(arrays.greedy, device),
+            wide=_rank(wide, device),
+            nucleus=_rank(mass, device) if mass.any() else None,
+            lowest=bool(arrays.filters["min_p"][wide].any()),
+            ranked=tuple(rank for rank, _ in made if rank is not None),
+        )
+
+    def place(self, positions: NDArray[np.uint64]) -> None:
+        """Write the keys of the tokens to be drawn at uint64 [B] positions.
+
+        They are made some steps ahead: while all rows go on together the host sends nothing.
+        """
+        steps = positions - self._first  # unsigned: a step back is a huge one
+        step = int(steps[0])
+        if step >= _AHEAD or self._ahead is None or not (steps == step).all():
+            at = positions + np.arange(_AHEAD, dtype=np.uint64)[:, None]
+            counters = upload(at.view(np.int64).reshape(-1), self.keys.device)
+            made = keys_of(self.streams.repeat(_AHEAD), counters)
+            self._first, self._ahead, step = positions.copy(), made.view(_AHEAD, -1), 0
+        self.keys.copy_(self._ahead[step])
+
+    def count(self, samplers: Sequence[Sampler]) -> None:
+        """Write the tokens that penalties count, if any sampler has some.
+
+        Raises: ConfigError for one outside of the vocabulary.
+        """
+        histories = [sampler.history for sampler in samplers]
+        if all(history is None for history in histories):
+            return
+        longest = max([len(history) for history in histories if history is not None])
+        held = 0 if self.seen is None else self.seen.shape[2]
+        width = max(held, 1 << max(longest - 1, 0).bit_length())
+        seen = np.zeros((2, len(samplers), width), dtype=np.int32)
+        seen[1] = _NO_ENTRY
+        for row, history in enumerate(histories):
+            if history is not None and len(history):
+                check_ids(history.ids, self.n_vocab, "penalties")
+                # The first token again and again: what is written twice is the same.
+                seen[0, row], seen[1, row] = history.ids[0], history.counts[0]
+                seen[0, row, : len(history)] = history.ids
+                seen[1, row, : len(history)] = history.counts
+        self.seen = _kept(self.seen, seen, self.keys.device)
+
+    def allow(self, bits: NDArray[np.int32]) -> None:
+        """Write which tokens constraints allow: int32 [B, words]."""
+        self.allowed = _kept(self.allowed, bits, self.keys.device)
+
+
+def upload(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device; nobody waits for it."""
+    return _staged(values, device).to(device, non_blocking=True)
+
+
+def overwrite(tensor: Tensor, values: NDArray[Any]) -> None:
+    """Copy an array over a tensor; nobody waits for it."""
+    tensor.copy_(_staged(values, tensor.device), non_blocking=True)
+
+
+def _staged(values: NDArray[Any], device: torch.device) -> Tensor:
+    # A copy: the caller's array may change before the device has read it. Pinned memory is given
+    # back by PyTorch's own allocator, which knows when the device is done with it.
+    host = torch.tensor(values)
+    return host.pin_memory() if device.type == "cuda" else host
+
+
+def _kept(held: Tensor | None, values: NDArray[Any], device: torch.device) -> Tensor:
+    """Write into what is held, where the shape is the same."""
+    if held is None or held.shape != values.shape:
+        return upload(values, device)
+    overwrite(held, values)
+    return held
+
+
+def _rank(wanted: NDArray[np.bool_], device: torch.device, depth: int = 0) -> Rank | None:
+    rows = np.flatnonzero(wanted)
+    if not len(rows):
+        return None
+    return Rank(None if len(rows) == len(wanted) else upload(rows, device), depth)
+
+
+def _padded_bias(
+    arrays: SamplingArrays,
+) -> tuple[NDArray[np.int64] | None, NDArray[np.float32] | None]:
+    if not len(arrays.bias):
+        return None, None
+    n_rows = len(arrays.greedy)
+    n = np.bincount(arrays.bias_rows, minlength=n_rows)
+    at = np.arange(len(arrays.bias)) - (np.cumsum(n) - n)[arrays.bias_rows]  # rows ascend
+    ids = np.zeros((n_rows, int(n.max())), dtype=np.int64)
+    values = np.zeros(ids.shape, dtype=np.float32)
+    ids[arrays.bias_rows, at], values[arrays.bias_rows, at] = arrays.bias_ids, arrays.bias
+    return ids, values

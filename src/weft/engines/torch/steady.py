@@ -1,0 +1,121 @@
+"""What a steady step finds on the device: numbers made once, token ids that were drawn there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ContextOverflow
+from ..base import EngineInfo, LateTokens, Row, row_tokens
+from .seats import upload
+
+
+class Remembered:
+    """A list of whole numbers as a tensor, int64 [n]: made anew only where it is another one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._numbers: list[int] | None = None
+        self._tensor = torch.empty(0, dtype=torch.int64, device=device)
+
+    def of(self, numbers: list[int]) -> Tensor:
+        """Return the tensor; not to be written to."""
+        if numbers != self._numbers:
+            self._numbers = numbers
+            self._tensor = upload(np.array(numbers, np.int64), self._device)
+        return self._tensor
+
+
+class Advancing:
+    """Whole numbers as a tensor, int64 [n], all of which mostly go on by one from step to step.
+
+    That is done in place, on the device. It is one tensor while they do: good for one step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._numbers: list[int] | None = None
+        self._after: list[int] | None = None
+        self._tensor = torch.empty(0, dtype=torch.int64, device=device)
+
+    def at(self, numbers: list[int]) -> Tensor:
+        """Return the tensor, with these numbers; not to be written to."""
+        if numbers == self._numbers:
+            return self._tensor
+        if numbers == self._after:
+            self._tensor += 1
+        else:
+            self._tensor = upload(np.array(numbers, np.int64), self._device)
+        self._numbers, self._after = numbers, [number + 1 for number in numbers]
+        return self._tensor
+
+
+@runtime_checkable
+class DrawsThere(Protocol):
+    """Draws whose tokens are on the device: int64 [B], below 0 where nothing could be drawn."""
+
+    ids: Tensor
+
+
+class StepIds:
+    """The token ids of each step, as a tensor: those that a step before has drawn stay there."""
+
+    def __init__(self, info: EngineInfo, device: torch.device) -> None:
+        self._info = info
+        self._device = device
+        self._numbers = Remembered(device)
+        self._places = Remembered(device)
+
+    def checked(self, rows: Sequence[Row]) -> list[Sequence[int] | LateTokens]:
+        """Return the rows' tokens; late ones stay late, if their draws are on the device.
+
+        Raises: ContextOverflow, ConfigError, as `row_tokens`.
+        """
+        found: list[Sequence[int] | LateTokens] = []
+        there = next((row.tokens.draws for row in rows if isinstance(row.tokens, LateTokens)), None)
+        for row in rows:
+            tokens = row.tokens
+            is_there = isinstance(there, DrawsThere)
+            if is_there and isinstance(tokens, LateTokens) and tokens.draws is there:
+                if row.position >= self._info.n_positions:
+                    raise ContextOverflow(
+                        f"a path of {row.position + 1} tokens is longer than the context of"
+                        f" {self._info.n_positions}",
+                        n_tokens=row.position + 1,
+                        n_ctx=self._info.n_positions,
+                    )
+                found.append(tokens)
+            else:
+                found.append(row_tokens(row, self._info))
+        return found
+
+    def packed(self, tokens: Sequence[Sequence[int] | LateTokens], order: Sequence[int]) -> Tensor:
+        """Return the ids of the rows in this order, one after the other: int64 [T]."""
+        known: list[int] = []
+        places: list[int] = []
+        numbers: list[int] = []
+        drawn: Tensor | None = None
+        for number in order:
+            of_row = tokens[number]
+            if isinstance(of_row, LateTokens):
+                places.append(len(known))
+                numbers.append(of_row.number)
+                known.append(0)
+                assert isinstance(of_row.draws, DrawsThere)
+                drawn = of_row.draws.ids
+            else:
+                known += of_row
+        if drawn is None:
+            return upload(np.array(known, np.int64), self._device)
+        if numbers != list(range(len(drawn))):
+            drawn = drawn[self._numbers.of(numbers)]
+        drawn = drawn.clamp(min=0)  # the run ends where nothing was drawn
+        if len(places) == len(known):
+            return drawn
+        ids = upload(np.array(known, np.int64), self._device)
+        ids[self._places.of(places)] = drawn
+        return ids

@@ -1,0 +1,120 @@
+"""The programs for a card, at toy size on a CPU: all of them run, and what fails is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Run the check on a CPU; return its exit code, its report and what it printed."""
+    out = tmp_path / "report.json"
+    command = [sys.executable, "benchmarks/gpu_check.py", "--dry", "--out", str(out), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(out.read_text()), done.stdout
+
+
+def what(told: dict[str, Any]) -> set[str]:
+    return {each["what"] for each in told["figures"]}
+
+
+@pytest.mark.slow
+def test_all_that_a_card_is_to_show_runs_at_toy_size(tmp_path: Path) -> None:
+    code, report, printed = check(tmp_path)
+    assert code == 0, printed
+    parts = report["parts"]
+    assert what(parts["kernels"]) == {"kernel", "copy", "tree"}
+    assert what(parts["trees"]) == {"rates", "tree", "engine alone", "flat reads"}
+    assert what(parts["laws"]) == {"truth", "contract"}
+    assert what(parts["prefill"]) == {"rates", "prefill"}
+    assert what(parts["callers"]) == {"sampled decode", "callers"}
+    assert what(parts["transformers"]) == {"generate", "continuous batching"}
+    assert not [each for told in parts.values() for each in told["figures"] if "error" in each]
+
+
+def test_a_part_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """The engine refuses an option that it does not know; kernels know of no options."""
+    words = ("--option", "no_such_option", "1", "--parts", "kernels", "prefill")
+    code, report, printed = check(tmp_path, *words)
+    assert code == 1
+    assert report["parts"]["kernels"]["failed"] == 0
+    assert "no_such_option" in printed
+    assert len(report["parts"]["kernels"]["figures"]) > 10
+
+
+def program_of(name: str) -> Any:
+    """A program of the benchmarks, as a module."""
+    found = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert found is not None
+    assert found.loader is not None
+    program = importlib.util.module_from_spec(found)
+    found.loader.exec_module(program)
+    return program
+
+
+def told_of(tmp_path: Path, script: str, limit: float = 30.0) -> dict[str, Any]:
+    """What is told of a part that runs this; `notes` is its file, which it may write to."""
+    file = tmp_path / "part.py"
+    file.write_text(
+        "import os, subprocess, sys, time\n"
+        "notes = open(sys.argv[sys.argv.index('--json') + 1], 'w')\n" + script
+    )
+    program = program_of("gpu_check")
+    options = type("Options", (), {"dry": True, "option": []})()
+    told: dict[str, Any] = program.run(program.Part("part", [str(file)], limit), limit, options)
+    return told
+
+
+def test_a_part_that_takes_too_long_leaves_what_it_has(tmp_path: Path) -> None:
+    script = 'notes.write(\'{"what": "first"}\\n\')\nnotes.flush()\ntime.sleep(60)\n'
+    told = told_of(tmp_path, script, 1.0)
+    assert told["figures"] == [{"what": "first"}]
+    assert told["error"] == "ended after 1 s"
+    assert told["failed"] == 1
+
+
+def test_a_figure_that_a_part_was_ended_in_takes_nothing_down(tmp_path: Path) -> None:
+    half = 'notes.write(\'{"what": "first"}\\n{"what": "sec\')\n'
+    told = told_of(tmp_path, half + "notes.flush()\nos.kill(os.getpid(), 9)\n")
+    assert told["figures"] == [{"what": "first"}]
+    assert told["broken"] == '{"what": "sec'
+    assert told["error"] == "ended with -9"
+
+
+def test_what_is_no_number_is_told_in_json_that_any_reader_takes(tmp_path: Path) -> None:
+    told = told_of(tmp_path, 'notes.write(\'{"worst": NaN, "ms": [-Infinity]}\\n\')\n')
+    assert told["figures"] == [{"worst": "NaN", "ms": ["-Infinity"]}]
+    json.dumps(told, allow_nan=False)
+
+
+@pytest.mark.parametrize("ends", ["", "time.sleep(60)\n"])
+def test_what_a_part_has_started_ends_with_it(tmp_path: Path, ends: str) -> None:
+    """Nobody waits for it, and it does not keep the card from the parts that follow."""
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    script = f"notes.write('{{\"pid\": %d}}' % {child}.pid)\nnotes.flush()\n{ends}"
+    told = told_of(tmp_path, script, 3.0)
+    assert told.get("error") == ("ended after 3 s" if ends else None)
+    (figure,) = told["figures"]
+    state = Path(f"/proc/{figure['pid']}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert told["s"] < 20
+
+
+def test_a_report_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    out = str(tmp_path / "nowhere" / "report.json")
+    command = [sys.executable, "benchmarks/gpu_check.py", "--dry", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode
+    assert "FileNotFoundError" in done.stderr

@@ -1,0 +1,260 @@
+"""Captured steps: what is played over a frame is what the step gives that is run as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+import weft  # noqa: E402
+from families import build, plain_logits  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft.engines.base import Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch.engine import open_model  # noqa: E402
+from weft.engines.torch.fused import FusedDecoder  # noqa: E402
+from weft.engines.torch.paged import graph, kernel, pool  # noqa: E402
+from weft.engines.torch.paged.graph import bucket_of, replay_eagerly  # noqa: E402
+from weft.errors import ConfigError  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = pytest.mark.torch
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def _as_the_engine_does() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def engine_of(name: str = "llama", **options: Any) -> TorchEngine:
+    made = TorchEngine.adopt(build(name).to(DEVICE), **{"kv": "paged", "graphs": True, **options})
+    assert isinstance(made, TorchEngine)
+    return made
+
+
+class Leaves:
+    """Rows of one token below a trunk of an engine, that grow."""
+
+    def __init__(self, engine: TorchEngine, n: int, trunk: int = 9) -> None:
+        self.engine = engine
+        store = engine.fragments
+        self.trunk = store.new(None)
+        engine.forward([Row((), list(range(3, 3 + trunk)), 0, self.trunk)])
+        path = (Span(self.trunk, trunk),)
+        self.rows = [Row(path, [5 + i], trunk, store.new(None), (0,)) for i in range(n)]
+
+    def step(self, n: int | None = None) -> Any:
+        """Grow the first n leaves by a token; return their logits."""
+        rows = self.rows[:n]
+        output = self.engine.forward(rows)
+        for row in rows:
+            row.position += 1
+            row.tokens = [(row.tokens[0] * 7 + row.position) % 120]
+        return torch.stack([torch.from_numpy(output.logits(i)) for i in range(len(rows))])
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow), "gpt_oss"]
+)
+def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While leaves take slots anew, end one by one, and go on."""
+    monkeypatch.setattr(pool, "GROW_BY", 4)
+    played, plain = engine_of(name), engine_of(name, graphs=False)
+    ours, theirs = Leaves(played, 5), Leaves(plain, 5)
+    for n in [5] * 4 + [4, 3, 3, 2] + [5] * 6:
+        torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
+    told = played.told()
+    assert told["why_eager"] == ""
+    assert told["played"] >= 10
+    assert told["captured"] <= 3
+    assert plain.told() == {}
+
+
+def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
+    """What fills a frame up meets nothing, and writes into nobody's slot."""
+    played, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(played, 8), Leaves(plain, 8)
+    for n in [8] * 4 + [5, 8, 4, 7, 8]:
+        torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
+    assert played.told()["captured"] == 1
+    assert played.told()["played"] == 7  # all but two
+    ours.step(5), theirs.step(5)
+    ((frame, _),) = played._graphs._frames.values()
+    work = frame.work(2)
+    n_rows = [int((items[:, 4] > 0).sum()) for items in (work.narrow, work.wide)]
+    now = played.fragments._plan.work(2)
+    assert n_rows == [len(now.narrow), len(now.wide)]
+    assert frame.slots[5:].tolist() == [played.fragments.nobodys] * 3
+    for mine, other in zip(ours.rows, theirs.rows, strict=True):
+        one, two = (e.fragments.export(r.dest) for e, r in ((played, mine), (plain, other)))
+        for name in one:
+            if name != "dtype":
+                torch.testing.assert_close(*(torch.from_numpy(k[name]) for k in (one, two)))
+
+
+def test_prompts_are_played_too() -> None:
+    played, plain = engine_of(), engine_of(graphs=False)
+    held = Leaves(played, 1)  # a pool that has nothing in it may go
+    for number in range(5):
+        tokens = [(number * 13 + i * 5) % 120 for i in range(30)]
+        rows = [[Row((), tokens, 0, None, (3, 29))] for _ in range(2)]
+        one, two = (e.forward(r) for e, r in zip((played, plain), rows, strict=True))
+        for at in (0, 1):
+            got, want = (torch.from_numpy(o.logits(at)) for o in (one, two))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert played.told()["played"] >= 3
+    assert held.trunk.length == 9
+
+
+def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
+    played, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(played, 4), Leaves(plain, 4)
+    for _ in range(5):
+        ours.step(), theirs.step()
+    captured = played.told()["captured"]
+    more = [e.fragments.new(None) for e in (played, plain)]
+    for engine, fragment in zip((played, plain), more, strict=True):
+        moves = engine.fragments.n_moves
+        engine.fragments.reserve(fragment, 4000)
+        assert engine.fragments.n_moves > moves
+    for _ in range(4):
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    assert played.told()["captured"] == captured + 1
+
+
+def test_weights_that_are_forgotten_take_it_with_them() -> None:
+    engine = engine_of()
+    leaves = Leaves(engine, 3)
+    for _ in range(4):
+        leaves.step()
+    captured = engine.told()["captured"]
+    engine.forget()
+    for _ in range(3):
+        leaves.step()
+    assert engine.told()["captured"] == captured + 1
+
+
+def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(run: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    engine, plain = engine_of(), engine_of(graphs=False)
+    monkeypatch.setattr(engine._graphs, "_record", refuses)
+    ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
+    with caplog.at_level(logging.WARNING, logger="weft.engines.torch"):
+        for _ in range(6):
+            torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    assert len(caplog.records) == 1
+    assert "not permitted when stream is capturing" in caplog.text
+    assert "not permitted" in str(engine.told()["why_eager"])
+    assert engine.told()["played"] == 0
+
+
+def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
+    for _ in range(4):
+        ours.step(), theirs.step()
+
+    def breaks(self: Any) -> None:
+        raise RuntimeError("the card fell off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graph._Eager, "play", breaks)
+        with pytest.raises(weft.errors.ForwardError, match="fell off"):
+            engine.forward(ours.rows)
+    assert [row.dest.length for row in ours.rows] == [4] * 3
+    torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+
+
+def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_MOST_FRAMES", 1)
+    engine = engine_of()
+    for n in (1, 4, 12):
+        leaves = Leaves(engine, n)
+        for _ in range(4):
+            leaves.step()
+    assert engine.told()["captured"] >= 2
+    assert len(engine._graphs._frames) == 1
+
+
+def test_a_loom_grows_the_same_from_frames() -> None:
+    texts = {}
+    for graphs in (False, True):
+        options = {"kv": "paged", "graphs": graphs}
+        with weft.load(shallow(), dtype="float32", engine_options=options) as lm:
+            loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
+            grown = loom.grow(n=3, max_tokens=8, seed=4)
+            texts[graphs] = [node.text for node in grown]
+            assert bool(lm.engine.told()) == graphs
+    assert texts[True] == texts[False]
+
+
+def test_buckets_hold_their_steps_and_waste_half_at_most() -> None:
+    for n in range(1, 2049):
+        assert n <= bucket_of(n) <= max(8, 1.5 * n + 1)
+    assert bucket_of(512) == 512
+    assert bucket_of(2048) == 2048
+
+
+def test_graphs_are_chosen_by_name() -> None:
+    with pytest.raises(ConfigError, match="graphs has no effect"):
+        TorchEngine.adopt(build("llama"), graphs=True)
+    with pytest.raises(ConfigError, match="graphs"):
+        TorchEngine.adopt(build("llama"), kv="paged", graphs="yes")
+
+
+def test_a_replay_runs_over_what_its_tensors_hold() -> None:
+    given = torch.ones(2)
+    replay = replay_eagerly(lambda: given * 2)
+    given.fill_(3)
+    replay.play()
+    assert replay.hidden.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2", "mistral"])
+def test_heads_turned_in_one_kernel_give_the_models_own_logits(name: str) -> None:
+    """The fused decoder over paged KV, its weights side by side; beside Transformers' code."""
+    with torch.inference_mode(False):
+        model = build(name).to(DEVICE)
+    want = [plain_logits(model, ids) for ids in ([5, 7, 11, 2], [5, 7, 9])]
+    laid.lay_side_by_side(model)
+    with torch.inference_mode(False):
+        engine = open_model(model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged")
+    assert engine._fused is not None
+    trunk = engine.fragments.new(None)
+    engine.forward([Row((), [5, 7], 0, trunk)])
+    path = (Span(trunk, 2),)
+    output = engine.forward([Row(path, [11, 2], 2, None, (0, 1)), Row(path, [9], 2, None, (0,))])
+    got = torch.stack([torch.from_numpy(output.logits(i)) for i in range(3)])
+    wanted = torch.stack([want[0][2], want[0][3], want[1][2]])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert isinstance(engine._now, FusedDecoder)
+
+
+def test_weights_side_by_side_are_saved_alone(tmp_path: Path) -> None:
+    with torch.inference_mode(False):
+        model, plain = build("qwen2"), build("qwen2")
+    laid.lay_side_by_side(model)
+    attention = model.model.layers[0].self_attn
+    assert attention.k_proj.weight.data_ptr() > attention.q_proj.weight.data_ptr()
+    places = {getattr(attention, n).weight.untyped_storage().data_ptr() for n in laid.SIBLINGS[0]}
+    assert len(places) == 1
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight)
+        torch.testing.assert_close(model.state_dict()[name], weight)

@@ -1,0 +1,267 @@
+"""Steps launched from draws that nobody has seen: on the device, over paged KV.
+
+A card's engine says `overlap`, and draws on its device. Here a CPU plays the card.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import weft  # noqa: E402
+from families import build  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft.engines.base import LateTokens, Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine, draws, laid  # noqa: E402
+from weft.engines.torch.draws import TorchDraws  # noqa: E402
+from weft.engines.torch.engine import open_model  # noqa: E402
+from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
+from weft.errors import ContextOverflow  # noqa: E402
+from weft.sampling.params import SamplingParams  # noqa: E402
+from weft.sampling.rng import stream_of  # noqa: E402
+from weft.sampling.sampler import Chain, DrawBatch, Sampler  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = pytest.mark.torch
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def _draws_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(draws, "DEVICES", frozenset(("cpu", "cuda")))
+    with torch.inference_mode():
+        yield
+
+
+def as_a_card(engine: Any) -> Any:
+    engine.info = replace(engine.info, overlap=True)
+    return engine
+
+
+def drawn(ids: list[int]) -> TorchDraws:
+    return TorchDraws(torch.tensor(ids, device=DEVICE), torch.zeros(2, len(ids), device=DEVICE))
+
+
+def unseen(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> TorchDraws:
+    """Draws of which the host may not ask."""
+    made = drawn(ids)
+    monkeypatch.setattr(TorchDraws, "result", lambda self: pytest.fail("the host has waited"))
+    return made
+
+
+def test_late_tokens_are_run_as_those_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, beside tokens that the host knows; a draw of no token is run as token 0."""
+    engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=False)
+    trunk = engine.fragments.new(None)
+    engine.forward([Row((), [3, 4, 5], 0, trunk)])
+    path = (Span(trunk, 3),)
+    want = engine.forward([Row(path, tokens, 3, None, (0,)) for tokens in ([9], [0], [7, 8], [11])])
+    late = unseen([11, -1, 9], monkeypatch)
+    tokens = [LateTokens(late, 2), LateTokens(late, 1), [7, 8], LateTokens(late, 0)]
+    for _ in range(2):
+        got = engine.forward([Row(path, some, 3, None, (0,)) for some in tokens])
+        for at in range(4):
+            near = torch.from_numpy(got.logits(at)), torch.from_numpy(want.logits(at))
+            torch.testing.assert_close(*near, rtol=1e-4, atol=1e-4)
+    row = Row((), LateTokens(late, 0), engine.info.n_positions, None, (0,))
+    monkeypatch.setattr("weft.engines.torch.engine.check_rows", lambda rows: None)
+    with pytest.raises(ContextOverflow):
+        engine.forward([row])
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_texts_are_the_same_with_steps_in_flight(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs that end at different lengths, with penalties and without; the rule is one."""
+    monkeypatch.setattr(draws, "DEVICES", frozenset[str]())
+    texts: list[list[str]] = []
+    n_late = 0
+    for is_card in (False, True):
+        if is_card:
+            monkeypatch.setattr(draws, "DEVICES", frozenset(("cpu", "cuda")))
+        engine = TorchEngine.load(shallow(), dtype="float32", kv="paged", graphs=graphs)
+        if is_card:
+            as_a_card(engine)
+        forward = engine.forward
+
+        def counted(rows: Any, forward: Any = forward) -> Any:
+            nonlocal n_late
+            n_late += sum(isinstance(row.tokens, LateTokens) for row in rows)
+            return forward(rows)
+
+        engine.forward = counted
+        with weft.LM(engine, weft.load(shallow()).text) as lm:
+            loom = weft.Loom(lm, "Tell me a story about a fox.")
+            grown = loom.grow(n=3, max_tokens=9, seed=4, temperature=0.9)
+            grown += loom.grow(n=2, max_tokens=4, seed=2, repetition_penalty=1.3)
+            grown += grown[0].grow(n=2, max_tokens=3, seed=1)
+            texts.append([node.text for node in grown])
+            lm.tree.check()
+    assert texts[0] == texts[1]
+    assert n_late > 15
+
+
+class Counting(TorchDispatchMode):
+    """Counts what a card would launch, and what would wait for it."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "item", "equal", "masked_select")
+    # Another look at the same memory, or memory alone.
+    NOTHING = (
+        *("view", "_unsafe_view", "transpose", "t", "slice", "unsqueeze", "select", "expand"),
+        *("alias", "detach", "split", "split_with_sizes", "unbind", "squeeze", "permute"),
+        *("empty", "new_empty", "empty_like", "empty_strided", "as_strided", "lift_fresh"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.is_paused = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not self.is_paused:
+            self.counts[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+    def waits(self) -> dict[str, int]:
+        return {name: n for name, n in self.counts.items() if name in self.WAITS}
+
+    def launches(self) -> int:
+        return sum(n for name, n in self.counts.items() if name not in self.NOTHING)
+
+
+class Kernel:
+    """A Triton kernel whose launch counts as one, whatever the interpreter makes of it."""
+
+    now: Counting | None = None
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **named: Any) -> None:
+            counting = Kernel.now
+            if counting is None:
+                self._inner[grid](*given, **named)
+                return
+            counting.counts[self._name] += 1
+            counting.is_paused = True
+            try:
+                self._inner[grid](*given, **named)
+            finally:
+                counting.is_paused = False
+
+        return launch
+
+
+KERNELS = [
+    (kernel, "tree_part"),
+    (kernel, "tree_merge"),
+    (elementwise, "turn_and_store"),
+    (elementwise, "gate_and_multiply"),
+]
+UPLOADS = [
+    *("steady.upload", "seats.upload", "seats.overwrite", "draws.upload"),
+    *("paged.plan.upload", "paged.plan.overwrite", "paged.pool.upload", "paged.pool.overwrite"),
+]
+
+
+def steady(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counting, list[str]]:
+    """Run steps of n rows until they are alike, each from the draws of the one before.
+
+    Returns what the last one did, forward and draw, and what it has uploaded.
+    """
+    store = engine.fragments
+    trunk = store.new(None)
+    engine.forward([Row((), list(range(3, 12)), 0, trunk)])
+    path = (Span(trunk, 9),)
+    rows = [Row(path, [5 + i], 9, store.new(None), (0,)) for i in range(n)]
+    samplers = [Sampler(SamplingParams(temperature=0.8), stream_of(1, (i,))) for i in range(n)]
+    chain = Chain(samplers)
+    uploads: list[str] = []
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, Kernel(getattr(module, name), name))
+    for where in UPLOADS:
+        _noting(f"weft.engines.torch.{where}", uploads, monkeypatch)
+    counting = Counting()
+    for number in range(8):
+        uploads.clear()
+        counting = Kernel.now = Counting()
+        with counting:
+            output = engine.forward(rows)
+            at = torch.arange(n).numpy()
+            positions = (at * 0 + 10 + number).astype("uint64")
+            batch = DrawBatch(at, chain, positions, kept=False)
+            made = output.draw(batch)
+        Kernel.now = None
+        for i, row in enumerate(rows):
+            row.position += 1
+            row.tokens = LateTokens(made, i)
+    return counting, uploads
+
+
+def _noting(where: str, uploads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    module, _, name = where.rpartition(".")
+    inner = getattr(importlib.import_module(module), name)
+
+    def noted(*given: Any) -> Any:
+        uploads.append(where)
+        return inner(*given)
+
+    monkeypatch.setattr(where, noted)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3", "gpt2"])
+def test_a_steady_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it upload anything, by Transformers' own code or fused."""
+    engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged", graphs=False)
+    counting, uploads = steady(engine, 3, monkeypatch)
+    assert counting.waits() == {}
+    assert uploads == []
+
+
+def test_a_fused_step_launches_few_kernels_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two norms, four products, turning, attending, merging and gating, of three layers; drawing
+    and what is outside of the layers takes as many at any depth.
+    """
+    launches = []
+    for n_layers in (1, 3):
+        with torch.inference_mode(False):
+            model = build("llama").to(DEVICE)
+            model.config.num_hidden_layers = n_layers
+            model.model.layers = model.model.layers[:n_layers]
+            laid.lay_side_by_side(model)
+            engine = open_model(model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged")
+        with monkeypatch.context() as patch:
+            counting, _ = steady(engine, 3, patch)
+        launches.append(counting.launches())
+    assert launches[1] - launches[0] == 2 * 10
+    assert launches[0] + 31 * 10 <= 600  # of 32 layers, nothing captured
+
+
+def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of what is captured: filling the frame, the head, and drawing."""
+    engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=True)
+    monkeypatch.setattr("weft.engines.torch.paged.graph._Eager.play", lambda self: None)
+    counting, uploads = steady(engine, 3, monkeypatch)
+    assert engine.told()["played"] > 3
+    assert counting.waits() == {}
+    assert uploads == []
+    assert counting.counts["tree_part"] == 0
+    assert counting.launches() <= 400

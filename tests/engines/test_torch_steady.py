@@ -1,0 +1,228 @@
+"""A steady step of the torch engine: no masks of Transformers' own, nothing sent, nobody waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from transformers import AttentionMaskInterface  # noqa: E402
+
+from families import FAMILIES, build  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft import LM, Loom  # noqa: E402
+from weft.constraints import Regex  # noqa: E402
+from weft.engines.base import HostDraws, LateTokens, Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.hook import NAME, no_mask  # noqa: E402
+from weft.engines.torch.steady import Advancing, Remembered  # noqa: E402
+from weft.errors import ContextOverflow  # noqa: E402
+from weft.sampling.sampler import DrawResult  # noqa: E402
+from weft.tokens.tokenizer import Tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+
+
+class Drawn:
+    """Draws that are on the device. The host must not ask for them."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = torch.tensor(ids)
+
+    def result(self) -> DrawResult:
+        raise AssertionError("the host asked for draws that are on the device")
+
+
+class Branches:
+    """A prompt and some branches below it, that step together."""
+
+    def __init__(self, engine: TorchEngine, tails: Sequence[int]) -> None:
+        self.engine = engine
+        store = engine.fragments
+        self.trunk = store.new(None)
+        engine.forward([Row((), [(7 * i) % 100 for i in range(11)], 0, self.trunk)])
+        self.path = (Span(self.trunk, 11),)
+        self.tails = [store.new(self.trunk) for _ in tails]
+        for tail, n in zip(self.tails, tails, strict=True):
+            if n:
+                engine.forward([Row(self.path, [(5 * i + n) % 100 for i in range(n)], 11, tail)])
+
+    def rows(self, tokens: Sequence[Sequence[int] | LateTokens]) -> list[Row]:
+        return [
+            Row(self.path, ids, 11 + tail.length, tail, (0,))
+            for ids, tail in zip(tokens, self.tails, strict=True)
+        ]
+
+    def step(self, tokens: Sequence[Sequence[int] | LateTokens]) -> np.ndarray:
+        output = self.engine.forward(self.rows(tokens))
+        return np.stack([output.logits(i) for i in range(len(tokens))])
+
+    def free(self) -> None:
+        for fragment in [self.trunk, *self.tails]:
+            self.engine.fragments.free(fragment)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_the_same_to_the_bit_without_a_mask_function(name: str) -> None:
+    """It stands in Transformers' table for a moment only, while a model is looked at."""
+    engine = TorchEngine.adopt(build(name))
+    found = []
+    for has_mask in (False, True):
+        if has_mask:
+            AttentionMaskInterface.register(NAME, no_mask)
+        else:
+            assert NAME not in AttentionMaskInterface()
+        try:
+            branches = Branches(engine, [0, 3, 9])
+            found.append([branches.step([[i], [i + 1], [i + 2]]) for i in range(3)])
+            branches.free()
+        finally:
+            AttentionMaskInterface._global_mapping.pop(NAME, None)
+    assert np.array_equal(*found)
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+WAITS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "_unique2", "item"}
+UPLOADS = {"lift_fresh", "lift_fresh_copy", "_to_copy_from_host"}
+
+
+@contextmanager
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Count what a forward does; making a tensor of host numbers is "upload" there."""
+    watch = Watch()
+    with monkeypatch.context() as patch:
+        for name in ("tensor", "from_numpy", "as_tensor"):
+            real = getattr(torch, name)
+
+            def noting(*given: Any, real: Any = real, **more: Any) -> Any:
+                watch.seen["upload"] += 1
+                return real(*given, **more)
+
+            patch.setattr(torch, name, noting)
+        with watch:
+            yield watch
+
+
+@pytest.mark.parametrize("tails", [[2, 2, 2, 2], [1, 3, 9, 5], [2, 40, 3, 33]], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3_text", "gpt2"])
+def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
+    name: str, tails: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.engines.torch.engine.FusedDecoder.of", lambda *given: None)
+    engine = TorchEngine.adopt(build(name))
+    branches = Branches(engine, tails)
+    twin = Branches(engine, tails)
+    for step in range(5):
+        ids = [(11 * step + i) % 100 for i in range(4)]
+        draws = Drawn(ids)
+        rows = branches.rows([LateTokens(draws, i) for i in range(4)])
+        with watched(monkeypatch) as watch:
+            output = engine.forward(rows)
+        found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        if step:
+            assert found == {}
+        else:
+            assert found["upload"]  # the plan
+        assert watch.seen["mm"] + watch.seen["addmm"] + watch.seen["linear"] > 3
+    # The twin is told by the host, in one go: the plan of the others was theirs alone.
+    for step in range(5):
+        expected = twin.step([[(11 * step + i) % 100] for i in range(4)])
+    got = np.stack([output.logits(i) for i in range(4)])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the kernel itself, which is nothing but operations on the device."""
+    pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+    from weft.engines.torch.paged import kernel
+
+    if not kernel.is_interpreted():
+        pytest.skip("triton's interpreter is not on")
+    engine = TorchEngine.adopt(build("qwen3"), kv="paged")
+    branches = Branches(engine, [1, 3, 9, 20])
+
+    def attended(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+        return torch.zeros_like(query).transpose(0, 1)
+
+    monkeypatch.setattr("weft.engines.torch.paged.step.attend_tree", attended)
+    draws = Drawn([4, 3, 2, 1])
+    for step in range(5):
+        rows = branches.rows([LateTokens(draws, i) for i in range(4)])
+        with watched(monkeypatch) as watch:
+            engine.forward(rows)
+        found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
+        assert (found == {}) == (step > 0), step
+
+
+def test_texts_are_the_same_where_steps_overlap() -> None:
+    """On a CPU, where nothing is won by it: the order of calls is what a card sees."""
+    texts = []
+    for overlap in (False, True):
+        engine = TorchEngine.load(shallow(), dtype="float32")
+        engine.info = replace(engine.info, overlap=overlap, step_tokens=64 if overlap else None)
+        with LM(engine, Tokenizer.from_folder(shallow())) as lm:
+            loom = Loom(lm, "Once upon a time")
+            made = loom.grow(n=4, max_tokens=12, seed=3, show=False)
+            made += made[0].grow(n=3, max_tokens=9, seed=4, repetition_penalty=1.3, show=False)
+            made += loom.grow(n=2, max_tokens=9, seed=5, constraint=Regex("[a-z ]+"), show=False)
+            texts.append([node.tokens for node in made])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [2, 0, 1], [1, None, 0], [None, 2, None]])
+def test_tokens_that_are_late_are_those_that_were_drawn(numbers: list[int | None]) -> None:
+    """In any order, beside tokens that the host knows; -1 is any token."""
+    engine = TorchEngine.adopt(build("qwen3"))
+    branches, twin = Branches(engine, [1, 4, 2]), Branches(engine, [1, 4, 2])
+    for ids in ([5, 6, 7], [60, 61, 62]):
+        draws = Drawn([*ids, -1])
+        late = [[50 + i] if n is None else LateTokens(draws, n) for i, n in enumerate(numbers)]
+        known = [[50 + i] if n is None else [ids[n]] for i, n in enumerate(numbers)]
+        np.testing.assert_allclose(branches.step(late), twin.step(known), atol=1e-6)
+    nothing = [LateTokens(draws, 3), [1], [2]]
+    assert np.isfinite(branches.step(nothing)).all()
+
+
+def test_late_tokens_of_the_host_are_waited_for_and_the_context_has_an_end() -> None:
+    engine = TorchEngine.adopt(build("qwen3"), n_ctx=16)
+    branches, twin = Branches(engine, [3, 4]), Branches(engine, [3, 4])
+    zeros = np.zeros(2, np.float32)
+    draws = HostDraws(DrawResult(np.array([8, 9]), zeros, zeros))
+    got = branches.step([LateTokens(draws, 1), LateTokens(draws, 0)])
+    assert np.array_equal(got, twin.step([[9], [8]]))
+    for late in (Drawn([1, 2]), HostDraws(DrawResult(np.array([1, 2]), zeros, zeros))):
+        with pytest.raises(ContextOverflow, match="a path of 17 tokens"):
+            branches.step([LateTokens(late, 0), LateTokens(late, 1)])
+    assert [tail.length for tail in branches.tails] == [4, 5]
+
+
+def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
+    counted, kept = Advancing(CPU), Remembered(CPU)
+    first = counted.at([3, 9])
+    assert counted.at([3, 9]) is first
+    assert counted.at([4, 10]) is first
+    for numbers in ([4, 10], [5, 11], [5, 12], [6, 13, 1], [6, 13], [7, 14], [], [7, 14], [0]):
+        assert counted.at(numbers).tolist() == numbers
+        assert kept.of(numbers).tolist() == numbers
+    assert kept.of([0]) is kept.of([0])
