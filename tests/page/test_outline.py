@@ -233,7 +233,7 @@ def test_a_search_has_filters_and_a_list(bush: Desk, page: Page) -> None:
 
 
 def test_a_pattern_that_takes_for_ever_holds_nothing_up(bush: Desk, page: Page) -> None:
-    """What it found before stays; the page is as quick as ever, and the next pattern is looked for."""
+    """What it found before stays, the page is as quick as ever, the next one is looked for."""
     for text in (" aaa", " " + "a" * 60 + "!", " bbb"):
         bush.ask("POST", bush.of("/nodes"), json={"parent": 7, "text": text})
     expect(bush.row(10)).to_be_visible()
@@ -336,6 +336,11 @@ def test_rows_tell_where_the_kv_of_their_path_is(desk: Desk, page: Page) -> None
 
     words = desk.row(first).locator("[dir=auto]").bounding_box()
     expect(dot(first)).to_have_attribute("data-kv", "hot")
+    edge = page.locator(".pane.left .resizer").bounding_box()
+    at = dot(first).bounding_box()
+    assert at is not None
+    assert edge is not None
+    assert at["x"] + at["width"] <= edge["x"]  # a ring is seen whole
     expect(desk.row(first)).to_have_attribute("aria-description", "KV hot")
     assert desk.row(first).locator("[dir=auto]").bounding_box() == words
     assert_accessible(page)
