@@ -97,5 +97,8 @@ describe('words on the map', () => {
     expect(wrap('aaaaaaaaaaaa', 5, 2, measure)).toEqual(['aaaaa', 'aaaa…'])
     expect(wrap('🦊🦊🦊', 3, 3, measure)).toEqual(['🦊', '🦊', '🦊'])
     expect(wrap('', 5, 2, measure)).toEqual([])
+    const flags = '🇫🇷🇯🇵🇰🇷' // four units each
+    expect(wrap(flags, 9, 1, measure)).toEqual(['🇫🇷…'])
+    expect(wrap(flags, 6, 3, measure)).toEqual(['🇫🇷', '🇯🇵', '🇰🇷'])
   })
 })

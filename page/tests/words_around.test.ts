@@ -5,6 +5,7 @@ import { loading } from '../src/model/progress'
 import { samples } from '../src/model/samples'
 import { percent, shareReused, timesShared } from '../src/model/saving'
 import { when } from '../src/model/when'
+import { beginning, ending, isRightToLeft, oneLine } from '../src/model/words'
 
 const kv = {
   kv_bytes: 10,
@@ -79,5 +80,35 @@ describe('what stands around the panes', () => {
     expect(formatOf('text').scope).toBe('path')
     expect(formatOf('pairs').refuses).toEqual(['path'])
     expect(formatOf('mine').label).toBe('mine')
+  })
+})
+
+describe('a text that is cut', () => {
+  const family = '👩‍👩‍👧‍👦'
+  it('keeps what is read as one letter whole', () => {
+    expect(beginning('abc', 2)).toBe('ab')
+    expect(beginning('abc', 3)).toBe('abc')
+    expect(beginning(`ab${family}c`, 5)).toBe('ab')
+    expect(beginning(`${family}c`, family.length)).toBe(family)
+    expect(beginning('नमस्ते', 5)).toBe('नम')
+    expect(beginning('e\u0301e\u0301', 3)).toBe('e\u0301')
+    expect(ending(`c${family}ab`, 5)).toBe('ab')
+    expect(ending('abc', 2)).toBe('bc')
+    expect(ending('abc', 9)).toBe('abc')
+    expect(oneLine(`${'a '.repeat(9)}${family}`, 22)).toBe(`${'a '.repeat(9)}…`)
+  })
+
+  it('is cut where a letter has no end, and no pair is', () => {
+    expect(beginning(`e${'\u0301'.repeat(400)}`, 20)).toHaveLength(20)
+    expect(beginning(family, 1)).toBe('')
+    expect(beginning(family, 2)).toBe('👩')
+  })
+
+  it('runs as its first letter does', () => {
+    expect(isRightToLeft(' «أين»')).toBe(true)
+    expect(isRightToLeft('12 (שועל) fox')).toBe(true)
+    expect(isRightToLeft('fox שועל')).toBe(false)
+    expect(isRightToLeft('狐 שועל')).toBe(false)
+    expect(isRightToLeft('12 …')).toBe(false)
   })
 })

@@ -263,6 +263,9 @@ def test_chosen_colours_are_used_for_all_that_has_a_meaning(told: Desk, page: Pa
     assert colour(page.locator(".row-knot.here"), "background-color", "::before") == accent
     assert colour(page.get_by_role("tab", selected=True).first, "border-bottom-color") == accent
     assert contrast(colour(told.text, "color"), canvas) > 7
+    # What is not there, or cannot be done, does not look as if it were.
+    field = page.get_by_placeholder("new each time")
+    assert colour(field, "color", "::placeholder") != colour(field, "color")
     told.press("v")
     assert page.locator(".map-canvas").evaluate(
         "(it) => it.getContext('2d').getImageData(1, 1, 1, 1).data.slice(0, 3).join()"

@@ -232,6 +232,43 @@ def test_a_search_has_filters_and_a_list(bush: Desk, page: Page) -> None:
     expect(page.get_by_role("searchbox")).to_have_count(0)
 
 
+def test_a_pattern_that_takes_for_ever_holds_nothing_up(bush: Desk, page: Page) -> None:
+    """What it found before stays, the page is as quick as ever, the next one is looked for."""
+    for text in (" aaa", " " + "a" * 60 + "!", " bbb"):
+        bush.ask("POST", bush.of("/nodes"), json={"parent": 7, "text": text})
+    expect(bush.row(10)).to_be_visible()
+    bush.press("/")
+    field = page.get_by_role("searchbox", name="Search")
+    said = page.locator("#search-said")
+    page.get_by_role("button", name="A regular expression").click()
+    page.evaluate(
+        """() => {
+          window.longest = 0
+          let last = performance.now()
+          setInterval(() => {
+            longest = Math.max(longest, performance.now() - last)
+            last = performance.now()
+          }, 10)
+        }"""
+    )
+    field.fill("(a+)+$")
+    expect(said).to_have_text("Searching")
+    page.get_by_role("tab", name="Node", exact=True).click()
+    page.get_by_role("heading", name="The prompt").wait_for()  # while it is looked for
+    expect(said).to_have_text("The pattern takes too long: these are the first.")
+    expect(bush.row(8)).to_be_visible()
+    expect(bush.row(9)).to_have_count(0)
+    assert page.evaluate("longest") < 700  # it takes longer than anybody has waited for
+    field.fill("(a+)+!")
+    field.press("Enter")  # goes there as soon as it is found
+    bush.until(lambda: bush.current == 9, "the only hit")
+    expect(said).to_have_text("1 node")
+    field.fill("(a+)+$")
+    bush.press("Escape")
+    expect(field).to_have_count(0)
+    expect(bush.row(10)).to_be_visible()
+
+
 def test_all_looms_are_searched(desk: Desk, page: Page) -> None:
     written(desk, (0, [" 🦊 of zebrafinches"]), prompt="One")
     first = desk.loom["name"]
@@ -299,6 +336,11 @@ def test_rows_tell_where_the_kv_of_their_path_is(desk: Desk, page: Page) -> None
 
     words = desk.row(first).locator("[dir=auto]").bounding_box()
     expect(dot(first)).to_have_attribute("data-kv", "hot")
+    edge = page.locator(".pane.left .resizer").bounding_box()
+    at = dot(first).bounding_box()
+    assert at is not None
+    assert edge is not None
+    assert at["x"] + at["width"] <= edge["x"]  # a ring is seen whole
     expect(desk.row(first)).to_have_attribute("aria-description", "KV hot")
     assert desk.row(first).locator("[dir=auto]").bounding_box() == words
     assert_accessible(page)

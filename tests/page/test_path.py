@@ -352,6 +352,29 @@ def test_an_edit_is_a_sibling(desk: Desk, page: Page) -> None:
     desk.until(lambda: desk.current == made["node"], "one stands at it")
 
 
+@pytest.mark.parametrize("sizes", [True, False])
+def test_what_is_written_is_seen_whole(desk: Desk, page: Page, sizes: bool) -> None:
+    """Also where the browser does not fit a text area to its text."""
+    if not sizes:
+        page.add_init_script(
+            """const supports = CSS.supports.bind(CSS)
+            CSS.supports = (...all) => all[0] !== 'field-sizing' && supports(...all)"""
+        )
+    desk.open_loom(template=False)
+    desk.press("Enter")
+    area = page.get_by_role("textbox", name="What comes next")
+    if not sizes:
+        area.evaluate("(each) => { each.style.fieldSizing = 'fixed' }")
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        area.fill("\n".join(["a line of a few words"] * 9))
+        high, whole, line = area.evaluate(
+            "(each) => [each.clientHeight, each.scrollHeight,"
+            " parseFloat(getComputedStyle(each).lineHeight)]"
+        )
+        assert whole == high >= 9 * line
+
+
 def test_an_edit_in_place_says_what_it_costs(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.grow(first, n=2, max_tokens=10)

@@ -18,7 +18,7 @@ def test_the_page_is_at_the_root_and_asks_nobody_else(served: Served) -> None:
         each.strip().split(" ", 1) for each in answer.headers["Content-Security-Policy"].split(";")
     )
     assert policy["default-src"] == "'none'"
-    assert policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["script-src"] == policy["connect-src"] == policy["worker-src"] == "'self'"
     linked = re.findall(r'(?:src|href)="([^"]+)"', answer.text)
     assert linked
     for path in linked:

@@ -1,6 +1,7 @@
 /** Searching the texts of a loom that are known here: words, patterns, and kinds of nodes. */
 import type { Node } from '../api/client'
 import { meanP, plain } from './label'
+import { type Span, spansOf } from './spans'
 import { isHuman, type LoomTree } from './tree'
 
 export const KINDS = ['bookmarked', 'human', 'model', 'ended', 'unread'] as const
@@ -25,7 +26,6 @@ export const NOTHING: Query = {
   high: null,
 }
 
-export type Span = readonly [from: number, to: number]
 export interface Found {
   node: number
   text: string
@@ -40,8 +40,7 @@ export interface Texts {
   isUnread: (node: number) => boolean
 }
 
-const SPANS = 100 // of a node that are marked
-const MS = 400 // a search takes at most so long; a pattern can be made to take for ever
+const MS = 400 // a search for words takes at most so long
 
 export const isEmpty = (query: Query): boolean =>
   query.text === '' && query.kinds.size === 0 && query.low === null && query.high === null
@@ -61,17 +60,28 @@ export function pattern(query: Query): RegExp {
   }
 }
 
-/** Nodes that a query is true of, in the order of the tree. isCut: it took too long, there may be more. */
+/** A node's text, where a query may be true of it. */
+export type Candidate = Pick<Found, 'node' | 'text'>
+
+/** Nodes of the kinds that a query asks for, in the order of the tree. */
+export function* candidates(texts: Texts, query: Query): Generator<Candidate> {
+  for (const number of texts.tree.preorder(texts.top)) {
+    const node = texts.tree.get(number)!
+    if (isOfKind(node, query, texts)) yield { node: number, text: plain(node, texts.prompt, texts.isChat) }
+  }
+}
+
+/**
+ * Nodes that a query is true of, in the order of the tree. isCut: it took too long, there may be more.
+ * NOTE: within one text nothing bounds a regular expression; what people type goes to a worker.
+ */
 export function find(texts: Texts, query: Query): { found: Found[]; isCut: boolean } {
   const wanted = pattern(query)
   const found: Found[] = []
   const until = performance.now() + MS
-  for (const number of texts.tree.preorder(texts.top)) {
-    const node = texts.tree.get(number)!
-    if (!isOfKind(node, query, texts)) continue
-    const text = plain(node, texts.prompt, texts.isChat)
-    const spans = query.text ? spansOf(text, wanted) : []
-    if (spans.length || !query.text) found.push({ node: number, text, spans })
+  for (const each of candidates(texts, query)) {
+    const spans = query.text ? spansOf(each.text, wanted) : []
+    if (spans.length || !query.text) found.push({ ...each, spans })
     if (performance.now() > until) return { found, isCut: true }
   }
   return { found, isCut: false }
@@ -88,15 +98,6 @@ function isOfKind(node: Node, query: Query, texts: Texts): boolean {
   if (query.low === null && query.high === null) return true
   const p = meanP(node)
   return p !== null && p >= (query.low ?? 0) && p <= (query.high ?? 1)
-}
-
-function spansOf(text: string, wanted: RegExp): Span[] {
-  const spans: Span[] = []
-  for (const match of text.matchAll(wanted)) {
-    if (match[0]) spans.push([match.index, match.index + match[0].length])
-    if (spans.length >= SPANS) break
-  }
-  return spans
 }
 
 /** Spans that count characters, as the server does, as spans of a text here, which counts in halves of pairs. */

@@ -2,7 +2,7 @@
 import type { Node } from '../api/client'
 import { scoreText } from './run'
 import { isHuman, ROOT } from './tree'
-import { finishWord, oneLine, plural, probability, visible } from './words'
+import { beginning, finishWord, oneLine, plural, probability, visible } from './words'
 
 export interface Label {
   text: string
@@ -25,7 +25,7 @@ export function label(node: Node, prompt: string, isChat: boolean, most = 80): L
   const text = plain(node, prompt, isChat)
   const line = oneLine(text, most)
   if (line) return { text: line, isNote: false }
-  if (text) return { text: visible(text.slice(0, 24)), isNote: true }
+  if (text) return { text: visible(beginning(text, 24)), isNote: true }
   if (node.growing) return { text: 'growing', isNote: true }
   return { text: nothing(node.ended), isNote: true }
 }

@@ -1,7 +1,7 @@
 /** A long text in pieces that are laid out one by one: what changes at its end moves nothing before. */
+import { RIGHT_TO_LEFT } from './words'
 
 const LONG = 3000 // letters of a segment, at least
-const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/
 
 /**
  * Cut a list of texts into runs of indices. It is cut between words only, and nowhere in a script

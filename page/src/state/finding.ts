@@ -1,7 +1,18 @@
 /** The search that is open, and what it finds: in this loom at once, in all looms by asking the server. */
-import { computed, signal } from '@preact/signals'
+import { computed, effect, signal } from '@preact/signals'
 import { api, type Schemas } from '../api/client'
-import { type Found, find, isEmpty, NOTHING, nextHit, type Query } from '../model/finding'
+import {
+  candidates,
+  type Found,
+  find,
+  isEmpty,
+  NOTHING,
+  nextHit,
+  pattern,
+  type Query,
+  type Texts,
+} from '../model/finding'
+import { type Answer, PatternSearch } from './pattern'
 import { open } from './session'
 import { failed } from './toasts'
 
@@ -18,26 +29,73 @@ interface Hits {
 }
 const NONE: Hits = { found: [], error: '' }
 
-/** What is found in the open loom; null while nothing is looked for. */
-export const hits = computed<Hits | null>(() => {
+/** What is looked for in the open loom; null: nothing. */
+const texts = (): Texts | null => {
   const loom = open.value
   if (!loom || !isSearching.value || scope.value === 'all' || isEmpty(query.value)) return null
   loom.tree.version.value
   const { prompt, chat_template_used } = loom.info.value
-  const texts = {
+  return {
     tree: loom.tree,
     top: loom.top,
     prompt,
     isChat: chat_template_used ?? false,
     isUnread: (node: number) => loom.isUnread(node),
   }
+}
+const isPattern = () => query.value.isRegex && query.value.text !== ''
+
+/** What is found in the open loom; null while nothing is looked for. Of a pattern it comes a moment later. */
+export const hits = computed<Hits | null>(() => {
+  if (isPattern()) return matched.value
+  const among = texts()
+  if (!among) return null
+  const { found, isCut } = find(among, query.value)
+  return { found, error: isCut ? 'It took too long: these are the first.' : '' }
+})
+
+/** What was found of a pattern last. */
+const matched = signal<Hits | null>(null)
+const search = new PatternSearch()
+/** Whose answer is awaited, and where to go once it is there. */
+let awaited: { by: 1 | -1 | null } | null = null
+let ofLoom: unknown = null
+/** What took too long is not tried again at every change of the tree. */
+let cut: Query | null = null
+
+effect(() => {
+  const among = isPattern() ? texts() : null
+  if (among?.tree !== ofLoom) matched.value = null
+  ofLoom = among?.tree
+  awaited = null
+  if (query.value !== cut) cut = null
+  if (!among) return search.end()
+  if (cut) return
   try {
-    const { found, isCut } = find(texts, query.value)
-    return { found, error: isCut ? 'It took too long: these are the first.' : '' }
+    const wanted = pattern(query.value)
+    awaited = { by: null }
+    search.ask({ wanted, texts: [...candidates(among, query.value)] }, answered)
   } catch (error) {
-    return { ...NONE, error: (error as Error).message }
+    search.end()
+    matched.value = { ...NONE, error: (error as Error).message }
   }
 })
+
+function answered({ found, state }: Answer): void {
+  const first = found.length ? ': these are the first' : ''
+  const words = {
+    busy: 'Searching',
+    done: '',
+    cut: `The pattern takes too long${first}.`,
+    failed: 'The search did not start.',
+  }
+  matched.value = { found, error: words[state] }
+  if (state === 'cut') cut = query.peek()
+  if (state === 'busy') return
+  const by = awaited?.by
+  awaited = null
+  if (by) goToHit(by)
+}
 
 /** Nodes that the tree shows, with those above them; null: all. */
 export const onlyHits = computed<ReadonlySet<number> | null>(() =>
@@ -51,6 +109,10 @@ export function change(changes: Partial<Query>): void {
 /** Go to the next hit. false: no search is open. */
 export function goToHit(by: 1 | -1): boolean {
   const loom = open.peek()
+  if (awaited) {
+    awaited.by = by
+    return true
+  }
   const found = hits.peek()?.found
   if (!loom || !found) return false
   const next = nextHit(loom.tree, found, loom.current.peek(), by)

@@ -315,7 +315,7 @@ function isOwn(target: EventTarget | null, key: string): boolean {
 /** Listen to the whole page. Returns what ends it. */
 export function listen(): () => void {
   const onKey = (event: KeyboardEvent) => {
-    if (event.defaultPrevented || event.isComposing) return
+    if (event.defaultPrevented) return
     const typing = isField(event.target)
     const dialog = event.target instanceof Element && event.target.closest('[role=dialog]')
     if (dialog) return
@@ -340,13 +340,19 @@ export function listen(): () => void {
     if (can) found.run()
     else if (why) toast(why)
   }
+  // Enter, Escape and the arrows choose what an input method writes; Safari says only 229 of the last one.
+  const onComposing = (event: KeyboardEvent) => {
+    if (event.isComposing || event.keyCode === 229) event.stopPropagation()
+  }
   const onFocus = () => {
     view.zone.value = isField(document.activeElement) ? 'text' : 'tree'
   }
+  addEventListener('keydown', onComposing, { capture: true })
   addEventListener('keydown', onKey)
   addEventListener('focusin', onFocus)
   addEventListener('focusout', onFocus)
   return () => {
+    removeEventListener('keydown', onComposing, { capture: true })
     removeEventListener('keydown', onKey)
     removeEventListener('focusin', onFocus)
     removeEventListener('focusout', onFocus)

@@ -124,7 +124,8 @@ export function Shape({ loom, node }: { loom: OpenLoom; node: number }) {
       {moving !== null && (
         <>
           <p class="caption">
-            Moving “{oneLine(loom.tree.get(moving)?.text ?? '', 40)}”. Go to the node it shall stand below.
+            Moving <q dir="auto">{oneLine(loom.tree.get(moving)?.text ?? '', 40)}</q>. Go to the node it shall
+            stand below.
           </p>
           <div class="actions">
             <button

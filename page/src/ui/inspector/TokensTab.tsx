@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks'
 import { figure } from '../../model/heat'
 import { type ChanceRow, chanceRows, drawingAsked, drawingSays } from '../../model/next'
-import { oneLine, probability } from '../../model/words'
+import { ending, oneLine, probability } from '../../model/words'
 import * as act from '../../state/actions'
 import { handlers } from '../../state/keys'
 import type { OpenLoom } from '../../state/loom'
@@ -71,7 +71,10 @@ export function TokensTab({ loom }: { loom: OpenLoom }) {
     <div class="next" ref={box}>
       <section class="part">
         <label class="caption" for="token-filter">
-          After <q class="next-after">{tail(loom, at)}</q>
+          After{' '}
+          <q class="next-after" dir="auto">
+            {tail(loom, at)}
+          </q>
         </label>
         <input
           id="token-filter"
@@ -148,5 +151,5 @@ function tail(loom: OpenLoom, at: number): string {
     length += text.length
   }
   const line = oneLine(texts.join(''), 4000)
-  return line.length > 28 ? `…${line.slice(-28)}` : line
+  return line.length > 28 ? `…${ending(line, 28)}` : line
 }

@@ -41,7 +41,7 @@ export function Typed({ kind: Field, label, placeholder, value, disabled, rows =
       }}
       onBlur={save}
       onKeyDown={(event) => {
-        if (event.key !== 'Enter' || event.isComposing) return
+        if (event.key !== 'Enter') return
         if (Field === 'textarea' && !event.metaKey && !event.ctrlKey) return
         event.stopPropagation()
         event.currentTarget.blur()

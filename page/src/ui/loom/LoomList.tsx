@@ -48,7 +48,7 @@ export function LoomList({ onOpen }: { onOpen?: () => void }) {
         value={query}
         onInput={(event) => setQuery(event.currentTarget.value)}
         onKeyDown={(event) => {
-          if (event.key !== 'Enter' || event.isComposing) return
+          if (event.key !== 'Enter') return
           event.preventDefault()
           list.current?.querySelector<HTMLElement>('a')?.click()
         }}
@@ -91,8 +91,12 @@ function LoomRow({ loom, onOpen }: { loom: Loom; onOpen: (() => void) | undefine
   return (
     <li class="loom-row row" aria-current={isOpen ? 'page' : undefined}>
       <a class="grow" href={linkTo(loom.name)} onClick={onOpen}>
-        <span class="name cut">{loom.name}</span>
-        <span class="prompt cut">{oneLine(loom.prompt, 90)}</span>
+        <span class="name cut" dir="auto">
+          {loom.name}
+        </span>
+        <span class="prompt cut" dir="auto">
+          {oneLine(loom.prompt, 90)}
+        </span>
       </a>
       <span class="caption figures-of">
         {loom.growing ? `${plural(loom.growing, 'branch', 'branches')} growing · ` : ''}

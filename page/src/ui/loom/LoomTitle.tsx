@@ -38,7 +38,9 @@ export function LoomTitle({ loom }: { loom: OpenLoom }) {
             edit()
           }}
         >
-          <span class="cut">{name}</span>
+          <span class="cut" dir="auto">
+            {name}
+          </span>
         </button>
       </h1>
     )

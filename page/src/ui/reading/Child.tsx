@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks'
 import { meanP, nothing } from '../../model/label'
 import { isHuman } from '../../model/tree'
 import { shownText } from '../../model/turns'
-import { finishWord, plural, probability, visible } from '../../model/words'
+import { beginning, finishWord, plural, probability, visible } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { showsSpecial } from '../../state/reading'
 import { said } from './Lane'
@@ -43,7 +43,7 @@ export function Child({ loom, nodes, k }: ChildProps) {
         >
           <span class="k">{k}</span>
           <span class={`child-text ${isWritten ? 'written' : ''}`}>
-            {words || <span class="muted">{text ? visible(text.slice(0, 24)) : nothing(node.ended)}</span>}
+            {words || <span class="muted">{text ? visible(beginning(text, 24)) : nothing(node.ended)}</span>}
           </span>
           <span class="caption">
             {node.bookmark != null && (

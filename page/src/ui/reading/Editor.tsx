@@ -72,7 +72,7 @@ export function Editor({ loom, draft }: EditorProps) {
       {problem && now !== draft.base && (
         <details class="caption theirs">
           <summary>What is there now</summary>
-          <p>{now}</p>
+          <p dir="auto">{now}</p>
         </details>
       )}
       <Trailing loom={loom} draft={draft} />
@@ -220,10 +220,11 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
     else field.closest('.editor')?.scrollIntoView({ block: 'nearest' })
   }, [])
   useLayoutEffect(() => {
-    const field = area.current!
     if (CSS.supports('field-sizing', 'content')) return
-    field.style.height = 'auto'
-    field.style.height = `${field.scrollHeight}px`
+    const fit = () => fitHeight(area.current!)
+    fit()
+    addEventListener('resize', fit)
+    return () => removeEventListener('resize', fit)
   }, [draft.text])
   return (
     <textarea
@@ -237,7 +238,6 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
       value={draft.text}
       onInput={(event) => loom.drafts.change(draft, { text: event.currentTarget.value })}
       onKeyDown={(event) => {
-        if (event.isComposing) return
         if (event.key === 'Escape') {
           event.preventDefault()
           loom.drafts.close()
@@ -249,6 +249,16 @@ function Area({ loom, draft, label, onKey }: AreaProps) {
       }}
     />
   )
+}
+
+/** As high as its text, where the browser does not see to that. What is around it stays where it is. */
+function fitHeight(field: HTMLTextAreaElement): void {
+  const pane = field.closest('.reading')
+  const top = pane?.scrollTop ?? 0
+  field.style.height = 'auto'
+  const border = field.offsetHeight - field.clientHeight
+  field.style.height = `${field.scrollHeight + border}px`
+  if (pane) pane.scrollTop = top
 }
 
 /** Most tokenizers put the blank at the beginning of a word: one at the end stands alone. */

@@ -6,6 +6,7 @@ import type { Token } from '../../api/client'
 import { figure, type HeatMode, heat } from '../../model/heat'
 import { nothing } from '../../model/label'
 import { type Piece, pieceOf, piecesOf } from '../../model/pieces'
+import { isRightToLeft } from '../../model/words'
 import type { OpenLoom } from '../../state/loom'
 import { cursor, scored, threshold } from '../../state/reading'
 import { heatMode } from '../../state/view'
@@ -129,6 +130,7 @@ function Tinted({ chunk, shown, tokens, mode, at }: TintedProps) {
             data-token={piece.first}
             data-heat={levelOf(tokens, piece, mode, below) || undefined}
             data-space={/^\s+$/.test(text) ? marks(text) : undefined}
+            data-back={isBack(shown, piece) || undefined}
             data-cursor={isAt || undefined}
           >
             {lead && <span class="lead">{lead}</span>}
@@ -152,6 +154,12 @@ function levelOf(tokens: Token[], piece: Piece, mode: HeatMode, below: number | 
     )
   }
   return level
+}
+
+/** Whether a piece ends a line that runs from right to left. */
+function isBack(shown: string, { start, end }: Piece): boolean {
+  if (!/^\s*\n/.test(shown.slice(start, end))) return false
+  return isRightToLeft(shown.slice(shown.lastIndexOf('\n', start - 1) + 1, start))
 }
 
 const marks = (text: string) => text.replace(/\r?\n/g, '⏎').replace(/[^⏎]/g, '·')

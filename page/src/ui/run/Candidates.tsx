@@ -36,7 +36,9 @@ function Candidate({ loom, row }: { loom: OpenLoom; row: CandidateRow }) {
         title={row.isKept ? 'The search goes on with it.' : 'The search left it.'}
         onClick={() => loom.go(row.node)}
       >
-        <span class="grow cut">{text || '(ended at once)'}</span>
+        <span class="grow cut" dir="auto">
+          {text || '(ended at once)'}
+        </span>
         {row.times > 1 && <span class="muted">×{row.times}</span>}
         {row.by && <span class="muted">{row.by}</span>}
         <span class="candidate-bar" aria-hidden style={{ '--p': row.bar }} />

@@ -79,7 +79,7 @@ export function StartRun() {
         }}
       >
         <p class="caption run-below">
-          Below <q>{oneLine(text, 72)}</q>
+          Below <q dir="auto">{oneLine(text, 72)}</q>
         </p>
         <div class="strategies" role="radiogroup" aria-label="Strategy">
           {strategies.value.map((each) => (

@@ -21,7 +21,10 @@ import './tree.css'
 export function TreePane({ loom }: { loom: OpenLoom }) {
   useEffect(() => takeKeys(loom), [loom])
   const isMap = treeView.value === 'map'
-  const nothing = hits.value !== null && !hits.value.found.length
+  const nothing =
+    hits.value &&
+    !hits.value.found.length &&
+    (hits.value.error || 'No results. Try fewer words, or another filter.')
   return (
     <div class="tree-pane">
       <div class="tree-head row">
@@ -38,7 +41,7 @@ export function TreePane({ loom }: { loom: OpenLoom }) {
       <Crumbs loom={loom} />
       <Moving loom={loom} />
       <div class="tree-view" data-view={treeView.value}>
-        {nothing && <p class="tree-nothing">No results. Try fewer words, or another filter.</p>}
+        {nothing && <p class="tree-nothing">{nothing}</p>}
         <OutlineTree loom={loom} />
         {isMap && <MapView loom={loom} />}
       </div>

@@ -1,5 +1,6 @@
 /** Drawing the map: what can be seen, bars first, words where there is room for them. */
 import { across, type Box, COLUMN, LINE, type Place, type TreeMap, type View, visible } from '../../model/map'
+import { beginning, isRightToLeft } from '../../model/words'
 
 export interface Colours {
   bg: string
@@ -156,6 +157,7 @@ function words(pen: CanvasRenderingContext2D, scene: Scene, seen: readonly Place
   for (const place of seen) {
     const text = scene.words(place.node, Math.ceil((nLines * width) / 5))
     const rows = wrapped(pen, text, width, nLines)
+    pen.direction = isRightToLeft(text) ? 'rtl' : 'ltr'
     const isLit = onPath.has(place.node) || place.node === scene.hovered
     pen.fillStyle = isLit ? colours.text : colours.muted
     const [x, y] = [right(scene, place) + 1, down(scene, place) - 5]
@@ -190,14 +192,14 @@ export function wrap(text: string, width: number, most: number, measure: (part: 
       rows.push(rest.slice(0, n))
       rest = rest.slice(n).trimStart()
     } else {
-      rows.push(n < rest.length ? `${rest.slice(0, Math.max(1, n - 1)).trimEnd()}…` : rest)
+      rows.push(n < rest.length ? `${beginning(rest, Math.max(1, n - 1)).trimEnd()}…` : rest)
       rest = ''
     }
   }
   return rows
 }
 
-/** How many characters of a text a line takes; never half a pair. */
+/** How many units of a text a line takes: whole letters. */
 function fitting(text: string, width: number, measure: (part: string) => number): number {
   if (measure(text) <= width) return text.length
   let [low, high] = [1, text.length]
@@ -206,8 +208,7 @@ function fitting(text: string, width: number, measure: (part: string) => number)
     if (measure(text.slice(0, mid)) <= width) low = mid
     else high = mid - 1
   }
-  const unit = text.charCodeAt(low - 1)
-  return unit >= 0xd800 && unit < 0xdc00 && low > 1 ? low - 1 : low
+  return Math.max(1, beginning(text, low).length)
 }
 
 function knot(pen: CanvasRenderingContext2D, scene: Scene, place: Place): void {

@@ -27,6 +27,7 @@ POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
+        "worker-src 'self'",
         "style-src 'self'",
         "font-src 'self'",
         "img-src 'self' data:",

@@ -1,0 +1,74 @@
+/** The search for a regular expression: in a worker, for a time that is bounded. */
+import type { Found } from '../model/finding'
+import type { Finds, Task } from './pattern.worker'
+import address from './pattern.worker?worker&url'
+
+const LIMIT_MS = 1000 // a pattern can be made to take for ever
+const WORD_MS = 150 // what takes longer is said
+
+/** What is known of an answer. */
+export interface Answer {
+  found: readonly Found[]
+  state: 'busy' | 'done' | 'cut' | 'failed'
+}
+
+interface Policies {
+  createPolicy(
+    name: string,
+    rules: { createScriptURL: (url: string) => string },
+  ): { createScriptURL: (url: string) => string }
+}
+
+/** The page's policy takes no string as a script's address; this one was built with the page. */
+function trusted(): string {
+  const policies = (globalThis as { trustedTypes?: Policies }).trustedTypes
+  return (
+    policies?.createPolicy('weft', { createScriptURL: () => address }).createScriptURL(address) ?? address
+  )
+}
+let script: string | undefined
+
+/** One search at a time: another one takes its place. */
+export class PatternSearch {
+  private worker: Worker | null = null
+  private isBusy = false
+  private limit: number | undefined
+  private word: number | undefined
+
+  /** Look for a pattern. Tells of what it finds first, of being busy for long, and of the end. */
+  ask(task: Task, onAnswer: (answer: Answer) => void): void {
+    if (this.isBusy) this.end() // it may be where it never gets out of
+    clearTimeout(this.word)
+    const found: Found[] = []
+    const finish = (state: Answer['state']) => {
+      if (state === 'done') this.rest()
+      else this.end()
+      onAnswer({ found, state })
+    }
+    script ??= trusted()
+    this.worker ??= new Worker(script, { type: 'module', name: 'pattern' })
+    this.worker.onmessage = ({ data }: MessageEvent<Finds>) => {
+      this.limit ??= window.setTimeout(() => finish('cut'), LIMIT_MS) // from when it has begun
+      found.push(...data.found)
+      if (data.isDone) finish('done')
+    }
+    this.worker.onerror = () => finish('failed')
+    this.isBusy = true
+    this.word = window.setTimeout(() => onAnswer({ found: [...found], state: 'busy' }), WORD_MS)
+    this.worker.postMessage(task)
+  }
+
+  /** Stop what is under way. */
+  end(): void {
+    this.worker?.terminate()
+    this.worker = null
+    this.rest()
+  }
+
+  private rest(): void {
+    clearTimeout(this.limit)
+    clearTimeout(this.word)
+    this.limit = undefined
+    this.isBusy = false
+  }
+}
