@@ -57,6 +57,26 @@ def test_a_body_that_is_too_large_is_refused(small: Served, chunked: bool) -> No
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_refused_body_that_comes_late_is_let_come(small: Served, chunked: bool) -> None:
+    """What came after the connection was closed would throw the answer away."""
+    host, port = small.url.removeprefix("http://").split(":")
+    length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 6000"
+    part = b"x" * 3000
+    first, rest = part, part
+    if chunked:
+        first = b"bb8\r\n" + part + b"\r\n"
+        rest = first + b"0\r\n\r\n"
+    head = f"POST /api/v1/looms HTTP/1.1\r\nHost: {host}\r\n{length}\r\n"
+    with socket.create_connection((host, int(port)), timeout=0.3) as client:
+        client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + first)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.settimeout(10)
+        client.sendall(rest)
+        assert b" 413 " in client.recv(4096)
+
+
 def test_a_gigabyte_is_refused_before_it_comes(small: Served) -> None:
     host, port = small.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 # Where a request brings a whole loom.
 IMPORTS = ("/api/v1/import", "/looms/import")
+# What of a refused body is let come, and for how long: where a connection is closed while some of
+# it is on its way, the client's machine may throw the answer away.
+_LINGER_BYTES = 1 << 20
+_LINGER_S = 2.0
 
 
 class BodyLimit:
@@ -31,6 +37,8 @@ class BodyLimit:
         limit = self.limits.import_bytes if is_import else self.limits.body_bytes
         for name, value in scope["headers"]:
             if name == b"content-length" and (not value.isdigit() or int(value[:20]) > limit):
+                if value.isdigit() and int(value[:20]) <= limit + _LINGER_BYTES:
+                    await _let_come(receive)
                 raise _too_large(limit)
         n_came = 0
 
@@ -40,10 +48,24 @@ class BodyLimit:
             if message["type"] == "http.request":
                 n_came += len(message.get("body", b""))
                 if n_came > limit:
+                    if message.get("more_body"):
+                        await _let_come(receive)
                     raise _too_large(limit)
             return message
 
         await self.app(scope, count, send)
+
+
+async def _let_come(receive: Receive) -> None:
+    """Read on in a refused body, to its end if that is near."""
+    n_left = 2 * _LINGER_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while n_left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                n_left -= len(message.get("body", b""))
 
 
 def _too_large(limit: int) -> HTTPException:
