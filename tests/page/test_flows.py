@@ -288,6 +288,7 @@ def test_bookmarks_are_a_list_for_keys(bush: Desk, page: Page) -> None:
     bush.press("Control+[", "B")
     marks = page.get_by_role("region", name="Bookmarks")
     expect(marks.get_by_role("listitem").nth(1).get_by_role("button").first).to_be_visible()
+    expect(marks.locator(":focus")).to_have_count(1)
     bush.press("ArrowUp", "ArrowUp", "Enter")
     at(bush, 5)  # the first in the order of the tree
     expect(bush.tree).to_be_focused()
