@@ -13,6 +13,8 @@ from weft import AsyncClient, Client
 from weft.errors import KVFull, Unsupported
 from weft.server import ServerConfig
 
+pytestmark = pytest.mark.programs
+
 SLOTS = 160
 SLOT = 8192  # bytes
 LONG = "One more long text that fills the memory. " * 2  # about 40 tokens

@@ -19,6 +19,8 @@ from weft.server.repeats import ANSWER_BYTES, MOST, FirstAnswers
 
 Json = dict[str, Any]
 
+pytestmark = pytest.mark.programs
+
 
 def post(served: Served, key: str | None, path: str = "/looms", **body: Any) -> httpx.Response:
     headers = {} if key is None else {"Idempotency-Key": key}
