@@ -256,7 +256,11 @@ def trip(call: Callable[[], object]) -> tuple[int, int, int]:
 
 
 def trips() -> dict[str, tuple[int, int, int]]:
-    """Return the four trips; each was made once before, so that imports are not in it."""
+    """Return the four trips; each was made once before, so that imports are not in it.
+
+    The number of threads is given: when it is chosen anew is up to the clock, and with it whether
+    one file more (cores.py) is run through.
+    """
     import contextlib
 
     import weft
@@ -264,7 +268,7 @@ def trips() -> dict[str, tuple[int, int, int]]:
 
     if not Path(weft.__file__).is_relative_to(SOURCE):
         sys.exit(f"weft is imported from {weft.__file__}; trips are counted in {SOURCE}")
-    lm = weft.load("tiny")
+    lm = weft.load("tiny", engine_options={"threads": 1})
     loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
     root, store = weft.Branch.create(lm, seed=1), weft.BranchStore(lm)
     root.prefill(list(lm.text.encode("Once")))
