@@ -247,6 +247,28 @@ def test_forbidden_tokens_are_never_drawn() -> None:
         assert (got.ids[[0, 2]] == draw([sampler(), sampler(2)], logits, [0, 0], [0, 2]).ids).all()
 
 
+@pytest.mark.parametrize("n_vocab", [65_536, 70_001, 70_100])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.5}, {"top_k": 3}, {"temperature": 0}])
+def test_a_bias_in_a_large_vocabulary_is_as_if_the_logits_were_so(
+    n_vocab: int, options: dict[str, Any]
+) -> None:
+    """Only the groups of biased tokens are looked at again: tops banned, last ids pushed up."""
+    logits = logits_of(8, n_vocab).copy()
+    edited = logits.copy()
+    samplers = []
+    for row in range(8):
+        top = int(logits[row].argmax())
+        bias = {top: -np.inf, n_vocab - 1 - row: 14.0, (top + 64) % n_vocab: -2.0}
+        bias = dict(list(bias.items())[: row % 4])  # so many
+        edited[row, list(bias)] += np.array(list(bias.values()), np.float32)
+        samplers.append(sampler(row, logit_bias=bias, **options))
+    plain = [sampler(row, **options) for row in range(8)]
+    for at in range(0, 40, 8):
+        positions = list(range(at, at + 8))
+        got = draw(samplers, logits, positions=positions)
+        assert np.array_equal(got.ids, draw(plain, edited, positions=positions).ids)
+
+
 def test_steering_is_added_to_the_bias_and_bans_what_either_bans() -> None:
     logits = logits_of(1, 6)
     biased = sampler(logit_bias={1: 3.0, 2: -np.inf, 4: np.inf}, temperature=0)

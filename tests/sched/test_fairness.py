@@ -50,6 +50,19 @@ def test_while_runs_are_live_a_step_reads_a_quarter_of_a_batch(make: MakeRig) ->
     assert_result(rig, live, ticket.result())
 
 
+@pytest.mark.parametrize("n_tokens", [15, 16, 17, 32, 50])
+def test_runs_of_one_prompt_begin_together_however_long_it_is(make: MakeRig, n_tokens: int) -> None:
+    """A prompt that fills a step counts once: nobody is left a step behind the others."""
+    engine = MemoryEngine()
+    rig = make(engine, n_batch=16)
+    place = rig.place(LONG[:n_tokens])
+    items = [run(place, stream, max_tokens=4) for stream in range(6)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    n_steps, rest = divmod(n_tokens, 16)
+    assert engine.sizes == [16] * n_steps + [rest] * bool(rest) + [6] * 3
+
+
 def test_a_step_that_does_for_all_takes_the_oldest_first(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=16)

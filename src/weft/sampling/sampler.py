@@ -15,7 +15,16 @@ from ..constraints.base import Matcher
 from ..constraints.grammar import Masks
 from ..errors import ConfigError
 from . import filters
-from .metrics import Moments, Scratch, group_peaks, moments, n_groups
+from .metrics import (
+    MEMBERS,
+    Moments,
+    Scratch,
+    group_of,
+    group_peaks,
+    members,
+    moments,
+    n_groups,
+)
 from .params import PARAMETERS, SamplingParams
 from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
 
@@ -30,6 +39,8 @@ BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, o
 _BLOCK = 1 << 22
 # Logits that are gone over together: rows of large vocabularies come a few at a time.
 _IN_CACHE = 1 << 17
+# So many times what it costs in a pass does a number cost that is looked for alone.
+_SCATTERED = 256
 # Parameters are Python floats, logits are float32: these bounds change no draw.
 _TINY, _HUGE = 1e-30, 1e30
 _OF_A_ROW = ("greedy", "early", "late", "repetition", "presence", "frequency")
@@ -365,11 +376,13 @@ class Chain:
             arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
         else:
             arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
-        edited, dead = self._edited(raw, arrays, lanes)
-        if edited is raw:
-            logits = _Logits(raw, peaks, found, passes)
-        else:
-            logits = _Logits(edited, self._peaks(edited, passes), None, passes)
+        logits, dead = _Logits(raw, peaks, found, passes), self._rows[:0]
+        edited = self._edited(raw, arrays, lanes)
+        if edited is not raw:
+            peaks = self._edited_peaks(edited, peaks, arrays, passes)
+            dead = np.flatnonzero(np.isneginf(peaks.max(axis=1)))
+            edited[dead], peaks[dead] = raw[dead], logits.peaks[dead]
+            logits = _Logits(edited, peaks, None, passes)
         ids = _chosen(logits, arrays, contest, out.kept)
         out.ids[lanes] = ids
         out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
@@ -381,22 +394,33 @@ class Chain:
         """Return the largest logits of groups; of whole rows where nobody asks for groups."""
         return logits.max(axis=1, keepdims=True) if self._greedy else passes.group_peaks(logits)
 
-    def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> tuple[Floats, Ids]:
-        """Return the logits after mask, bias and penalties, and the rows that nothing is left in.
+    def _edited_peaks(
+        self, edited: Floats, peaks: Floats, arrays: SamplingArrays, passes: Passes
+    ) -> Floats:
+        """Return the peaks of edited logits. `peaks`: of the raw ones.
 
-        `raw` itself where nothing is to do; raw rows where nothing is left.
+        Where a few tokens have a bias, and nothing else is edited, their groups alone are new.
         """
+        n_vocab = edited.shape[1]
+        is_all = self._masks is not None or self._stateful or self._greedy
+        if is_all or len(arrays.bias) * MEMBERS * _SCATTERED > edited.size:
+            return self._peaks(edited, passes)
+        rows, ids, groups = arrays.bias_rows, arrays.bias_ids, group_of(arrays.bias_ids)
+        beside = members(groups, n_vocab)
+        beside = np.where(beside < n_vocab, beside, ids[:, None])
+        peaks = peaks.copy()
+        peaks[rows, groups] = edited[rows[:, None], beside].max(axis=1)
+        return peaks
+
+    def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
+        """Return the logits after mask, bias and penalties; `raw` itself where nothing is to do."""
         edited = raw if self._masks is None else self._masks.over(raw, lanes)
         if len(arrays.bias):
             check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
         if self._stateful:
             edited = self._penalised(edited, arrays, lanes)
-        if self._masks is None and not len(arrays.bias):
-            return edited, self._rows[:0]
-        dead = np.flatnonzero(np.isneginf(edited.max(axis=1)))
-        edited[dead] = raw[dead]
-        return edited, dead
+        return edited
 
     def _penalised(self, logits: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
         seen = [(row, self.samplers[lane].history) for row, lane in enumerate(lanes.tolist())]

@@ -203,18 +203,23 @@ class Desk:
 
         budget: tokens of the step. The oldest first; but where it does not do for all, half of it
         goes to those that need the fewest: nobody waits for all of a book that somebody else has
-        brought, and the book is read, too.
+        brought, and the book is read, too. Claims of one path need it once.
         """
         claims = sorted(self.waiting, key=lambda claim: claim.job.age)
         if len(claims) > 1:
             n_open = {claim: self.reader.n_open(claim) for claim in claims}
-            if sum(n_open.values()) > budget > 1:
+            paths = {claim: claim.path() for claim in claims}
+            of_path = dict.fromkeys(paths.values(), 0)
+            for claim, n in n_open.items():
+                of_path[paths[claim]] = max(of_path[paths[claim]], n)
+            if sum(of_path.values()) > budget > 1:
                 left, first = budget // 2, []
                 for claim in sorted(claims, key=lambda claim: n_open[claim]):
                     if left <= 0:
                         break
                     first.append((claim, left))
-                    left -= n_open.pop(claim)
+                    del n_open[claim]
+                    left -= of_path.pop(paths[claim], 0)
                 return first + [(claim, budget) for claim in claims if claim in n_open]
         return [(claim, budget) for claim in claims]
 

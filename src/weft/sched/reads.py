@@ -124,6 +124,11 @@ class Claim:
             tree.unpin(self.pin)
         self.pin = self.cursor = None
 
+    def path(self) -> Cursor:
+        """Return the end of its path as the tree has it now; for claims of admitted jobs."""
+        assert self.cursor is not None
+        return resolve(self.cursor)
+
     def open_needs(self) -> list[Need]:
         """Return the needs that no step has taken on yet."""
         return [need for need in self.needs if need.todo]
@@ -266,20 +271,26 @@ class Reader:
         """Return a step's parts for claims, in this order, at most `budget` tokens of them.
 
         claims: each with how many tokens it may have. Splits nodes into chunks. A claim that a part
-        works for waits no longer: the part tells it.
+        works for waits no longer: the part tells it. Those whose whole path a part brings join it
+        beyond the budget, too: they cost nothing.
         """
         self._reads = {}
         before = len(self.open)
         for claim, most in claims:
-            if budget <= 0:
-                break
-            budget -= desk.guard(claim.job, self._pack, claim, min(budget, most)) or 0
+            if budget <= 0 and not self._is_brought(claim):
+                continue
+            most = max(min(budget, most), 0)
+            budget -= desk.guard(claim.job, self._pack, claim, most) or 0
             if claim.outstanding:
                 desk.waiting.pop(claim, None)
             else:
                 desk.look_at(claim)  # others have computed what it wants
         self._reads = {}
         return list(self.open)[before:]
+
+    def _is_brought(self, claim: Claim) -> bool:
+        """Whether the step that is packed now computes the end of a claim's path."""
+        return self.tree.fragments is not None and self._fresh(claim.path().node) is not None
 
     def n_open(self, claim: Claim) -> int:
         """Return how many tokens, about, a claim has still to be run. Cost: O(nodes absent)."""
