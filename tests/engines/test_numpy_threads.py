@@ -89,6 +89,26 @@ def test_more_threads_than_idle_cores_are_not_tried() -> None:
     assert seen_in(choice, idle, 600) <= {1, 2, 4}
 
 
+def test_its_own_threads_that_still_spin_do_not_end_a_series_of_trials() -> None:
+    """They count as running for a while after a forward with more than one."""
+    asked = 0
+
+    def idle_cores() -> int:
+        nonlocal asked
+        asked += 1
+        return 2 if asked == 1 else 1
+
+    choice = ThreadChoice(2, Account(), idle_cores)
+    seen_in(choice, idle, 20)
+    assert choice.counts[choice.at] == 2
+    asked, choice = 0, ThreadChoice(2, Account(), idle_cores)
+    took = []
+    for _ in range(600):
+        took.append(choice.threads)
+        choice.ran(busy(took[-1]), 1)
+    assert took.count(2) == 1  # it went badly: not again before the cores are idle
+
+
 def seen_in(choice: ThreadChoice, machine: Machine, n: int) -> set[int]:
     """The numbers that n forwards took."""
     seen = set()

@@ -240,16 +240,22 @@ class ThreadChoice:
     def _next(self) -> int | None:
         """Return which number to try: the next one up and the next one down, in turn; None: none.
 
-        More than there are idle cores is not tried.
+        More than there are idle cores is not tried, but where trials have begun well: the library's
+        own threads spin for a while after each, and count as somebody else's.
         """
         self._way = -self._way
         there = self.at + self._way
         if not 0 <= there < len(self.counts):
             there = self.at - self._way
-        if there > self.at and self.counts[there] > self._idle():
+        if there > self.at and not self._began_well(there) and self.counts[there] > self._idle():
             self._rest = _APART
             return self.at - 1 if self.at else None
         return there
+
+    def _began_well(self, trial: int) -> bool:
+        """Whether a number was faster so far, and a few trials more may prove it."""
+        ratios = self._ratios.get(trial, ())
+        return 0 < len(ratios) < _ENOUGH and statistics.median(ratios) < 0.95
 
     def _judge(self, trial: int, each: float, n_tokens: int) -> None:
         self._trial = None
