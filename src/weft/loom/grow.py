@@ -136,8 +136,8 @@ class Watch:
     def __init__(self, branch: int, lm: LM, stop: tuple[str, ...], channel: Channel | None) -> None:
         self.branch = branch
         self.stopped: str | None = None
+        self._token_bytes = lm.text.token_bytes
         self._stops = StopStrings(stop) if stop else None
-        self._bytes = lm.text.vocab_bytes if stop else []
         self._channel = channel
 
     def __call__(self, state: RunState) -> FinishReason | None:
@@ -149,9 +149,7 @@ class Watch:
             self._channel.put(event)
         if self._stops is None:
             return None
-        table = self._bytes
-        piece = table[token] if token < len(table) else b""  # padded models have more ids
-        self.stopped = self._stops.push(piece)
+        self.stopped = self._stops.push(self._token_bytes(token))
         return "stop" if self.stopped is not None else None
 
     def farewell(self, ticket: Ticket) -> None:

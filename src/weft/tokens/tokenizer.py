@@ -169,7 +169,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes; b"" for the ids above the vocabulary that padded models have."""
-        table = self.vocab_bytes
+        table = self._codec.vocab_bytes
         return table[token_id] if token_id < len(table) else b""
 
     def spelling(self, token_id: int) -> str:
