@@ -45,6 +45,19 @@ MUST = {
     ("bfloat16", 4000): {1: 3.0, 8: 9.0, 32: 14.0},
 }
 Job = Callable[[], None]
+READ_BYTES = 1 << 30
+
+
+def read_rate() -> float:
+    """Return the bytes a second that one thread reads from memory, the best of some reductions."""
+    held = torch.ones(READ_BYTES // 4)
+    rates = []
+    for _ in range(5):
+        for read in (held.sum, held.max, lambda: torch.dot(held, held)):
+            began = time.process_time()
+            read()
+            rates.append(READ_BYTES / (time.process_time() - began))
+    return max(rates)
 
 
 def half_a_billion(folder: Path, dtype: str) -> None:
@@ -90,6 +103,11 @@ class Theirs:
         out = self.model(ids[:, None], past_key_values=cache, use_cache=True, logits_to_keep=1)
         return self._draw(out.logits[:, -1])
 
+    def n_bytes(self, cache: DynamicCache) -> int:
+        """Return the size of the weights and of one branch's KV."""
+        held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        return sum(each.numel() * each.element_size() for each in [*self.model.parameters(), *held])
+
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         chances = (logits.float() / TEMPERATURE).softmax(-1)
         return torch.multinomial(chances, 1)[:, 0]
@@ -127,10 +145,11 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
     half_a_billion(folder, dtype)
     lm = weft.load(str(folder), engine="torch", dtype=dtype, engine_options=options.given)
     theirs = Theirs(folder)
-    rows = []
+    rows, rate = [], read_rate()
     for length in options.prompts:
         ids = prompt(length)
         known = theirs.prefill([ids])
+        floor = theirs.n_bytes(known) / rate * 1e3
         with weft.Loom(lm, ids) as loom:
             loom.grow(n=1, max_tokens=1)  # reads the prompt
             for n in options.n:
@@ -145,6 +164,7 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
                 found = in_turn(ours, other, options.rounds, n_steps)
                 must = MUST.get((dtype, length), {}).get(n, "")
                 rows.append({"dtype": dtype, "what": "step", "prompt": length, "n": n, **found})
+                rows[-1] |= {"floor ms": floor, "x there": found["transformers ms"] / floor}
                 rows[-1]["must"] = must
                 print(rows[-1], file=sys.stderr)
                 del other
