@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Iterator
+import queue
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,12 @@ import weft  # noqa: E402
 from weft import AsyncLM, Branch, Loom  # noqa: E402
 from weft.constraints import GBNF, Allow, Choice, Lark, Lazy, Regex  # noqa: E402
 from weft.engines.base import Row, ScoreSpan  # noqa: E402
+from weft.engines.native import NativeEvent, NativeRun  # noqa: E402
+from weft.engines.vllm.known import idle_tokens  # noqa: E402
+from weft.engines.vllm.loop import EngineLoop  # noqa: E402
+from weft.engines.vllm.native import vllm_params  # noqa: E402
 from weft.engines.vllm.rows import RowReader  # noqa: E402
+from weft.engines.vllm.running import Running  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ContextOverflow,
@@ -71,6 +78,22 @@ def rows_after(lm: LM, ids: list[int], *, adapter: str | None = None) -> np.ndar
     return output.logits(0)
 
 
+def held_by_vllm(lm: LM) -> set[str]:
+    """Return the requests that vLLM has not ended: they hold places in its batch, and KV."""
+    states = lm.engine._running.engine.output_processor.request_states
+    return {state.external_req_id for state in states.values()}
+
+
+def check_nothing_leaked(lm: LM) -> None:
+    """The requests that vLLM holds are those that are kept, and every slot is free, once."""
+    reader = reader_of(lm)
+    held = {name for name in held_by_vllm(lm) if name.startswith("weft-row-")}
+    assert len(held) == len(reader._idle) <= reader.most
+    assert reader._idle_tokens == sum(len(ids) for _, ids in reader._idle)
+    assert reader.board is not None
+    assert sorted(reader.board.free) == [*range(reader.board.n_slots)]
+
+
 # The same model ---------------------------------------------------------------------------------
 
 
@@ -114,6 +137,143 @@ def test_a_stream_may_be_left_and_the_rest_is_not_generated(lm: LM) -> None:
     gc.collect()
     (node,) = loom.grow(max_tokens=4, temperature=0, show=False)
     assert len(node.tokens) == 4
+
+
+# Whole runs, as the engine tells them -----------------------------------------------------------
+
+
+class Told:
+    """A run that is handed to vLLM, and what is told of each of its siblings."""
+
+    def __init__(self, lm: LM, ids: Sequence[int], **asked: Any) -> None:
+        asked = {"stop_ids": frozenset(), "max_tokens": 16, "streams": (1,), **asked}
+        params = SamplingParams(**asked.pop("params", {"temperature": 0}))
+        assert lm.engine.native is not None
+        self.native = lm.engine.native
+        self.news: queue.SimpleQueue[NativeEvent] = queue.SimpleQueue()
+        self.events: list[list[NativeEvent]] = [[] for _ in asked["streams"]]
+        self.handle = self.native.start(NativeRun(tuple(ids), params, **asked), self.news.put)
+
+    def hear(self) -> NativeEvent:
+        event = self.news.get(timeout=60)
+        mine = self.events[event.sibling]
+        assert not mine or not mine[-1].is_last  # nothing comes after an end
+        mine.append(event)
+        return event
+
+    def tokens(self, sibling: int = 0) -> list[int]:
+        """Wait for a sibling's end; return its tokens."""
+        mine = self.events[sibling]
+        while not mine or not mine[-1].is_last:
+            self.hear()
+        return [token for event in mine for token in event.tokens]
+
+    def logprobs(self, sibling: int = 0) -> list[float]:
+        return [each for event in self.events[sibling] for each in event.logprobs or ()]
+
+
+def test_a_run_ends_at_its_end_token_and_does_not_hold_it(lm: LM) -> None:
+    ids = lm.tokenize(PROMPTS[30])
+    free = Told(lm, ids, max_tokens=12)
+    tokens = free.tokens()
+    assert len(tokens) == 12
+    assert free.events[0][-1].end == "length"
+    at = next(n for n in range(4, 12) if tokens[n] not in tokens[:n])
+    ended = Told(lm, ids, max_tokens=12, stop_ids=frozenset({tokens[at], 0}))
+    assert ended.tokens() == tokens[:at]
+    assert (ended.events[0][-1].end, ended.events[0][-1].ended_by) == ("stop", tokens[at])
+    np.testing.assert_allclose(ended.logprobs(), free.logprobs()[:at], atol=1e-4)
+
+
+def test_a_cancelled_sibling_ends_and_the_others_go_on(lm: LM) -> None:
+    run = Told(lm, lm.tokenize(PROMPT), streams=(1, 2, 3), max_tokens=400, params={})
+    while not all(run.events):
+        run.hear()
+    run.native.cancel(run.handle, 1)
+    assert len(run.tokens(1)) < 400
+    assert run.events[1][-1].end == "cancelled"
+    for other in (0, 2):
+        assert len(run.tokens(other)) == 400
+        assert run.events[other][-1].end == "length"
+    assert not any(name.startswith("weft-run-") for name in held_by_vllm(lm))
+
+
+def test_seeds_differ_by_stream_and_by_where_a_run_begins() -> None:
+    def seed(n_tokens: int, stream: int) -> int | None:
+        run = NativeRun((7,) * n_tokens, SamplingParams(), (stream,), 16, frozenset())
+        return vllm_params(run, stream).seed
+
+    places = [(n_tokens, stream) for n_tokens in (5, 6, 7) for stream in (1, 2, 2**64 - 1)]
+    assert len({seed(*place) for place in places}) == len(places)
+    assert all(0 <= (seed(*place) or 0) < 2**63 for place in places)
+    assert seed(5, 1) == seed(5, 1)
+
+
+GREEDY: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_p": 1e-6},
+    {"min_p": 1.0},
+]
+
+
+@pytest.mark.parametrize("params", GREEDY, ids=str)
+def test_filters_that_leave_one_token_give_the_greedy_text(lm: LM, params: dict[str, Any]) -> None:
+    for prompt in PROMPTS[20:25]:
+        loom = Loom(lm, prompt)
+        (want,) = loom.grow(max_tokens=16, temperature=0, show=False)
+        (made,) = loom.grow(max_tokens=16, seed=3, show=False, **params)
+        assert made.tokens == want.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_draws_are_as_warm_as_they_should_be(lm: LM, reference: LM, temperature: float) -> None:
+    """Two tokens two logits apart; 400 draws at temperature 1 pass with odds below 1e-5."""
+    loom = Loom(lm, PROMPT)
+    row = rows_after(reference, list(loom.tokens))
+    biases = {30: 80.0 - float(row[30]), 31: 78.0 - float(row[31])}
+    drawn = loom.grow(
+        n=400, max_tokens=1, temperature=temperature, logit_bias=biases, seed=4, show=False
+    )
+    tokens = [token for node in drawn for token in node.tokens]
+    assert set(tokens) == {30, 31}
+    share = 1 / (1 + np.exp(2 / temperature))
+    sigma = np.sqrt(share * (1 - share) / 400)
+    assert abs(tokens.count(31) / 400 - share) < 3 * sigma
+
+
+SHIFTED: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.5},
+    {"repetition_penalty": 1.6},
+    {"constraint": set(range(30, 300))},
+]
+
+
+@pytest.mark.parametrize("params", SHIFTED, ids=str)
+def test_what_moves_logits_moves_them_as_on_the_numpy_engine(
+    lm: LM, reference: LM, params: dict[str, Any]
+) -> None:
+    def tokens(of: LM, **params: Any) -> list[tuple[int, ...]]:
+        looms = [Loom(of, prompt) for prompt in PROMPTS[20:24]]
+        made = [loom.grow(max_tokens=24, temperature=0, show=False, **params) for loom in looms]
+        return [tuple(node.tokens) for (node,) in made]
+
+    assert tokens(lm, **params) == tokens(reference, **params)
+    assert tokens(lm, **params) != tokens(lm)
+
+
+def test_biases_and_end_tokens_count_under_a_constraint_too(lm: LM, reference: LM) -> None:
+    (end, *_) = sorted(reference.tokenizer.stop_ids)
+    for bias in ({31: 60.0}, {31: 60.0, end: 90.0}):
+        for constraint in (None, {30, 31, 32}):
+            asked = {"logit_bias": bias, "constraint": constraint}
+            ours, theirs = (
+                Loom(of, PROMPT).grow(max_tokens=6, temperature=0, show=False, **asked)[0]
+                for of in (lm, reference)
+            )
+            assert ours.tokens == theirs.tokens
+            assert ours.finish_reason == theirs.finish_reason
+    assert (ours.tokens, ours.finish_reason) == ([], "stop")
 
 
 # Rows -------------------------------------------------------------------------------------------
@@ -164,6 +324,112 @@ def test_open_requests_stay_few_and_close_by_their_age(lm: LM) -> None:
     assert reader._idle_tokens == sum(len(ids) for _, ids in reader._idle)
     assert (None, (439, 7, 8)) in reader._idle
     assert (None, (400, 7, 8)) not in reader._idle
+
+
+def test_requests_that_vllm_holds_are_those_that_are_kept(lm: LM) -> None:
+    reader, ids = reader_of(lm), [*range(700, 712)]
+    for path in (ids, ids, [*ids, 5], [*ids, 6], ids, [*ids, 5], ids[:3]):
+        rows_after(lm, path)  # the same ones again, too: two requests of one path
+        check_nothing_leaked(lm)
+    for first in range(800, 830):
+        rows_after(lm, [first, 7])
+    check_nothing_leaked(lm)
+    lm.engine._running.loop.call(reader.close())
+    check_nothing_leaked(lm)
+    assert not held_by_vllm(lm)
+
+
+def test_rows_that_fail_or_are_left_leak_nothing(lm: LM, reference: LM) -> None:
+    reader, loop = reader_of(lm), lm.engine._running.loop
+    paths = [(None, (30 + i, 200)) for i in range(80)]
+    none = {None: None}
+    for _ in range(3):
+        with pytest.raises(Exception, match="2048"):  # vLLM's own words: more than it has room for
+            loop.call(reader.rows([*paths[:2], (None, (5,) * 3000)], none))
+        check_nothing_leaked(lm)
+
+        async def leave() -> None:
+            work = asyncio.ensure_future(reader.rows(paths, none))
+            await asyncio.sleep(0.01)
+            work.cancel()
+            await asyncio.wait([work])
+            assert work.cancelled()
+
+        loop.call(leave())
+        check_nothing_leaked(lm)
+    np.testing.assert_allclose(
+        loop.call(reader.rows(paths, none)),
+        [rows_after(reference, list(ids)) for _, ids in paths],
+        atol=1e-4,
+    )
+
+
+def test_requests_that_are_kept_hold_no_more_tokens_than_they_may(lm: LM) -> None:
+    running = lm.engine._running
+    reader = RowReader(running.engine, lm.info.n_vocab, board=None, most=8, most_tokens=50)
+    before = len(held_by_vllm(lm))
+    kept = {1: 1, 2: 2, 3: 2, 4: 2}
+    for number in kept:
+        ids = (*range(900 + number, 920 + number),)
+        running.loop.call(reader.rows([(None, ids)], {None: None}))
+        assert len(reader._idle) == len(held_by_vllm(lm)) - before == kept[number]
+    running.loop.call(reader.rows([(None, (9,) * 60)], {None: None}))  # too long to be kept
+    assert len(reader._idle) == len(held_by_vllm(lm)) - before == reader._idle_tokens == 0
+
+
+@pytest.mark.parametrize(("n_blocks", "longest"), [(100, 512), (20, 512), (33, 512), (9, 64)])
+def test_two_paths_fit_beside_what_is_kept(n_blocks: int, longest: int) -> None:
+    cache = SimpleNamespace(num_gpu_blocks=n_blocks, block_size=32)
+    model = SimpleNamespace(max_model_len=longest)
+    kept = idle_tokens(SimpleNamespace(cache_config=cache, model_config=model))
+    assert 0 <= kept <= 32 * n_blocks // 2
+    assert kept == 0 or kept + 2 * longest <= 32 * n_blocks
+    assert (kept > 0) == (32 * n_blocks > 2 * longest)
+
+
+class Requests:
+    """An engine whose rows are noise by path; in open requests, what it drew may stay."""
+
+    def __init__(self, *, keeps_drawn: bool) -> None:
+        self.keeps_drawn = keeps_drawn
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(get_vocab_size=lambda: 50, max_model_len=64),
+            cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=32),
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
+        )
+
+    async def generate(self, given: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        if isinstance(given, dict):
+            yield told(noise(given["prompt_token_ids"]))
+            return
+        ids: list[int] = []
+        async for each in given:
+            ids += each.prompt["prompt_token_ids"]
+            yield told(noise(ids))
+            if self.keeps_drawn:
+                ids.append(int(noise(ids).argmax()))
+
+
+def noise(ids: Sequence[int]) -> np.ndarray:
+    return log_softmax(np.random.default_rng(list(ids)).normal(0, 2, 50).astype(np.float32))
+
+
+def told(row: np.ndarray) -> Any:
+    logprobs = SimpleNamespace(token_ids=[*range(50)], logprobs=row.tolist())
+    return SimpleNamespace(outputs=[SimpleNamespace(logprobs=logprobs)])
+
+
+@pytest.mark.parametrize("keeps_drawn", [False, True])
+def test_requests_stay_open_where_they_go_on_by_the_hosts_tokens(keeps_drawn: bool) -> None:
+    loop = EngineLoop()
+    try:
+        reader = Running(Requests(keeps_drawn=keeps_drawn), loop, None).reader("auto", "logprobs")
+        assert reader.most == (0 if keeps_drawn else 2)
+        for ids in ((3,), (3, 4), (3, 4, 5), (3, 4, 6), (3, 4, 5, 6, 7)):
+            (row,) = loop.call(reader.rows([(None, ids)], {None: None}))
+            np.testing.assert_allclose(row, noise(ids), atol=1e-6)
+    finally:
+        loop.close()
 
 
 def test_rows_by_logprobs_are_those_of_the_board(lm: LM) -> None:
@@ -339,6 +605,28 @@ def test_an_adapter_a_request_is_the_merged_model(lm: LM, tmp_path: Path) -> Non
     lm.remove_adapter("extra")
     with pytest.raises(ModelLoadError, match="adapter_config"):
         lm.add_adapter("none", tmp_path)
+
+
+def test_an_open_request_goes_on_under_its_own_adapter(
+    lm: LM, reference: LM, tmp_path: Path
+) -> None:
+    adapter, merged = adapter_folder(tmp_path, seed=1)
+    ids, reader = [*range(50, 60)], reader_of(lm)
+    with weft.load(merged, engine="numpy") as whole:
+        lm.engine.add_adapter("bent#1", adapter)
+        wanted = {None: rows_after(reference, ids), "bent#1": rows_after(whole, ids)}
+        assert np.abs(wanted[None] - wanted["bent#1"]).max() > 0.1
+        for above, asked in ((None, "bent#1"), ("bent#1", None)):
+            lm.engine._running.loop.call(reader.close())
+            rows_after(lm, ids[:-1], adapter=above)
+            np.testing.assert_allclose(rows_after(lm, ids, adapter=asked), wanted[asked], atol=1e-3)
+        before = reader.n_extended
+        rows_after(lm, ids[:-1], adapter="bent#1")
+        np.testing.assert_allclose(
+            rows_after(lm, ids, adapter="bent#1"), wanted["bent#1"], atol=1e-3
+        )
+        assert reader.n_extended == before + 1
+        lm.engine.remove_adapter("bent#1")
 
 
 def test_an_adapter_of_too_high_a_rank_is_refused(lm: LM, tmp_path: Path) -> None:

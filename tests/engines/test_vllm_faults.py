@@ -180,7 +180,15 @@ def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
         with pytest.raises(ForwardError, match="await"):
             lm.engine.forward([_row(ids)])
         await asyncio.to_thread(loom.next)
+        held = engine.output_processor.request_states
+        assert held  # a request stays open for its next token
+        growing = asyncio.ensure_future(loom.agrow(n=2, max_tokens=1500, temperature=1.3))
+        await asyncio.sleep(0.5)
+        assert len(held) > 2
         await asyncio.to_thread(lm.close)
+        await asyncio.wait([growing], timeout=60)
+        assert growing.exception() is not None
+        assert await asyncio.to_thread(wait_for, lambda: not held)  # and the owner has none of it
         assert not engine.errored
 
         engine.model_config.max_logprobs = 20
