@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import queue
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,6 +197,18 @@ def test_a_cancelled_sibling_ends_and_the_others_go_on(lm: LM) -> None:
         assert len(run.tokens(other)) == 400
         assert run.events[other][-1].end == "length"
     assert not any(name.startswith("weft-run-") for name in held_by_vllm(lm))
+
+
+def test_a_run_that_is_cancelled_before_it_has_begun_is_told_of_its_end(lm: LM) -> None:
+    """The loop does something else meanwhile, and then meets both at once."""
+    loop, go_on = lm.engine._running.loop.loop, threading.Event()
+    loop.call_soon_threadsafe(go_on.wait)
+    run = Told(lm, lm.tokenize(PROMPT), streams=(1, 2), max_tokens=16, params={})
+    run.native.cancel(run.handle, 1)
+    go_on.set()
+    assert run.tokens(1) == []
+    assert run.events[1][-1].end == "cancelled"
+    assert len(run.tokens(0)) == 16
 
 
 def test_seeds_differ_by_stream_and_by_where_a_run_begins() -> None:

@@ -32,7 +32,6 @@ class VllmFlight:
 
     def __init__(self, n_siblings: int) -> None:
         self.tasks: list[asyncio.Task[None] | None] = [None] * n_siblings
-        self.cancelled: set[int] = set()
 
 
 class VllmRuns(NativeRuns):
@@ -96,7 +95,8 @@ class VllmRuns(NativeRuns):
     def _cancel(self, flight: VllmFlight, sibling: int) -> None:
         task = flight.tasks[sibling]
         if task is not None:
-            task.cancel()
+            # After its first turn: a task that is cancelled before it tells nobody of its end.
+            self._loop.loop.call_soon(task.cancel)
 
     async def _generate(
         self, run: NativeRun, number: int, params: VllmParams, lora: Any, tell: Tell
