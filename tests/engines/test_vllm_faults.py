@@ -182,9 +182,10 @@ def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
         await asyncio.to_thread(loom.next)
         held = engine.output_processor.request_states
         assert held  # a request stays open for its next token
-        growing = asyncio.ensure_future(loom.agrow(n=2, max_tokens=1500, temperature=1.3))
-        await asyncio.sleep(0.5)
-        assert len(held) > 2
+        endless = {end: -float("inf") for end in reference.tokenizer.stop_ids}
+        growing = asyncio.ensure_future(loom.agrow(n=2, max_tokens=1500, logit_bias=endless))
+        n_rows = len(held)
+        assert await asyncio.to_thread(wait_for, lambda: len(held) == n_rows + 2)
         await asyncio.to_thread(lm.close)
         await asyncio.wait([growing], timeout=60)
         assert growing.exception() is not None
