@@ -307,12 +307,13 @@ class RunJob(Job):
 
     def row(self, desk: Desk) -> Row:
         """Return the row of its next token."""
-        line = self.line
+        line, tokens = self.line, self.line.tokens
         if self.late is not None:
-            return line.row(desk.tree, self.late, len(line.tokens))
-        scored = (ScoreSpan(0, tuple(self.forced)),) if self.forced else ()
-        pending = (line.tokens[-1], *self.forced)
-        return line.row(desk.tree, pending, len(line.tokens) - 1, scored)
+            return line.row(desk.tree, self.late, len(tokens))
+        if not self.forced:
+            return line.row(desk.tree, tokens[-1:], len(tokens) - 1)
+        scored = (ScoreSpan(0, tuple(self.forced)),)
+        return line.row(desk.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
 
     def accept_forced(self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk) -> None:
         """Accept what the constraint forced and the row has run, as far as nothing ends the run."""

@@ -9,6 +9,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from ..engines.base import Engine, Fragment, Row
 from ..errors import Cancelled, ConfigError, StaleHandle, WeftError
@@ -221,11 +222,14 @@ class Scheduler:
         others = desk.waiting or desk.commits
         spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
         runs = self._ready_runs(self.n_step - spared) if desk.live else []
-        used = self._cost(runs) + sum([len(run.forced) for run in runs]) if runs else 0
-        shares = self._shares(max(self.n_step - used, spared)) if desk.commits else []
+        shares: list[Share] = []
+        if desk.commits:
+            used = self._cost(runs) + sum([len(run.forced) for run in runs])
+            shares = self._shares(max(self.n_step - used, spared))
         if runs or shares:
-            in_flight = self.flight is not None
-            if not self.admission.fit(lambda: self._reserve(runs, shares), in_flight=in_flight):
+            before, in_flight = desk.n_moves, self.flight is not None
+            reserve = partial(self._reserve, runs, shares, before)
+            if not self.admission.fit(reserve, in_flight=in_flight):
                 return None
         goers = [*self._runs_parts(runs), *self._commit_parts(shares)] if runs or shares else []
         if self.desk.runs_whole_paths:
@@ -260,21 +264,24 @@ class Scheduler:
         """
         desk = self.desk
         ready = [run for run in desk.live if run.can_step(self.n_ctx)]
-        ready = [run for run in ready if run.line.is_open or self._may_open(run)]
+        if self.flight is not None:
+            ready = [run for run in ready if run.line.is_open or self._may_open(run)]
         if self.desk.runs_whole_paths:
             ready.sort(key=lambda run: (run.n_drawn, run.age))
             costs = itertools.accumulate([run.line.depth for run in ready])
             ready = ready[: max(bisect_right(list(costs), most), 1)]
         elif len(ready) > most:
             ready = heapq.nsmallest(most, ready, key=lambda run: run.age)
+        # Of many runs nearly all are open, and free to draw what they like.
+        begun = [run for run in ready if run.sampler.matcher is not None or not run.line.is_open]
         spare = most - self._cost(ready)
-        for run in ready:
+        for run in begun:
             if not run.line.is_open:
                 desk.guard(run, run.line.open, self.tree)
             if run.sampler.matcher is not None:
                 desk.guard(run, run.force, spare, desk)
                 spare -= len(run.forced)
-        return [run for run in ready if not run.done]
+        return [run for run in ready if not run.done] if begun else ready
 
     def _cost(self, runs: list[RunJob]) -> int:
         """Return how many tokens of a step's budget the next tokens of runs take."""
@@ -285,7 +292,7 @@ class Scheduler:
     def _may_open(self, run: RunJob) -> bool:
         """Whether nothing in flight writes where a run's line begins."""
         (claim,) = run.claims
-        if self.flight is None or claim.cursor is None:
+        if claim.cursor is None:
             return True
         return not self.desk.reader.is_written(claim.cursor)
 
@@ -309,10 +316,14 @@ class Scheduler:
                     most -= sum([line.depth for line in job.item.lines[job.next : last]])
         return shares
 
-    def _reserve(self, runs: list[RunJob], shares: list[Share]) -> None:
-        """Ask the room for the slots of a step, as far as its jobs are still here."""
-        runs[:] = [run for run in runs if run in self.desk.live]
-        shares[:] = [share for share in shares if share[0] in self.desk.commits]
+    def _reserve(self, runs: list[RunJob], shares: list[Share], before: int) -> None:
+        """Ask the room for the slots of a step, as far as its jobs are still here.
+
+        before: the desk's count of moves when all of them were.
+        """
+        if self.desk.n_moves != before:
+            runs[:] = [run for run in runs if run in self.desk.live]
+            shares[:] = [share for share in shares if share[0] in self.desk.commits]
         for run in runs:
             run.line.reserve(self.tree, 1 + len(run.forced))
         for job, first, last in shares:
