@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_eight_threads_get_the_same_texts_as_alone(kind: str, make: Make) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert [got[i] for i in range(8)] == want
 
 
@@ -237,7 +238,8 @@ def test_a_cancelled_run_keeps_what_it_made(kind: str, make: Make) -> None:
     place = lm.place(prompt_ids(lm))
     heard: list[int] = []
     sink = lambda state: heard.append(len(state.tokens))  # noqa: E731
-    items = [run_item(lm, place, 1, i, max_tokens=20, sink=(None, sink)[i]) for i in range(2)]
+    long = {"max_tokens": 400, "stop_ids": frozenset()}  # an engine's own loop may be far ahead
+    items = [run_item(lm, place, 1, 0, max_tokens=20), run_item(lm, place, 1, 1, sink=sink, **long)]
     keep, drop = lm.submit(items)
     while len(heard) < 4:
         lm.scheduler.step()
@@ -245,9 +247,10 @@ def test_a_cancelled_run_keeps_what_it_made(kind: str, make: Make) -> None:
     lm.drive([keep, drop])
     partial = drop.result()
     assert partial.finish_reason == "cancelled"
-    assert 0 < len(partial.tokens) < 20
-    whole = run_all(lm, [run_item(lm, place, 1, 1, max_tokens=20)])[0]
-    assert whole.tokens[: len(partial.tokens)] == partial.tokens
+    n_made = len(partial.tokens)
+    assert 0 < n_made < 400
+    whole = run_all(lm, [run_item(lm, place, 1, 1, **{**long, "max_tokens": n_made + 1})])[0]
+    assert whole.tokens[:n_made] == partial.tokens
     assert partial.end.ids() == place.ids() + partial.tokens
 
 
@@ -344,10 +347,13 @@ def test_a_gather_of_hundreds_of_callers_is_one_step(make: Make) -> None:
 
 def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -> None:
     lm = make("numpy")
-    place = lm.place(prompt_ids(lm))
+    place, go = lm.place(prompt_ids(lm)), threading.Event()
+
+    def sink(state: object) -> None:
+        go.wait(60)  # nothing goes on before all are cancelled
 
     async def work() -> None:
-        item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset())
+        item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset(), sink=sink)
         await lm.adrive(await lm.asubmit([item]))
 
     async def cancel_after(n_passes: int) -> None:
@@ -360,5 +366,7 @@ def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -
 
     for n_passes in (1, 2, 3):  # before it was handed over, and after
         asyncio.run(cancel_after(n_passes))
-    ask(lm, lm.place([7]))
-    assert lm.stats().decoded < 100
+    go.set()
+    while not lm.scheduler.is_idle:
+        time.sleep(0.001)
+    assert lm.stats().decoded <= 4  # of two runs that had begun

@@ -70,7 +70,7 @@ def test_each_face_gets_what_it_gets_alone(make, kind: str, slots: int | None) -
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert not failed
     assert found[0] == alone[0]
     assert found[1] == alone[1]

@@ -20,6 +20,8 @@ from weft.sched.native import why_not_native
 from weft.sched.work import Extend, Logits, Run, RunState, Scores
 
 PROMPT = [1, 2, 3, 4, 5]
+# Of a run that is ended from here: the engine's own thread must not come to its end before.
+ENDLESS = 50_000
 
 
 def fake(**options: Any) -> OwnLoopFake:
@@ -136,14 +138,14 @@ def test_a_sink_ends_a_run_and_what_is_told_later_is_not_heard() -> None:
 
 def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
     engine = fake()
-    rig = Rig(engine)
+    rig = Rig(engine, n_ctx=2 * ENDLESS)
     seen = threading.Event()
 
     def sink(state: RunState) -> None:
         if len(state.tokens) >= 3:
             seen.set()
 
-    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=50_000, sink=sink))
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS, sink=sink))
     while not seen.is_set():
         rig.step()
     ticket.cancel()
@@ -153,7 +155,7 @@ def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
     assert len(result.tokens) >= 3
     assert result.end.ids() == [*PROMPT, *result.tokens]
     with engine.native.news:
-        assert engine.native.news.wait_for(lambda: not engine.native.going, 10)
+        assert engine.native.news.wait_for(lambda: not engine.native.going, 60)
     rig.finish()
 
 
@@ -257,8 +259,8 @@ def test_many_threads_and_a_loop_share_the_engine() -> None:
 
 
 def test_a_close_ends_what_is_on_its_way() -> None:
-    rig = Rig(fake())
-    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=50_000))
+    rig = Rig(fake(), n_ctx=2 * ENDLESS)
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS))
     rig.step(3)
     rig.driver.close()
     assert ticket.error is not None
@@ -363,7 +365,7 @@ def test_an_end_before_the_context_is_full_is_the_engines() -> None:
 
 
 def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
-    rig = Rig(fake())
+    rig = Rig(fake(), n_ctx=2 * ENDLESS)
     engine = rig.engine
     assert isinstance(engine, OwnLoopFake)
     cancel = engine.native.cancel
@@ -373,7 +375,7 @@ def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
         raise Boom("cancel")
 
     engine.native.cancel = fails  # type: ignore[method-assign]
-    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=50_000))
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS))
     rig.step(3)
     ticket.cancel()
     rig.driver.drive([ticket])
