@@ -204,18 +204,29 @@ def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
 
 
 def test_the_event_loop_is_free_while_a_long_prompt_runs(make) -> None:
-    lm = make("numpy")
-    model = AsyncLM(lm)
+    """The step ends when the loop, which goes round meanwhile, lets it."""
+    lm = counted(make)
+    model, forward = AsyncLM(lm), lm.engine.forward
+    inside, go = threading.Event(), threading.Event()
 
-    async def main() -> int:
-        ticks = 0
+    def held(rows):
+        inside.set()
+        assert go.wait(60), "the loop is not free"
+        return forward(rows)
+
+    lm.engine.forward = held
+
+    async def main() -> None:
         task = asyncio.ensure_future(model.next_token_logprobs([7 + i % 90 for i in range(512)]))
-        while not task.done():
-            ticks += 1
+        while not inside.is_set():
             await asyncio.sleep(0.001)
-        return ticks
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+            assert not task.done()
+        go.set()
+        await task
 
-    assert asyncio.run(main()) > 5
+    asyncio.run(main())
 
 
 def test_rows_stay_within_their_budget_and_come_back_for_a_token(make, oracle) -> None:

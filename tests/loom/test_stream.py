@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 
 import pytest
 
 import weft
 from weft import Heddle, Loom, samples
+from weft.engines.base import Output, Row
 
 
 def collect(loom: Loom, **options: object) -> tuple[dict[int, list[int]], dict[int, str]]:
@@ -146,17 +149,28 @@ def test_sync_calls_work_inside_a_running_loop(loom: Loom) -> None:
     assert asyncio.run(notebook()) == 3
 
 
-def test_a_cancelled_agrow_keeps_what_was_made(loom: Loom) -> None:
+def test_a_cancelled_agrow_keeps_what_was_made(loom: Loom, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step in which it is cancelled ends afterwards."""
+    assert loom.lm is not None
+    lm, forward, go = loom.lm, loom.lm.engine.forward, threading.Event()
+    before = lm.scheduler.counters.decoded
+
+    def held(rows: Sequence[Row]) -> Output:
+        assert lm.scheduler.counters.decoded < before + 10 or go.wait(60)
+        return forward(rows)
+
+    monkeypatch.setattr(lm.engine, "forward", held)
+
     async def ask() -> None:
         task = asyncio.create_task(loom.agrow(2, max_tokens=500, seed=1, logit_bias={5: -1e9}))
-        while loom.lm.scheduler.counters.decoded < before + 10:
+        while lm.scheduler.counters.decoded < before + 10:
             await asyncio.sleep(0.005)
         task.cancel()
+        await asyncio.sleep(0)
+        go.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    assert loom.lm is not None
-    before = loom.lm.scheduler.counters.decoded
     asyncio.run(ask())
     assert [child.finish_reason for child in loom.children] == ["cancelled"] * 2
     assert all(0 < len(child.tokens) < 500 for child in loom.children)

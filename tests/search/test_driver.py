@@ -315,8 +315,10 @@ def test_a_cancelled_search_leaves_the_tree_whole(lm: weft.LM) -> None:
     loom = Loom(lm, samples.game24)
 
     async def begin_and_cancel() -> None:
+        before = lm.stats().steps
         task = asyncio.create_task(search.atot(lm, loom, seed=1, n_suggest=30))
-        await asyncio.sleep(0.05)
+        while lm.stats().steps < before + 3:
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
