@@ -154,8 +154,6 @@ def test_a_seed_gives_the_same_tokens_over_a_wide_flat_vocabulary(
             want = alone(lm, prompt, seeds, n_tokens)
             assert len({tuple(tokens) for tokens in want}) == len(seeds)
         for n_beside in COMPANIES:
-            assert texts(lm, prompt, seeds, n_beside, n_tokens) == want, (
-                engine.info.name,
-                n_beside,
-            )
+            found = texts(lm, prompt, seeds, n_beside, n_tokens)
+            assert_same(lm, prompt, seeds, found, want, (engine.info.name, n_beside))
         lm.close()
