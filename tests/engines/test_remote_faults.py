@@ -300,7 +300,7 @@ def test_a_search_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
         solving = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        for _ in range(600):
+        for _ in range(2400):
             if file.exists() and len(server.bodies()) > 12:
                 break
             time.sleep(0.05)
