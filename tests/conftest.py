@@ -28,16 +28,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 
 try:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ImportError:  # the contract is also run where there is only pytest
     settings = None
 
 # The tests themselves are compiled by the first run only.
 sys.dont_write_bytecode = False
 
-# No law is about the time that an example takes.
+# No law is about the time that an example takes, and each run shows the same examples: a release is
+# not refused by one that nobody else will see.
 if settings is not None:
-    settings.register_profile("weft", deadline=None)
+    settings.register_profile(
+        "weft",
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("weft")
 
 PACKAGES = {
