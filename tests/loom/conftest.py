@@ -1,4 +1,4 @@
-"""One LM for the tests of the reasoning face, and a fresh loom for each."""
+"""One engine for the tests of the reasoning face, and a fresh LM and loom for each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from weft import Loom
 
 
 @pytest.fixture(scope="session")
-def lm() -> Iterator[weft.LM]:
+def shared() -> Iterator[weft.LM]:
     with weft.load(shallow(), engine="numpy") as lm:
         yield lm
+
+
+@pytest.fixture
+def lm(shared: weft.LM) -> Iterator[weft.LM]:
+    """An LM of the test's own: one that steps where it is called, unless the test awaits it.
+
+    Of one that has a thread, a reader who comes late hears of many steps at once.
+    """
+    lm = weft.LM(shared.engine, shared.text)
+    yield lm
+    lm.driver.close()
 
 
 @pytest.fixture(scope="session")

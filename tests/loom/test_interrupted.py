@@ -95,6 +95,9 @@ def test_an_event_is_applied_whole_or_not_at_all(
 ) -> None:
     act, told = GROWING[name], Told()
     with Loom(lm, "Use 4 9 10 13 to make 24.") as loom:
+        act(loom, told)  # reads the prompt: what is counted below is what comes each time
+    told.clear()
+    with Loom(lm, "Use 4 9 10 13 to make 24.") as loom:
         with interrupted(PLACES) as seen:
             act(loom, told)
         whole = [child.tokens for child in loom.children]
