@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2 as httpx
 import uvicorn
@@ -18,6 +18,9 @@ import uvicorn
 from weft.server import ServerConfig, create_app
 from weft.server.run import bound
 from weft.server.service import Service
+
+if TYPE_CHECKING:
+    import pytest
 
 KEY = "a-key-of-enough-characters"
 
@@ -50,6 +53,24 @@ class Served:
     def on_loop(self, coroutine: Any) -> Any:
         """Run something in the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no model call of the NumPy engine begin until the end of the block."""
+    from weft.engines.numpy import NumpyEngine
+
+    goes_on, forward = threading.Event(), NumpyEngine.forward
+
+    def waits(self: Any, rows: Any) -> Any:
+        assert goes_on.wait(60)
+        return forward(self, rows)
+
+    monkeypatch.setattr(NumpyEngine, "forward", waits)
+    try:
+        yield
+    finally:
+        goes_on.set()
 
 
 @contextmanager

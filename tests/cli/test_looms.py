@@ -250,7 +250,7 @@ def test_a_solved_puzzle_is_kept_with_its_scores(weft) -> None:
 def test_a_model_in_another_form_takes_the_engine_that_fits_it(weft) -> None:
     from shallow import shallow_gguf
 
-    assert weft("run", "Hi", "--engine", "numpy", "--max-tokens", "2").exit_code == 0
+    assert weft("run", "Hi", "--engine", "numpy", *SHORT).exit_code == 0
     asked = weft("grow", "1", "-m", str(shallow_gguf()), "--engine", "numpy")
     assert asked.exit_code == 3
     assert "is a GGUF file, for llamacpp or torch" in asked.stderr

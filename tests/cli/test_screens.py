@@ -69,7 +69,7 @@ def test_what_next_lines_say_can_be_typed(weft, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     walk = [
         ("run", samples.story, "-n", "2", "--max-tokens", "8", "--seed", "1"),
-        ("grow", "1", "-n", "2", "--max-tokens", "8"),
+        ("grow", "1", "-n", "2", "--max-tokens", "8", "--seed", "1"),
         ("next", "0"),
         ("tree",),
         ("read", "1"),

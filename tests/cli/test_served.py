@@ -19,10 +19,11 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 import forks
-from cli.conftest import ENDLESS, clean_environment, loom_of, names
+from cli.conftest import ENDLESS, clean_environment, loom_of, names, until_kept
 from serving import KEY, Served, serving
 from weft import samples
 from weft.api import proof
+from weft.cli import probe
 from weft.server import ServerConfig
 
 FEW = ("--max-tokens", "6", "--seed", "1")
@@ -91,6 +92,7 @@ def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
 def test_every_verb_shows_the_same_with_a_server_as_without(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("weft.cli.looms.age", lambda changed_s: "now")  # however long it takes
     here = shown(weft, WALK)
     monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
     with serving(own()) as server:
@@ -225,20 +227,16 @@ def test_the_key_is_sent_where_a_server_is_named_and_asked_for_where_it_is_missi
         assert KEY not in wrong.output
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_a_server_that_is_named_and_does_not_answer_is_told(
     weft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{free_port()}")
-    for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
-        result = weft(*verb)
-        assert result.exit_code == 3
-        assert "no server answers at http://127.0.0.1:" in result.stderr
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{taken.getsockname()[1]}")
+        for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
+            result = weft(*verb)
+            assert result.exit_code == 3
+            assert "no server answers at http://127.0.0.1:" in result.stderr
     monkeypatch.setenv("WEFT_HOST", "http://[")
     assert weft("ls").exit_code == 2
     monkeypatch.delenv("WEFT_HOST")
@@ -265,6 +263,7 @@ def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(probe, "_ANSWER_S", 60.0)  # however busy this machine is
     weft("run", samples.sum, "-n", "1")
     with serving(own()) as server:
         looked_for_at(monkeypatch, server.url)
@@ -332,16 +331,15 @@ def test_who_answers_and_is_no_server_of_ours_is_told_no_key_and_left_alone(
 @pytest.fixture
 def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """`weft serve` as a process of its own; commands are told of it."""
-    port = free_port()
-    arguments = ("serve", "--port", str(port))
-    running = forks.start(forks.WEFT, *arguments, env=clean_environment())
-    monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
+    said = home.parent / "said"
+    with said.open("wb") as file:
+        arguments = ("serve", "--port", "0")
+        running = forks.start(forks.WEFT, *arguments, env=clean_environment(), stderr=file)
     until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
+    while "\n" not in (lines := said.read_text()):
+        assert time.monotonic() < until
         time.sleep(0.05)
+    monkeypatch.setenv("WEFT_HOST", lines.splitlines()[0].split()[-1])
     yield running
     running.kill()
     running.wait()
@@ -355,7 +353,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
 ) -> None:
     growing = started("run", samples.story, "--tree", "-n", "2", *ENDLESS)
     assert growing.stdout.read(4) == b"[1] "
-    time.sleep(1.5)
+    until_kept(NAME, 2)
     process.send_signal(signal.SIGKILL)
     _, errors = growing.communicate(timeout=60)
     assert growing.returncode == 3

@@ -28,6 +28,8 @@ from weft.client.growth import GrowthReader
 from weft.outcomes import OUTCOMES
 
 FEW: dict[str, Any] = {"max_tokens": 6, "seed": 1}
+with weft.load("tiny") as _lm:
+    NO_END = {str(token): -1e6 for token in _lm.text.stop_ids}
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +181,7 @@ def test_the_async_client_does_the_same(served: Served) -> None:
             loom = (await client.create_loom("Once upon a time", template=False)).id
             found = [delta async for delta in client.grow(loom, n=2, **FEW)]
             assert (await client.loom(loom)).n_nodes == 3
-            async with aclosing(
-                client.grow(loom, n=1, seed=2, max_tokens=1500, temperature=50.0)
-            ) as more:
+            async with aclosing(client.grow(loom, n=1, max_tokens=1500, logit_bias=NO_END)) as more:
                 async for _ in more:
                     break
             job = (await client.jobs()).data[0]
@@ -196,7 +196,7 @@ def test_the_async_client_does_the_same(served: Served) -> None:
 
 def test_leaving_a_growth_early_keeps_what_came(client: Client) -> None:
     loom = client.create_loom("Once upon a time", template=False).id
-    with closing(client.grow(loom, n=2, max_tokens=1500, temperature=50.0)) as deltas:
+    with closing(client.grow(loom, n=2, max_tokens=1500, logit_bias=NO_END)) as deltas:
         next(deltas)
     job = client.jobs().data[0]
     assert client.wait(job.id).status == "cancelled"
@@ -329,8 +329,11 @@ def test_names_of_any_kind_reach_their_loom(client: Client) -> None:
 def test_no_server_is_told_at_once_and_a_stream_is_given_up_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Client("http://127.0.0.1:9") as client, pytest.raises(errors.Unreachable, match="127"):
-        client.looms()
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with Client(nowhere) as client, pytest.raises(errors.Unreachable, match="127"):
+            client.looms()
     following = Following("/x", "http://x")
     pauses = [following.pause_s(OSError("gone")) for _ in range(call._TRIES)]
     assert sum(pauses) < 30

@@ -15,17 +15,22 @@ from weft.server.messages import body_of
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
-async def echo(scope: Any, receive: Any, send: Any) -> None:
-    body = await body_of(receive)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await asyncio.sleep(0.01)
-    await send({"type": "http.response.body", "body": b"!", "more_body": False})
-
-
 def test_what_an_app_sends_comes_in_pieces() -> None:
+    came = asyncio.Event()
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        body = await body_of(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await came.wait()
+        await send({"type": "http.response.body", "body": b"!", "more_body": False})
+
     async def run() -> list[list[Any]]:
-        return [piece async for piece in answer(echo, SCOPE, b"hi")]
+        pieces = []
+        async for piece in answer(echo, SCOPE, b"hi"):
+            pieces.append(piece)
+            came.set()
+        return pieces
 
     first, second = asyncio.run(run())
     assert [message.get("body") for message in first] == [None, b"hi"]

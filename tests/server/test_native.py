@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,12 +42,33 @@ class Desk:
         return answer.json()
 
     def grow(self, node: int | str = 0, **body: Any) -> list[Json]:
-        told = self.post(f"/nodes/{node}/generate", wait=True, **{"max_tokens": 6, **body})
+        """Grow branches of six tokens: of this seed none ends before."""
+        few = {"max_tokens": 6, "seed": 1, **body}
+        told = self.post(f"/nodes/{node}/generate", wait=True, **few)
         assert told["status"] == "ok"
         return told["nodes"]
 
     def nodes(self, **query: Any) -> list[Json]:
         return self.get("/nodes", **query)["data"]
+
+    def until(self, is_so: Callable[[], Any]) -> None:
+        end = time.monotonic() + 60
+        while not is_so():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def until_ended(self, job: str) -> Json:
+        """Wait for the end of a job; return what is told of it."""
+        self.until(lambda: self.job(job)["status"] != "running")
+        return self.job(job)
+
+    def job(self, job: str) -> Json:
+        return self.client.get(f"/api/v1/jobs/{job}").json()
+
+    def until_all_grow(self, told: Json) -> None:
+        """Wait until each branch of a job has tokens."""
+        numbers = [branch["node"] for branch in told["branches"]]
+        self.until(lambda: all(self.get(f"/nodes/{each}")["n_tokens"] for each in numbers))
 
 
 @pytest.fixture
@@ -80,7 +102,7 @@ def test_a_second_level_prefills_nothing_again(served: Served) -> None:
 
 
 def test_a_stream_tells_every_token_once(desk: Desk) -> None:
-    body = {"n": 3, "max_tokens": 30, "stream": True, "temperature": 1.5}
+    body = {"n": 3, "max_tokens": 30, "stream": True, "temperature": 1.5, "seed": 1}
     texts: dict[int, str] = {}
     tokens: dict[int, list[int]] = {}
     ends: dict[int, Json] = {}
@@ -139,18 +161,12 @@ def test_branches_are_cancelled_one_by_one(served: Served, desk: Desk) -> None:
     told = desk.post("/nodes/0/generate", 202, n=3, **desk.endless(served))
     client = desk.client
     path = f"/api/v1/jobs/{told['job']}"
-    time.sleep(0.3)
+    desk.until_all_grow(told)
     assert client.post(f"{path}/cancel", json={"branches": [1]}).status_code == 200
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        branches = client.get(path).json()["branches"]
-        if branches[1]["finish_reason"]:
-            break
-    assert branches[1]["finish_reason"] == "cancelled"
+    desk.until(lambda: desk.job(told["job"])["branches"][1]["finish_reason"])
+    assert desk.job(told["job"])["branches"][1]["finish_reason"] == "cancelled"
     client.post(f"{path}/cancel")
-    while client.get(path).json()["status"] == "running" and time.monotonic() < until:
-        time.sleep(0.02)
-    job = client.get(path).json()
+    job = desk.until_ended(told["job"])
     assert job["status"] == "cancelled"
     assert all(branch["finish_reason"] for branch in job["branches"])
     assert all(node["n_tokens"] for node in desk.nodes()[1:])
@@ -159,7 +175,7 @@ def test_branches_are_cancelled_one_by_one(served: Served, desk: Desk) -> None:
 def test_growing_nodes_are_read_while_they_grow(served: Served, desk: Desk) -> None:
     told = desk.post("/nodes/0/generate", 202, n=2, **desk.endless(served))
     number = told["branches"][0]["node"]
-    time.sleep(0.3)
+    desk.until_all_grow(told)
     node = desk.get(f"/nodes/{number}")
     assert node["growing"]
     assert desk.nodes()[0]["children"] == [branch["node"] for branch in told["branches"]]
@@ -174,13 +190,10 @@ def test_removing_what_grows_keeps_nothing_of_it(served: Served, desk: Desk) -> 
     (top,) = desk.grow(n=1)
     path = f"/nodes/{top['node']}/generate"
     told = desk.post(path, 202, n=2, force=True, **desk.endless(served))
-    time.sleep(0.2)
+    desk.until_all_grow(told)
     answer = desk.client.delete(f"{desk.base}/nodes/{top['node']}")
     assert answer.status_code == 200
-    until = time.monotonic() + 10
-    path = f"/api/v1/jobs/{told['job']}"
-    while desk.client.get(path).json()["status"] == "running" and time.monotonic() < until:
-        time.sleep(0.02)
+    desk.until_ended(told["job"])
     assert [node["node"] for node in desk.nodes()] == [0]
     desk.post("/undo")
     assert [node["node"] for node in desk.nodes()] == [0, top["node"]]
@@ -190,10 +203,7 @@ def test_a_job_outlives_its_client(desk: Desk) -> None:
     body = {"n": 1, "max_tokens": 60, "stream": True, "temperature": 2.0}
     with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
         _, _, job = next(events(answer.iter_lines()))
-    path = f"/api/v1/jobs/{job['job']}"
-    until = time.monotonic() + 20
-    while desk.client.get(path).json()["status"] == "running" and time.monotonic() < until:
-        time.sleep(0.02)
+    desk.until_ended(job["job"])
     (node,) = desk.nodes()[1:]
     assert node["finish_reason"] in ("length", "stop")
 
@@ -202,11 +212,7 @@ def test_a_job_ends_with_its_client_where_that_was_asked_for(served: Served, des
     body = {"stream": True, "on_disconnect": "cancel", **desk.endless(served)}
     with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
         _, _, job = next(events(answer.iter_lines()))
-    path = f"/api/v1/jobs/{job['job']}"
-    until = time.monotonic() + 10
-    while desk.client.get(path).json()["status"] == "running" and time.monotonic() < until:
-        time.sleep(0.02)
-    assert desk.client.get(path).json()["status"] == "cancelled"
+    assert desk.until_ended(job["job"])["status"] == "cancelled"
 
 
 def test_edits_are_operations_that_undo_takes_back(desk: Desk) -> None:
@@ -421,34 +427,38 @@ def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
 
     thread = threading.Thread(target=listen)
     thread.start()
-    begun.wait(5)
-    time.sleep(0.1)
+    assert begun.wait(60)
     (node,) = desk.grow(n=1)
     desk.client.delete(f"{desk.base}/nodes/{node['node']}")
-    thread.join(10)
+    thread.join(60)
     assert [name for _, name, _ in came] == ["change", "change"]
     assert [each["node"] for each in came[0][2]["added"]] == [node["node"]]
     assert came[1][2]["removed"] == [node["node"]]
 
 
-def read_feed(desk: Desk, until: str, **query: Any) -> list[Event]:
-    """The events of everything in the loom, to the first of a name."""
+def read_feed(
+    desk: Desk, until: str, begun: threading.Event | None = None, **query: Any
+) -> list[Event]:
+    """The events of everything in the loom, to the first of a name. begun: set with the first."""
     came = []
     query = {"tokens": True, **query}
     with desk.client.stream("GET", f"{desk.base}/events", params=query) as answer:
         for event in events(answer.iter_lines()):
             came.append(event)
+            if begun is not None:
+                begun.set()
             if event[1] == until:
                 break
     return came
 
 
 def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
+    begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        begun = pool.submit(read_feed, desk, "change")
-        time.sleep(0.1)
+        reading = pool.submit(read_feed, desk, "change", begun)
+        assert begun.wait(60)
         first = desk.post("/nodes/0/generate", status=202, n=2, max_tokens=8, seed=1)
-        came = begun.result(20)
+        came = reading.result(60)
     numbers = [number for number, _, _ in came]
     assert numbers == list(range(numbers[0] or 0, (numbers[0] or 0) + len(came)))
     names = [name for _, name, _ in came]
@@ -484,11 +494,12 @@ def test_who_was_away_is_told_the_state_anew(desk: Desk) -> None:
 
 
 def test_a_new_name_is_told(desk: Desk) -> None:
+    begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        came = pool.submit(read_feed, desk, "renamed")
-        time.sleep(0.2)
+        came = pool.submit(read_feed, desk, "renamed", begun)
+        assert begun.wait(60)
         desk.client.patch(desk.base, json={"name": f"new-{desk.loom['id']}"})
-        assert came.result(20)[-1][2]["name"] == f"new-{desk.loom['id']}"
+        assert came.result(60)[-1][2]["name"] == f"new-{desk.loom['id']}"
 
 
 def test_since_tells_the_order_of_children_too(desk: Desk) -> None:

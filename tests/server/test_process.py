@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,23 @@ class Process:
         while "\n" not in (lines := self.said.read_text()) and time.monotonic() < until:
             time.sleep(0.02)
         self.url = lines.splitlines()[0].split()[-1]
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.until(lambda: self.client.get("/readyz").status_code == 200)
+
+    def until(self, is_so: Callable[[], object]) -> None:
         until = time.monotonic() + 60
-        while self.client.get("/readyz").status_code != 200 and time.monotonic() < until:
+        while not is_so():
+            assert time.monotonic() < until
             time.sleep(0.02)
+
+    def nodes(self, loom: str) -> list[dict[str, Any]]:
+        """Return the branches of a loom, as far as they have grown."""
+        told: list[dict[str, Any]] = self.client.get(f"/api/v1/looms/{loom}/nodes").json()["data"]
+        return told[1:]
+
+    def until_it_stops(self) -> None:
+        """Wait until a signal was taken."""
+        self.until(lambda: self.client.get("/readyz").status_code != 200)
 
     def loom(self, **body: Any) -> str:
         """Make a loom in which something grows; return its id."""
@@ -62,7 +75,7 @@ class Process:
     def end(self) -> tuple[int, str]:
         """Wait for its end; return exit code and what it said."""
         self.client.close()
-        code = self.popen.wait(timeout=40)
+        code = self.popen.wait(timeout=50)
         return code, self.said.read_text()
 
 
@@ -87,35 +100,35 @@ def test_the_page_is_opened_where_that_is_asked_for(
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(browser))
     with running(tmp_path, option) as server:
-        until = time.monotonic() + (10 if opens else 0.3)
-        while not told.exists() and time.monotonic() < until:
+        until = time.monotonic() + (60 if opens else 0.4)
+        while not (told.exists() and told.stat().st_size) and time.monotonic() < until:
             time.sleep(0.02)
-        time.sleep(0.05)
         assert told.exists() == opens
         assert not opens or told.read_text().strip() == server.url
 
 
 def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    with running(tmp_path, "--grace", "60") as server:
         loom = server.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
-        with httpx.stream("GET", f"{server.url}/api/v1/looms/{loom}/events?tokens=true") as feed:
+        events = f"{server.url}/api/v1/looms/{loom}/events?tokens=true"
+        with httpx.stream("GET", events, timeout=60) as feed:
             lines = feed.iter_lines()
             assert next(lines)  # its snapshot
             server.popen.send_signal(signal.SIGTERM)
             began = time.monotonic()
-            list(lines)  # ends by itself
+            list(lines)  # ends by itself: one that is cut off raises
         code, said = server.end()
         assert (code, "Traceback" in said) == (0, False)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 30  # of its grace of 60
 
 
 @pytest.mark.programs
 def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
-    with running(tmp_path, "--grace", "0.3") as server:
-        loom = server.loom(n=2)
-        time.sleep(0.3)
+    with running(tmp_path, "--grace", "2") as server:
+        loom = server.loom(n=8)
+        server.until(lambda: all(node["n_tokens"] > 5 for node in server.nodes(loom)))
         server.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+        server.until_it_stops()
         answer = server.client.get("/readyz")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         refused = server.client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json={})
@@ -123,7 +136,7 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert server.end()[0] == 0
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         nodes = library.open(loom).loom.children
-        assert [node.finish_reason for node in nodes] == ["interrupted"] * 2
+        assert [node.finish_reason for node in nodes] == ["interrupted"] * 8
         assert all(len(node.tokens) > 5 for node in nodes)
 
 
@@ -132,12 +145,12 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "60") as server:
         server.loom()
         server.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        server.until_it_stops()
         began = time.monotonic()
         server.popen.send_signal(signal.SIGTERM)
         code, said = server.end()
         assert code == -signal.SIGTERM
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # of its grace of 60
         # Commands look at the usual port only: how they are told of another one is said.
         assert f"WEFT_HOST={server.url.removeprefix('http://')}" in said
 
@@ -161,7 +174,9 @@ def killed(home: Path, n: int) -> None:
             path = f"/api/v1/looms/{loom}/nodes/0/generate"
             done = server.client.post(path, json={"n": 2, "max_tokens": 5, "wait": True})
             told[loom] = done.json()["nodes"]
-            time.sleep(0.8 + 0.05 * (at % 10))
+            with Library(f"sqlite:///{home}/weft.db") as library:
+                server.until(lambda: n_durable(library, loom) == 2)  # noqa: B023
+            time.sleep(0.05 * (at % 10))
             server.popen.kill()
             server.popen.wait(20)
         with Library(f"sqlite:///{home}/weft.db") as library:
@@ -175,6 +190,11 @@ def killed(home: Path, n: int) -> None:
                 ]
                 assert [node.finish_reason for node in partial] == ["interrupted"] * 2
                 assert all(node.tokens for node in partial)
+
+
+def n_durable(library: Library, loom: str) -> int:
+    """Return how many nodes that grow have tokens that would outlive their server."""
+    return sum(row.is_growing and row.n_tokens > 0 for row in library.nodes(loom, after=0))
 
 
 @pytest.mark.programs

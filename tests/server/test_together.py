@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving import Event, Served, events, serving
+from serving import Event, Served, events, held, serving
 from weft.server import ServerConfig
 from weft.server.branches import Author
 from weft.store.library import Library
@@ -84,7 +85,7 @@ class Shared:
         return [(each["kind"], each["state"], each["n_added"]) for each in rows]
 
     def until(self, is_so: Any) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not is_so():
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -97,14 +98,19 @@ def shared(served: Served) -> Iterator[Shared]:
     made.end()
 
 
-def read(shared: Shared, until: Any, **query: Any) -> Told:
-    """Return the events of all that happens in a loom, to the first of which something is so."""
+def read(shared: Shared, until: Any, begun: threading.Event | None = None, **query: Any) -> Told:
+    """Return the events of all that happens in a loom, to the first of which something is so.
+
+    begun: set with the first one, from which on nothing is missed.
+    """
     came: Told = []
     query = {"tokens": True, **query}
     path = f"{shared.base}/events"
     with shared.client.stream("GET", path, params=query, timeout=10) as answer:  # below a ping
         for event in events(answer.iter_lines()):
             came.append(event)
+            if begun is not None:
+                begun.set()
             if until(came):
                 break
     return came
@@ -191,6 +197,7 @@ def test_two_jobs_are_told_in_order_and_gone_on_with_in_the_middle_of_both(
     shared: Shared,
 ) -> None:
     seen: Told = []
+    begun = threading.Event()
 
     def over(came: Told) -> bool:
         return sum(name == "done" for _, name, _ in came) == 2
@@ -199,14 +206,14 @@ def test_two_jobs_are_told_in_order_and_gone_on_with_in_the_middle_of_both(
         return len(came) >= 4 or over(seen + came)
 
     with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(read, shared, over)
-        time.sleep(0.2)
-        asked = {"n": 2, **shared.endless, "max_tokens": 150}
+        whole = pool.submit(read, shared, over, begun)
+        assert begun.wait(60)
+        asked = {"n": 2, **shared.endless, "max_tokens": 300}
         jobs = [shared.post("/nodes/0/generate", 202, **asked)["job"] for _ in range(2)]
         seen += read(shared, lambda came: sum(n == "tok" for _, n, _ in came) == 3)
         while not over(seen):
             seen += read(shared, breaks_off, after=seen[-1][0])
-        came = whole.result(30)
+        came = whole.result(60)
     ids = [number for number, _, _ in came]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     by_id = {number: (name, data) for number, name, data in came}
@@ -255,14 +262,17 @@ def test_a_character_that_is_not_whole_is_in_no_snapshot(served: Served, shared:
     assert {text.strip("\N{GRINNING FACE}") for text in texts} == {""}
 
 
-def test_a_long_question_holds_up_nobody_in_its_loom(served: Served, shared: Shared) -> None:
+def test_a_long_question_holds_up_nobody_in_its_loom(
+    served: Served, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(shared.post, "/nodes/0/next", candidates=list(range(40, 104)), ahead=64)
-        shared.until(lambda: served.service.n_works == 1)
-        (added,) = shared.post("/nodes", 201, text=" there")["added"]
-        assert shared.node(added["node"])["text"] == " there"
-        assert not asked.done()
-        assert len(asked.result(30)["candidates"]) == 64
+        with held(monkeypatch):
+            asked = pool.submit(shared.post, "/nodes/0/next", candidates=[*range(40, 104)], ahead=3)
+            shared.until(lambda: served.service.n_works == 1)
+            (added,) = shared.post("/nodes", 201, text=" there")["added"]
+            assert shared.node(added["node"])["text"] == " there"
+            assert not asked.done()
+        assert len(asked.result(60)["candidates"]) == 64
 
 
 def test_a_new_name_from_elsewhere_is_told_while_something_grows(
@@ -271,10 +281,11 @@ def test_a_new_name_from_elsewhere_is_told_while_something_grows(
     shared.grow()
     with ThreadPoolExecutor(1) as pool, Library(f"sqlite:///{file}") as other:
         for turn in range(2):
-            came = pool.submit(read, shared, lambda came: came[-1][1] == "renamed")
-            time.sleep(0.3)
+            begun = threading.Event()
+            came = pool.submit(read, shared, lambda came: came[-1][1] == "renamed", begun)
+            assert begun.wait(60)
             other.rename(shared.id, f"{turn}-{shared.id}")
-            assert came.result(10)[-1][2]["name"] == f"{turn}-{shared.id}"
+            assert came.result(60)[-1][2]["name"] == f"{turn}-{shared.id}"
 
 
 def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
@@ -308,13 +319,18 @@ def test_what_is_undone_before_it_begins_to_grow_is_not_grown(
     with ThreadPoolExecutor(2) as pool:  # each waits for the lock, and the growth once more
         path = f"{shared.base}/nodes/{added['node']}/generate"
         grown = pool.submit(shared.client.post, path, json={"n": 2, "max_tokens": 5})
-        time.sleep(0.3)
+        shared.until(lambda: n_waiting(live.lock) == 1)
         undone = pool.submit(shared.client.post, f"{shared.base}/undo")
-        time.sleep(0.3)
+        shared.until(lambda: n_waiting(live.lock) == 2)
         served.loop.call_soon_threadsafe(live.lock.release)
-        assert undone.result(10).json()["removed"] == [added["node"]]
-        answer = grown.result(10)
+        assert undone.result(60).json()["removed"] == [added["node"]]
+        answer = grown.result(60)
     assert (answer.status_code, served.service.n_works) == (409, 0), answer.text
     assert shared.there() == [0]
     assert shared.post("/redo")["added"]
     assert len(shared.post(f"/nodes/{added['node']}/generate", n=2, wait=True)["nodes"]) == 2
+
+
+def n_waiting(lock: asyncio.Lock) -> int:
+    """Return how many wait for a lock."""
+    return len(lock._waiters or ())

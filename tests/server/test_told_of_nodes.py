@@ -78,7 +78,7 @@ def test_a_search_tells_its_rounds_by_numbers(served: Served, loom: str, strateg
 
 def test_who_comes_in_the_middle_of_a_search_is_told_its_rounds(served: Served, loom: str) -> None:
     client = served.client
-    asked = {"strategy": "beam", "seed": 3, "budget_tokens": 2000}
+    asked = {"strategy": "beam", "seed": 3, "budget_tokens": 20_000, "max_tokens": 40}
     job = client.post(f"{loom}/runs", json=asked).json()["job"]
     name = ""
     with client.stream("GET", f"{loom}/events", params={"tokens": True}) as stream:

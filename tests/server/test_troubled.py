@@ -47,14 +47,14 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
                 assert answer.json()["error"]["code"] == "store_unavailable"
             assert client.post("/api/v1/looms/restore").status_code == 503
             assert client.post(f"{loom}/undo").status_code == 503
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while client.get(f"/api/v1/jobs/{job}").json()["status"] == "running":
                 assert time.monotonic() < until
                 time.sleep(0.05)
             assert client.get("/healthz").status_code == 200
         finally:
             other.close()
-        until = time.monotonic() + 10  # without anybody asking
+        until = time.monotonic() + 60  # without anybody asking
         while len(nodes := library_nodes(file)) < 4 and time.monotonic() < until:
             time.sleep(0.1)
         assert nodes == [(0, None, None), (1, 0, None), (2, 0, "length"), (3, 0, "length")]
@@ -100,11 +100,10 @@ def test_a_loom_that_is_purged_while_it_grows_is_let_go_of(tmp_path: Path) -> No
         time.sleep(0.3)
         gone = client.delete(f"/api/v1/looms/{loom}", params={"purge": True})
         assert gone.status_code == 200
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while client.get(f"/api/v1/jobs/{job}").json()["status"] == "running":
             assert time.monotonic() < until
             time.sleep(0.02)
-        until = time.monotonic() + 3
         while live._flusher is not None:  # it would try to keep it for ever
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -118,17 +117,17 @@ def test_readers_of_a_loom_that_is_opened_anew_come_again(tmp_path: Path) -> Non
         client, library = served.client, served.service.looms.library
         kept = library.create(Loom(None, "texts alone"))
         loom = f"/api/v1/looms/{kept.id}"
-        ended = threading.Event()
+        begun, ended = threading.Event(), threading.Event()
 
         def listen() -> None:
             with client.stream("GET", f"{loom}/events", params={"tokens": True}) as answer:
                 for _ in answer.iter_lines():
-                    pass
+                    begun.set()
             ended.set()
 
         thread = threading.Thread(target=listen)
         thread.start()
-        time.sleep(0.3)
+        assert begun.wait(60)
         library.database.patience_s = 0.1
         library.database.close()
         other = sqlite3.connect(file, isolation_level=None)
@@ -137,7 +136,7 @@ def test_readers_of_a_loom_that_is_opened_anew_come_again(tmp_path: Path) -> Non
             assert client.patch(f"{loom}/nodes/0", json={"score": 1}).status_code == 503
         finally:
             other.close()
-        assert ended.wait(5)
+        assert ended.wait(60)
         thread.join()
         assert client.get(f"{loom}/nodes/0").json()["score"] is None
         assert client.patch(f"{loom}/nodes/0", json={"score": 1}).status_code == 200
@@ -165,7 +164,7 @@ def test_a_growth_that_could_not_begin_leaves_nothing_growing(tmp_path: Path) ->
         # And where the model goes away.
         job = client.post(growth, json={"n": 4, "max_tokens": 3000, "logit_bias": NO_END}).json()
         served.service.models.lm().close()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while (told := client.get(f"/api/v1/jobs/{job['job']}").json())["status"] == "running":
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -198,7 +197,7 @@ def test_a_search_that_the_server_ended_is_interrupted_and_kept(tmp_path: Path) 
         loom = client.post("/api/v1/looms", json={"prompt": "Use 1 2 3"}).json()["id"]
         asked = {"strategy": "best-of-n", "n": 3, "max_tokens": 4000, "logit_bias": NO_END}
         job = client.post(f"/api/v1/looms/{loom}/runs", json=asked).json()["job"]
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not any(
             each["n_tokens"] for each in client.get(f"/api/v1/jobs/{job}").json()["branches"]
         ):

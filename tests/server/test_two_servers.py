@@ -116,16 +116,18 @@ def test_readers_hear_of_a_loom_that_somebody_else_removed(tmp_path: Path, for_g
     with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
         made = server.client.post("/api/v1/looms", json={"prompt": "a"}).json()
         came: list[str] = []
+        begun = threading.Event()
 
         def listen() -> None:
             with server.client.stream("GET", f"/api/v1/looms/{made['id']}/events") as answer:
+                begun.set()
                 came.extend(line for line in answer.iter_lines() if line.startswith("event"))
 
         thread = threading.Thread(target=listen)
         thread.start()
-        time.sleep(0.2)
+        assert begun.wait(60)
         library.remove(made["id"])
         if for_good:
             library.purge([made["id"]])
-        thread.join(10)
+        thread.join(60)
         assert came == ["event: removed"]
