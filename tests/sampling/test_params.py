@@ -48,6 +48,11 @@ def test_a_value_outside_what_is_allowed_is_refused_by_name(name: str, value: An
     assert "allowed" in str(caught.value)
 
 
+def test_a_stop_string_of_half_a_character_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stop has half a character at 1"):
+        SamplingParams(stop="a\ud800")
+
+
 def test_numpy_numbers_are_taken_and_become_plain() -> None:
     params = SamplingParams(n=np.int64(3), temperature=np.float32(0.5), seed=np.uint64(2**63))
     assert type(params.n) is int

@@ -93,6 +93,60 @@ def test_a_call_that_fails_fails_what_met_it_and_nothing_else_for_long(
     check_work(kind, call, 2 * CHANCES.get(call, 0.1), 600, seed)
 
 
+class Once(Odds):
+    """One call fails, by its number from 0; `n_met` counts them."""
+
+    def __init__(self, call: str, number: int) -> None:
+        super().__init__([call], 0)
+        self.number = number
+        self.n_met = 0
+
+    def meet(self, call: str) -> None:
+        if call in self.calls:
+            self.n_met += 1
+            if self.n_met == self.number + 1:
+                self.n_failed[call] += 1
+                raise MemoryError(f"no room for {call}")
+
+
+def do_work(odds: Odds, n_turns: int, seed: int) -> None:
+    """Random work in little room, to its end; then nothing is left behind."""
+    rig = Rig(KINDS["plain"](odds), capacity=14, host_capacity=20, n_ctx=50, n_batch=8)
+    work = Work(rig, seed, flaky=True)
+    for _ in range(n_turns):
+        work.turn()
+    rig.driver.drive([ticket for ticket, _, _ in work.open])
+    work.look()
+    rig.step()  # what could not be freed is freed now
+    assert not rig.tree.unfreed
+    assert not rig.tree.untrimmed
+    work.places.clear()
+    rig.finish()
+
+
+def check_each_call(call: str, n_turns: int, seed: int) -> None:
+    """The same work as often as it makes a call, another one failing each time."""
+    counted = Once(call, -1)
+    do_work(counted, n_turns, seed)
+    assert counted.n_met > 5
+    for number in range(counted.n_met):
+        odds = Once(call, number)
+        do_work(odds, n_turns, seed)
+        assert odds.n_failed[call] == 1
+
+
+@pytest.mark.parametrize("call", ["attach", "split", "load"])
+def test_each_single_call_may_be_the_one_that_fails(call: str) -> None:
+    check_each_call(call, 40, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["new", "settle", "attach", "split", "load"])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_each_single_call_may_be_the_one_that_fails_in_more_work(call: str, seed: int) -> None:
+    check_each_call(call, 60, seed)
+
+
 class Owner:
     """Who has a line."""
 
@@ -143,6 +197,23 @@ def test_a_run_whose_kv_the_engine_cannot_keep_is_answered_all_the_same(
     for item, ticket in zip(again, rig.drive_quietly(*again), strict=True):
         if ticket.error is None:
             assert_result(rig, item, ticket.result())
+
+
+def test_a_run_whose_end_has_no_node_yet_is_answered_and_goes_on(make: MakeRig) -> None:
+    """Others went on where it parts from them, and the engine can't split their node for it."""
+    odds = Odds(["split"], 0)
+    rig = make(FlakyEngine(MemoryEngine(), odds), n_ctx=40)
+    item = run(rig.place([1, 2, 3]))
+    rig.drive(Extend(rig.place([1, 2, 3])), Extend(rig.place([1, 2, 3, 15])))
+    (first, second, third, *_), _ = text_after([1, 2, 3], item, rig.n_ctx)
+    rig.drive(Extend(rig.place([1, 2, 3, first, second, third ^ 1])))
+    odds.chance = 1
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert odds.n_failed["split"] == 2  # for its slots, then for its end
+    odds.chance = 0
+    again = run(result.end, 7)
+    assert_result(rig, again, *rig.drive(again))
 
 
 def test_nodes_that_the_engine_cannot_join_stay_as_they_are(

@@ -81,14 +81,17 @@ def test_rows_are_fetched_when_they_are_read_and_once(hung: bool) -> None:
     assert output.n_fetched == 5
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ForwardError])
 @pytest.mark.parametrize("hung", [False, True])
-def test_a_row_that_the_engine_does_not_give_is_forgotten(hung: bool) -> None:
+def test_a_row_that_the_engine_does_not_give_is_forgotten(
+    hung: bool, error: type[Exception]
+) -> None:
     """The error says whose it is; the rows beside it stay, and nothing is counted for it."""
 
     class Failing(Output):
         def logits(self, index: int) -> np.ndarray:
             if index == 1:
-                raise RuntimeError("the card fell off")
+                raise error("the card fell off")
             return super().logits(index)
 
     tree, _ = path()

@@ -45,9 +45,6 @@ class Pins:
     def __contains__(self, hold: object) -> bool:
         return id(hold) in self._alive
 
-    def __len__(self) -> int:
-        return len(self._alive)
-
     def take(self, owner: object, place: Place) -> PinHold:
         """Note a pin of `owner`."""
         hold = PinHold(owner, self._release)

@@ -160,8 +160,8 @@ class RowStore:
                     row._shared = HostRows([array])
                 return LentRow(row, KeptRow(row._shared, 0))
             entry = row._ref or held._ref
-            if entry is not None and id(entry) in self._order:
-                self._order.move_to_end(id(entry))
+            assert entry is not None  # what is kept is counted, until it has to go
+            self._order.move_to_end(id(entry))
             return LentRow(row, KeptRow(held.kept, row._index))
 
     def read_lent(self, lent: LentRow) -> Any:

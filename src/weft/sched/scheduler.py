@@ -292,8 +292,7 @@ class Scheduler:
     def _may_open(self, run: RunJob) -> bool:
         """Whether nothing in flight writes where a run's line begins."""
         (claim,) = run.claims
-        if claim.cursor is None:
-            return True
+        assert claim.cursor is not None
         return not self.desk.reader.is_written(claim.cursor)
 
     def _shares(self, most: int) -> list[Share]:
