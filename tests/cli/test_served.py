@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,9 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 import forks
+import ports
 from cli.conftest import ENDLESS, clean_environment, loom_of, names
+from durable import wait_durable
 from serving import KEY, Served, serving
 from weft import samples
 from weft.api import proof
@@ -76,13 +79,15 @@ FIGURES = ("prefilled", "kept as", " · ")
 
 
 def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
-    """What verbs write, without what was computed: that is to differ."""
+    """What verbs write, without what was computed and how long ago: these may differ."""
     found = []
     for verb in verbs:
         result = weft(*verb)
         assert result.exit_code == 0, (verb, result.output)
         lines = [each for each in result.stdout.splitlines() if "prefilled" not in each]
         lines = [each for each in lines if "tokens · " not in each]
+        if verb[0] == "ls":
+            lines = [re.sub(r" +(now|\d+ min)  ", "  (ago)  ", each) for each in lines]
         found.append((verb[0], "\n".join(lines)))
     return found
 
@@ -225,20 +230,15 @@ def test_the_key_is_sent_where_a_server_is_named_and_asked_for_where_it_is_missi
         assert KEY not in wrong.output
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_a_server_that_is_named_and_does_not_answer_is_told(
     weft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{free_port()}")
-    for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
-        result = weft(*verb)
-        assert result.exit_code == 3
-        assert "no server answers at http://127.0.0.1:" in result.stderr
+    with ports.held() as port:
+        monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
+        for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
+            result = weft(*verb)
+            assert result.exit_code == 3
+            assert "no server answers at http://127.0.0.1:" in result.stderr
     monkeypatch.setenv("WEFT_HOST", "http://[")
     assert weft("ls").exit_code == 2
     monkeypatch.delenv("WEFT_HOST")
@@ -332,19 +332,19 @@ def test_who_answers_and_is_no_server_of_ours_is_told_no_key_and_left_alone(
 @pytest.fixture
 def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """`weft serve` as a process of its own; commands are told of it."""
-    port = free_port()
-    arguments = ("serve", "--port", str(port))
-    running = forks.start(forks.WEFT, *arguments, env=clean_environment())
-    monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield running
-    running.kill()
-    running.wait()
+    with ports.held() as port:
+        arguments = ("serve", "--port", str(port))
+        running = forks.start(forks.WEFT, *arguments, env=clean_environment())
+        monkeypatch.setenv("WEFT_HOST", f"127.0.0.1:{port}")
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield running
+        running.kill()
+        running.wait()
 
 
 @pytest.mark.programs
@@ -355,7 +355,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
 ) -> None:
     growing = started("run", samples.story, "--tree", "-n", "2", *ENDLESS)
     assert growing.stdout.read(4) == b"[1] "
-    time.sleep(1.5)
+    wait_durable(NAME, 2)
     process.send_signal(signal.SIGKILL)
     _, errors = growing.communicate(timeout=60)
     assert growing.returncode == 3

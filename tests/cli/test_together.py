@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import ENDLESS, held, loom_of, names
+from durable import wait_durable
 from weft import Loom, samples
 from weft.cli import here
 from weft.cli import terminal as terminal_module
@@ -106,9 +107,9 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
     for round_ in range(n_times):
         n_before = loom_of(NAME).count_children()
         process = started("grow", "0", "--tree", "-n", "4", *ENDLESS)
-        began = time.monotonic()
         assert process.stdout.read(4).startswith(b"[")
-        time.sleep(1.5 + (round_ % 5) / 10)
+        wait_durable(NAME, 4)
+        time.sleep((round_ % 5) / 10)
         process.send_signal(signal.SIGKILL)
         process.wait()
         loom = loom_of(NAME)
@@ -116,7 +117,6 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
         assert loom.count_children() == n_before + 4
         assert len(new) == 4 * (round_ + 1)
         assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in new[-4:])
-        assert time.monotonic() - began < 60
     assert weft("grow", str(held(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
 
 
@@ -125,7 +125,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
 def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
     process = started("run", samples.story, "--tree", "-n", "3", *ENDLESS)
     assert process.stdout.read(4) == b"[1] "
-    time.sleep(1.5)
+    wait_durable(NAME, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
     reasons = [node.finish_reason for node in loom_of(NAME).children]
