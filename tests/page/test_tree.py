@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -132,6 +133,8 @@ def test_bookmarks_are_gone_through(bush: Desk) -> None:
         bush.row(node).click()
         bush.press("b")
     bush.until(lambda: len(bush.ask("GET", bush.of())["bookmarks"]) == 2, "two bookmarks")
+    for node in (2, 6):  # the page has heard that they are
+        expect(bush.row(node)).to_have_attribute("aria-label", re.compile("bookmarked"))
     bush.press("r")
     for key, node in ((";", 6), (";", 2), (";", 6), (":", 2)):
         bush.press(key)
