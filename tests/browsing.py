@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     )
 
 Json = dict[str, Any]
-WAIT_MS = 10_000  # for what a page comes to, on a busy machine
+WAIT_MS = 30_000  # for what a page comes to, on a slow and busy machine
+WAIT_S = WAIT_MS / 1000
 WIDE = {"width": 1440, "height": 900}
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -261,12 +262,16 @@ class Desk:
         for key in keys:
             self.page.keyboard.press(key)
 
-    def until(self, is_so: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+    def until(self, is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
         """Wait for something that the page or the server comes to."""
         end = time.monotonic() + timeout_s
         while not is_so():
             assert time.monotonic() < end, f"in {timeout_s} s: {what}"
             self.page.wait_for_timeout(20)
+
+    def painted(self) -> None:
+        """Wait until the page has painted what it knows, in its own fonts, however slow it is."""
+        self.page.evaluate(_PAINTED)
 
     def shot(self, path: Path | None = None) -> bytes:
         """Take a picture in which nothing moves, and what changes by itself is left out."""
@@ -277,9 +282,13 @@ class Desk:
             self.page.evaluate(_GO_ON)
 
 
+# What waits for a frame is done in the first; after the second it can be seen.
+_PAINTED = """async () => {
+  await document.fonts.ready
+  for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame)
+}"""
 # Texts of what varies give way to a dash until the picture is taken: a mask would be as wide as
-# they are. What has no words is hidden. After two frames the page has painted what it knows, and
-# its fonts are there.
+# they are. What has no words is hidden.
 _STAND_STILL = """async () => {
   await document.fonts.ready
   window.weftVaried = []
@@ -315,6 +324,7 @@ class Gate:
         self._forward = self._engine.forward
         self._turn = threading.Condition()
         self._left: int | None = None
+        self._n_held = 0
         self._broken = ""
         self._engine.forward = self._step  # type: ignore[method-assign]
 
@@ -335,6 +345,12 @@ class Gate:
             self._left = None
             self._turn.notify_all()
 
+    def wait_held(self, timeout_s: float = 60) -> None:
+        """Wait until the model has taken all steps that it may, and stands before the next."""
+        with self._turn:
+            stands = self._turn.wait_for(lambda: self._left == 0 and self._n_held > 0, timeout_s)
+        assert stands, "the model has no step to take"
+
     def close(self) -> None:
         """Let the model be as it was."""
         self.open()
@@ -342,10 +358,13 @@ class Gate:
 
     def _step(self, rows: Any) -> Any:
         with self._turn:
+            self._n_held += 1
+            self._turn.notify_all()
             # Nobody waits for ever, should a test have failed meanwhile.
             self._turn.wait_for(
-                lambda: self._left is None or self._left > 0 or self._broken, timeout=60
+                lambda: self._left is None or self._left > 0 or self._broken, timeout=120
             )
+            self._n_held -= 1
             if self._broken:
                 message, self._broken = self._broken, ""
                 raise RuntimeError(message)

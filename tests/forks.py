@@ -67,7 +67,7 @@ class Process:
         for number, name in zip([*theirs, tell], (*_PIPED, ""), strict=True):
             if not name or files.get(name) in (None, subprocess.PIPE, subprocess.DEVNULL):
                 os.close(number)
-        self.pid = int(self._line(60))
+        self.pid = int(self._line(200))  # of the first one, all is imported meanwhile
 
     stdin: BinaryIO | None
     stdout: BinaryIO | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+import ports
 
 _INSTALLED = Path("/usr/lib/postgresql")
 _TIMEOUT_S = 300
@@ -28,11 +29,11 @@ class Unavailable(Exception):
 class Cluster:
     """A PostgreSQL that runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
         self.bin = programs()
         self._as = _other_user()
-        self.port = _free_port()
+        self.port = port
         if self._as:
             shutil.chown(folder, self._as)
         made = ("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "weft", "-E", "UTF8")
@@ -79,16 +80,17 @@ def cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="weft-pg-"))  # a short name: sockets have a limit
     folder.chmod(0o755)
     made = None
-    try:
-        made = Cluster(folder)
-        yield made
-    finally:
-        if made is not None:
-            try:
-                made.stop("immediate")
-            except Unavailable:
-                time.sleep(0)  # it was stopped
-        shutil.rmtree(folder, ignore_errors=True)
+    with ports.held() as port:
+        try:
+            made = Cluster(folder, port)
+            yield made
+        finally:
+            if made is not None:
+                try:
+                    made.stop("immediate")
+                except Unavailable:
+                    time.sleep(0)  # it was stopped
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache
@@ -158,12 +160,6 @@ def _other_user() -> str:
 
     names = {user.pw_name for user in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -98,15 +97,6 @@ def held(name: str) -> KeptLoom:
 def loom_of(name: str) -> Loom:
     """The tree of a loom."""
     return held(name).loom
-
-
-def until_kept(name: str, n: int) -> None:
-    """Wait until so many nodes that grow have tokens that would outlive their process."""
-    until = time.monotonic() + 60
-    with library() as found:
-        while sum(row.is_growing and row.n_tokens > 0 for row in found.nodes(name, after=0)) < n:
-            assert time.monotonic() < until
-            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

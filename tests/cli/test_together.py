@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import ENDLESS, held, loom_of, names, until_kept
+from cli.conftest import ENDLESS, held, loom_of, names
+from durable import wait_durable
 from weft import Loom, samples
 from weft.cli import here
 from weft.cli import terminal as terminal_module
@@ -107,7 +108,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
         n_before = loom_of(NAME).count_children()
         process = started("grow", "0", "--tree", "-n", "4", *ENDLESS)
         assert process.stdout.read(4).startswith(b"[")
-        until_kept(NAME, 4)
+        wait_durable(NAME, 4)
         time.sleep((round_ % 5) / 10)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -124,7 +125,7 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
 def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
     process = started("run", samples.story, "--tree", "-n", "3", *ENDLESS)
     assert process.stdout.read(4) == b"[1] "
-    until_kept(NAME, 3)
+    wait_durable(NAME, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
     reasons = [node.finish_reason for node in loom_of(NAME).children]

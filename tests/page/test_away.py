@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import ports
 from browsing import Desk, Gate, assert_accessible, expect, watched
 from serving import Served, serving
 from weft.server import ServerConfig
@@ -23,10 +23,8 @@ pytestmark = pytest.mark.page
 class Place:
     """A port where a server with one database is started again and again."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
         self.db = f"sqlite:///{folder}/looms.db"
         self._running = ExitStack()
 
@@ -40,9 +38,10 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    place.stop()
+    with ports.held() as port:
+        place = Place(tmp_path, port)
+        yield place
+        place.stop()
 
 
 def test_a_server_that_comes_back_is_followed_on(browser: Browser, place: Place) -> None:
@@ -55,16 +54,16 @@ def test_a_server_that_comes_back_is_followed_on(browser: Browser, place: Place)
         desk.press("ArrowRight")
         place.stop()
         away = page.get_by_text("Reconnecting. Nothing is lost.")
-        expect(away).to_be_visible(timeout=15_000)
+        expect(away).to_be_visible(timeout=60_000)
         expect(desk.text).to_contain_text("fox")  # what was there can be read
         desk.press("ArrowDown")
         desk.until(lambda: desk.current == 2, "and gone through")
         desk.served = place.start()
-        expect(away).to_be_hidden(timeout=15_000)
+        expect(away).to_be_hidden(timeout=60_000)
         desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " meanwhile"})
         expect(desk.row(3)).to_be_visible()
         grow = page.get_by_role("button", name="Grow 2 branches").first
-        expect(grow).to_be_enabled(timeout=30_000)  # its model is loaded again
+        expect(grow).to_be_enabled(timeout=60_000)  # its model is loaded again
         desk.press("g")
         desk.until(lambda: len(desk.nodes()) == 6, "it grows again")
         desk.wait_grown()
@@ -82,9 +81,9 @@ def test_what_grew_when_the_server_ended_is_kept_and_shown(browser: Browser, pla
         desk.until(lambda: desk.lane(node).inner_text().strip() != "", "text")
         gate.open()
         place.stop()
-        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=15_000)
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=60_000)
         desk.served = place.start()
-        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden(timeout=15_000)
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden(timeout=60_000)
         told = desk.nodes()[node]
         assert told["finish_reason"] == "interrupted"
         assert told["text"]
@@ -103,11 +102,11 @@ def test_a_server_that_has_other_looms_is_told_and_not_asked_on(
         desk = Desk(served, page, watch)
         desk.open_loom(n=2)
         place.stop()
-        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=15_000)
+        expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_visible(timeout=60_000)
         (tmp_path / "looms.db").rename(tmp_path / "others.db")
         place.start()
         said = page.get_by_text("This server does not have this loom. It can be read for as long")
-        expect(said).to_be_visible(timeout=15_000)
+        expect(said).to_be_visible(timeout=60_000)
         expect(page.get_by_text("Reconnecting. Nothing is lost.")).to_be_hidden()
         expect(desk.tree.get_by_role("treeitem")).to_have_count(3)
         assert_accessible(page)

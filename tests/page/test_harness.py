@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from browsing import Desk, Gate, assert_accessible, watched
+from browsing import WAIT_S, Desk, Gate, assert_accessible, watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -28,7 +30,9 @@ def test_faults_of_a_page_are_told(browser: Browser, desk: Desk, script: str, to
     with watched(browser, desk.served.url) as (page, watch):
         page.goto("/")
         page.evaluate(script)
-        page.wait_for_timeout(200)
+        until = time.monotonic() + WAIT_S
+        while not re.search(told, "\n".join(watch.faults)) and time.monotonic() < until:
+            page.wait_for_timeout(20)
         with pytest.raises(AssertionError, match=told):
             watch.check()
         watch.allow("")
@@ -39,6 +43,7 @@ def test_a_held_model_stands_still(desk: Desk, gate: Gate) -> None:
     gate.hold(5)
     desk.grow(wait=False, n=2, **desk.endless())
     desk.until(lambda: all(node["text"] for node in list(desk.nodes().values())[1:]), "texts")
+    gate.wait_held()
     desk.page.wait_for_timeout(300)
     before = [node["text"] for node in desk.nodes().values()]
     desk.page.wait_for_timeout(300)

@@ -370,6 +370,7 @@ def test_a_loom_says_what_it_holds_and_goes_back(desk: Desk, page: Page) -> None
     expect(rows).to_have_count(4)
     rows.nth(2).get_by_role("button").click()  # as it was when branches had grown
     desk.until(lambda: len(desk.nodes()) == 4, "two operations are undone")
+    expect(panel.locator(".history .is-undone")).to_have_count(2)
     rows.nth(0).get_by_role("button").click()
     desk.until(lambda: len(desk.nodes()) == 6, "both are done again")
     page.get_by_label("Notes on the loom").fill("Mine.")

@@ -158,11 +158,10 @@ def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) ->
     large(desk, [None, *[(at - 1) // 3 for at in range(1, 3000)]])
     desk.remembers("treeView", "map")
     desk.visit(37)
-    page.wait_for_timeout(200)
+    desk.painted()
     desk.press("z")
-    page.wait_for_timeout(400)
-    seen = page.evaluate(
-        """() => {
+    desk.painted()
+    dark = """() => {
       const canvas = document.querySelector('.map-canvas')
       const { width, height } = canvas
       const { data } = canvas.getContext('2d').getImageData(0, 0, width, height)
@@ -170,22 +169,21 @@ def test_the_map_of_a_subtree_stands_where_it_is_seen(desk: Desk, page: Page) ->
       for (let i = 0; i < data.length; i += 4) dark += data[i] < 120
       return dark
     }"""
-    )
-    assert seen > 200
+    desk.until(lambda: page.evaluate(dark) > 200, "it is seen")
 
 
 def test_a_map_that_shows_all_does_so_in_any_size(told: Desk, page: Page) -> None:
     told.press("v")
     small = page.locator(".map-small")
-    page.wait_for_timeout(300)
+    told.painted()
     expect(small).to_be_hidden()  # as there is nothing beyond the edges
     page.set_viewport_size({"width": 900, "height": 500})
-    page.wait_for_timeout(300)
+    told.painted()
     expect(small).to_be_hidden()
     page.get_by_role("button", name="Larger").click(click_count=4)
     expect(small).to_be_visible()
     page.set_viewport_size({"width": 1024, "height": 500})
-    page.wait_for_timeout(300)
+    told.painted()
     expect(small).to_be_visible()  # where somebody looks is left alone
 
 
@@ -325,12 +323,12 @@ def test_fingers_drag_pinch_and_hold_the_map(told: Desk, page: Page) -> None:
     page.get_by_role("tab", name="Map").click()
     canvas = page.locator(".map-canvas")
     at = box(canvas)
-    page.wait_for_timeout(300)
+    told.painted()
     x, y = at["x"] + at["width"] / 2, at["y"] + at["height"] / 2
     fingers = Fingers(page)
 
     def shown() -> bytes:
-        page.wait_for_timeout(60)
+        told.painted()
         return canvas.screenshot()
 
     before = shown()
@@ -338,16 +336,18 @@ def test_fingers_drag_pinch_and_hold_the_map(told: Desk, page: Page) -> None:
     for step in range(1, 9):
         fingers.send("touchMove", (x - 6 * step, y + 4 * step))
     fingers.send("touchEnd")
+    told.until(lambda: shown() != before, "it was dragged")
     dragged = shown()
-    assert dragged != before
     fingers.send("touchStart", (x - 20, y), (x + 20, y))
     for step in range(1, 9):
         fingers.send("touchMove", (x - 20 - 6 * step, y), (x + 20 + 6 * step, y))
     fingers.send("touchEnd")
-    assert shown() != dragged
+    told.until(lambda: shown() != dragged, "it is larger")
     assert page.evaluate("visualViewport.scale") == 1  # the page itself is not
+    larger = shown()
     page.get_by_role("button", name="Fit all").tap()
-    page.wait_for_timeout(300)
+    told.until(lambda: shown() != larger, "all is seen")
+    told.painted()
     here = told.current
     fingers.send("touchStart", word(page))
     page.get_by_role("menu", name="Node").wait_for()

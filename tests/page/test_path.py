@@ -173,7 +173,7 @@ def test_a_long_text_has_no_seams(desk: Desk, page: Page) -> None:
     expect(desk.part(at)).to_be_visible()
     assert desk.text.locator(".segment").count() > 1
     parts = "Array.from(document.querySelectorAll('.path [data-node]'))"
-    page.wait_for_timeout(200)
+    desk.painted()
     before = page.evaluate(f"({_BOXES})({parts})")
     page.evaluate(
         """() => {
@@ -211,13 +211,14 @@ def test_heat_moves_no_letter(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1, max_tokens=60)
     desk.visit(first)
     words = "[document.querySelector('.path [data-node=\"1\"]')]"
+    desk.painted()
     last = page.evaluate(f"({_BOXES})({words})")
     height = desk.text.evaluate("(each) => each.getBoundingClientRect().height")
     for mode in ("probability", "entropy", "rank"):
         desk.press("p")
         desk.part(first).locator("[data-token]").first.wait_for()
         page.get_by_role("button", name=f"Heat: {mode}").wait_for()
-        page.wait_for_timeout(150)
+        desk.painted()
         assert page.evaluate(f"({_BOXES})({words})") == last
         assert desk.text.evaluate("(each) => each.getBoundingClientRect().height") == height
     desk.press("p")
@@ -266,11 +267,19 @@ def test_the_card_opens_where_the_pointer_rests(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.visit(first)
     token = tokens(desk, first)[3]
+    page.evaluate(
+        """() => {
+          let moved = 0
+          addEventListener('pointermove', () => { moved = performance.now() }, true)
+          new MutationObserver(() => {
+            if (document.querySelector('[data-card]')) window.rested ??= performance.now() - moved
+          }).observe(document.body, { childList: true, subtree: true })
+        }"""
+    )
     page.mouse.move(*point_at(desk, first, token["text"].strip()))
-    page.wait_for_timeout(80)
-    expect(card(desk)).to_have_count(0)
     expect(card(desk)).to_have_attribute("data-card", "3")
-    page.wait_for_timeout(100)
+    assert page.evaluate("rested") > 250  # by the page's own clock: not at once
+    desk.painted()
     box = card(desk).bounding_box()
     assert box is not None
     x, y = point_at(desk, first, token["text"].strip())
@@ -288,7 +297,7 @@ def test_the_card_is_never_off_the_screen(desk: Desk, page: Page) -> None:
     for _ in range(12):
         desk.press(",")
         card(desk).locator(".alternatives button").first.wait_for()
-        page.wait_for_timeout(60)
+        desk.painted()
         box = card(desk).bounding_box()
         assert box is not None
         assert box["x"] >= 0
@@ -368,6 +377,7 @@ def test_what_is_written_is_seen_whole(desk: Desk, page: Page, sizes: bool) -> N
     for width in (1440, 390):
         page.set_viewport_size({"width": width, "height": 900})
         area.fill("\n".join(["a line of a few words"] * 9))
+        desk.painted()
         high, whole, line = area.evaluate(
             "(each) => [each.clientHeight, each.scrollHeight,"
             " parseFloat(getComputedStyle(each).lineHeight)]"
@@ -554,16 +564,20 @@ def test_who_reads_is_not_moved_and_who_is_at_the_end_is_taken_along(
     desk.until(lambda: len(letters(desk, first)) > 300, "some text")
     pane = page.locator(".reading")
     pane.evaluate("(each) => { each.scrollTop = 40 }")
+    shown = len(letters(desk, first))
     gate.hold(60)
-    page.wait_for_timeout(900)
+    desk.until(lambda: len(letters(desk, first)) > shown + 100, "it grows on")
+    desk.painted()
     assert pane.evaluate("(each) => each.scrollTop") == 40
+    gate.wait_held()
+    desk.until(lambda: letters(desk, first) == desk.nodes()[first]["text"], "all that is there")
     pane.evaluate("(each) => { each.scrollTop = each.scrollHeight }")
-    page.wait_for_timeout(100)
+    desk.painted()
     gate.hold(120)
     before = len(letters(desk, first))
     desk.until(lambda: len(letters(desk, first)) > before + 300, "more text")
-    left = pane.evaluate("(each) => each.scrollHeight - each.scrollTop - each.clientHeight")
-    assert left < 60
+    left = "(each) => each.scrollHeight - each.scrollTop - each.clientHeight"
+    desk.until(lambda: pane.evaluate(left) < 60, "one is taken along")
     gate.open()
     desk.press("Escape")
     desk.wait_grown()

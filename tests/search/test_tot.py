@@ -292,11 +292,14 @@ def test_suggesting_needs_a_task(lm: weft.LM) -> None:
 def test_interrupt_leaves_a_whole_tree_that_can_be_searched_again(lm: weft.LM) -> None:
     loom = Loom(lm, EASY.prompt)
     levels: list[Level] = []
+    pressed: list[threading.Thread] = []
 
     def press(level: Level) -> None:
         levels.append(level)
-        timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+        # One at a time: a second could come when the first has ended the search.
+        if not any(each.is_alive() for each in pressed):
+            pressed.append(threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)))
+            pressed[-1].start()
 
     with pytest.raises(KeyboardInterrupt):
         tot(lm, loom, seed=1, n_suggest=40, progress=press)

@@ -17,6 +17,7 @@ import httpx2 as httpx
 import pytest
 
 import weft
+from durable import wait_durable
 from weft.errors import ConfigError
 from weft.server.run import bound
 from weft.store.library import Library
@@ -96,7 +97,7 @@ def test_the_page_is_opened_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, opens: bool
 ) -> None:
     browser, told = tmp_path / "browser", tmp_path / "told"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.part && mv {told}.part {told}\n')
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(browser))
     with running(tmp_path, option) as server:
@@ -174,8 +175,7 @@ def killed(home: Path, n: int) -> None:
             path = f"/api/v1/looms/{loom}/nodes/0/generate"
             done = server.client.post(path, json={"n": 2, "max_tokens": 5, "wait": True})
             told[loom] = done.json()["nodes"]
-            with Library(f"sqlite:///{home}/weft.db") as library:
-                server.until(lambda: n_durable(library, loom) == 2)  # noqa: B023
+            wait_durable(loom, 2, f"sqlite:///{home}/weft.db")
             time.sleep(0.05 * (at % 10))
             server.popen.kill()
             server.popen.wait(20)
@@ -190,11 +190,6 @@ def killed(home: Path, n: int) -> None:
                 ]
                 assert [node.finish_reason for node in partial] == ["interrupted"] * 2
                 assert all(node.tokens for node in partial)
-
-
-def n_durable(library: Library, loom: str) -> int:
-    """Return how many nodes that grow have tokens that would outlive their server."""
-    return sum(row.is_growing and row.n_tokens > 0 for row in library.nodes(loom, after=0))
 
 
 @pytest.mark.programs
