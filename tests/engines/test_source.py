@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import ports
 from loopback_hub import Hub, Repo, point_at, serve
 from weft.engines import source
 from weft.engines.source import resolve, resolve_adapter
@@ -34,11 +34,12 @@ WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safeten
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, bars off, and no way to the real Hub."""
     folder = tmp_path / "hub"
-    point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}", folder)
-    return folder
+    with ports.held() as port:
+        point_at(monkeypatch, f"http://127.0.0.1:{port}", folder)
+        yield folder
 
 
 @pytest.fixture
@@ -47,12 +48,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
         point_at(monkeypatch, hub.url, cache)
         hub.add(Repo("maker/model")).push("main", FILES)
         yield hub
-
-
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _files(folder: Path) -> set[str]:
@@ -176,8 +171,8 @@ def test_cached_copy_serves_when_the_hub_is_away(
     hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = resolve("maker/model")
-    point_at(monkeypatch, f"http://127.0.0.1:{_closed_port()}", cache)
-    with caplog.at_level("WARNING", logger="weft.engines"):
+    with ports.held() as port, caplog.at_level("WARNING", logger="weft.engines"):
+        point_at(monkeypatch, f"http://127.0.0.1:{port}", cache)
         assert resolve("maker/model") == folder
     assert "using the cached maker/model" in caplog.text
 
