@@ -73,6 +73,7 @@ BOUNDS = {
     "arrow key, median ms": 50,
     "arrow key, 95th ms": 50,
     "search, ms": 200,
+    "map frame, median ms": 34,
     "remove a third, ms": 200,
     "lanes after the key, ms": 100,
     "rows in the page": 200,
@@ -134,6 +135,7 @@ def measured(
     told.append(("rows in the page", page.evaluate(ROWS)))
     told.append(("search, ms", searched(page, args.nodes)))
     told.append(("remove a third, ms", removed(page, args.nodes)))
+    told.append(("map frame, median ms", map_frame(page)))
     told.append(("script heap, MB", page.evaluate("performance.memory.usedJSHeapSize") / 1e6))
     context.close()
     return told
@@ -195,6 +197,29 @@ def removed(page: Page, n_nodes: int) -> float:
     page.keyboard.press("u")
     when(page, f"{tall} >= {before}")
     return time
+
+
+def map_frame(page: Page) -> float:
+    """Turn the wheel over the whole tree's map, and return the time from a turn to its frame."""
+    page.get_by_role("tab", name="Map").click()
+    page.keyboard.press("9")
+    page.wait_for_timeout(500)
+    took = page.evaluate(
+        """async () => {
+          const canvas = document.querySelector('.map-canvas')
+          const { left, top } = canvas.getBoundingClientRect()
+          const took = []
+          for (let i = 0; i < 30; i++) {
+            canvas.dispatchEvent(new WheelEvent('wheel', { deltaY: i % 2 ? 60 : -60,
+              clientX: left + 200, clientY: top + 300, bubbles: true, cancelable: true }))
+            const began = performance.now()
+            await new Promise(requestAnimationFrame)
+            took.push(performance.now() - began)
+          }
+          return took
+        }"""
+    )
+    return float(median(took))
 
 
 def lanes(page: Page, url: str) -> float:
