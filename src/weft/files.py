@@ -68,7 +68,7 @@ def try_write(path: AnyPath) -> None:
         if os.path.isdir(os.path.realpath(name)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if found is None or stat.S_ISREG(found.st_mode):
-            part = _new_part(_target(name, found).parent)
+            part = new_part(_target(name, found).parent)
             part.close()
             os.unlink(part.name)
     except OSError as error:
@@ -104,7 +104,7 @@ def _replace(
 ) -> None:
     # In the same folder, so that the last step is one rename; with a name of its own, so that a
     # long one fits and nobody else's file looks like it.
-    file = _new_part(target.parent)
+    file = new_part(target.parent)
     try:
         with file:
             if old is not None:
@@ -137,8 +137,11 @@ def _rename_patiently(part: str, target: Path) -> None:
             time.sleep(0.02)
 
 
-def _new_part(folder: Path) -> BinaryIO:
-    """Return a new file to write to, locked as long as it is open: so it is known to be in use."""
+def new_part(folder: Path) -> BinaryIO:
+    """Return a new file to write to, locked as long as it is open: so it is known to be in use.
+
+    What a killed process leaves of it is removed by the next `sweep` of its folder.
+    """
     while True:
         file = (folder / f".weft-{secrets.token_hex(8)}.part").open("xb")
         if _try_lock(file.fileno()) is False or os.fstat(file.fileno()).st_nlink == 0:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +142,25 @@ def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
     assert row is not None
     board.rows[7] = 0
     assert np.all(row == 1.5)
+
+
+def test_a_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() -> None:
+    code = "import os; from weft.engines.vllm.board import Board; b = Board(4, 3); print(b.path)"
+    killed = subprocess.run(
+        [sys.executable, "-c", f"{code}; os.sys.stdout.flush(); os.kill(os.getpid(), 9)"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    left = Path(killed.stdout.strip())
+    assert left.exists()
+    first = Board(4, 3)
+    assert not left.exists()
+    second = Board(4, 3)
+    assert first.path.exists()
+    assert first.path.stat().st_mode & 0o777 == 0o600
+    first.vanish()
+    second.vanish()
 
 
 def tapped() -> tuple[RowTap, Board]:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import files
+
 KEY = "weft"  # in a request's extra_args: [slot, ticket]; in additional_config: what `Board.told`
 MOST_BYTES = 32 << 20
 _SLOTS = 64
@@ -22,25 +24,26 @@ class Board:
     """Some slots, a logits row each: float32 [n_slots, V], and a ticket that says whose row it is.
 
     A file in memory where there is such a place. `vanish` takes its name away, once the workers
-    have it open: then nothing of it is left when the last process ends, however that comes.
+    have it open: then nothing of it is left when the last process ends, however that comes. Of one
+    that is killed before, the next board takes it away.
     """
 
     def __init__(self, n_vocab: int, most: int) -> None:
         """most: slots; fewer where rows are long. Raises: OSError where there is no room."""
         self.n_vocab = n_vocab
         n_slots = max(1, min(most, MOST_BYTES // (4 * n_vocab)))
-        folder = _SHARED if os.access(_SHARED, os.W_OK) else None
-        handle, name = tempfile.mkstemp(prefix="weft-rows-", dir=folder)
-        self.path = Path(name)
+        folder = _SHARED if os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
+        files.sweep(folder)
+        self._file = files.new_part(folder)
+        self.path = Path(self._file.name)
         try:
+            os.fchmod(self._file.fileno(), 0o600)
             # Allocated at once: a page that is not there when it is written to ends the process.
-            os.posix_fallocate(handle, 0, n_bytes(n_slots, n_vocab))
+            os.posix_fallocate(self._file.fileno(), 0, n_bytes(n_slots, n_vocab))
+            self.tickets, self.rows = mapped(str(self.path), n_slots, n_vocab)
         except OSError:
             self.vanish()
             raise
-        finally:
-            os.close(handle)
-        self.tickets, self.rows = mapped(name, n_slots, n_vocab)
         self.free = deque(range(n_slots))
         self.n_slots = n_slots
         self._last = 0
@@ -65,6 +68,7 @@ class Board:
         """Take the file's name away; the memory stays with who has it open."""
         with suppress(FileNotFoundError):
             self.path.unlink()
+        self._file.close()
 
 
 def n_bytes(n_slots: int, n_vocab: int) -> int:
