@@ -10,6 +10,7 @@ import pytest
 import weft as weft_
 from cli.conftest import loom_of, names
 from weft import samples
+from weft.cli import here
 from weft.viz.lanes import Plain
 
 # Of answers whose words do not matter.
@@ -156,6 +157,24 @@ def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
     assert "there is no command /frobnicate" in result.stderr
     assert "there is no answer to fork yet" in result.stderr
     assert names() == []
+
+
+def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
+    weft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, pressed = here.GrowerHere.begin, []
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        return begin(*given, **named)
+
+    monkeypatch.setattr(here.GrowerHere, "begin", interrupted)
+    result = weft("chat", *FEW, stdin=lines(samples.greeting, samples.sum))
+    assert result.exit_code == 0
+    assert "stopped" in result.stdout
+    assert len(nodes(weft)) == 2
 
 
 def test_a_message_that_is_too_long_keeps_the_chat_going(weft) -> None:

@@ -78,6 +78,27 @@ def test_a_reader_that_leaves_early_gets_no_complaint(started) -> None:
     assert process.wait(60) == 1
 
 
+def test_what_a_reader_has_read_before_it_left_is_kept(started, command) -> None:
+    process = started("run", samples.story, "-n", "2", *ENDLESS)
+    read = process.stdout.read(200).decode(errors="ignore")
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 1
+    nodes = json.loads(command("tree", "--json").stdout)["nodes"]
+    assert any(node["text"].startswith(read[:100]) for node in nodes)
+
+
+@posix
+@pytest.mark.parametrize(("closed", "verb"), [(">&-", "ls"), ("2>&-", "ls --json"), ("<&-", "ls")])
+def test_a_closed_stream_is_like_one_that_nobody_reads(command, closed: str, verb: str) -> None:
+    command(*SHORT)
+    shell = f"{sys.executable} -m weft {verb} {closed}"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert (b"use-4-9-10-13" in done.stdout) == (closed != ">&-")
+
+
 @pytest.mark.programs
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 @pytest.mark.parametrize("verb", [(), ("--help",), ("run", samples.greeting, "--max-tokens", "2")])
@@ -214,7 +235,7 @@ def test_ctrl_c_keeps_the_loom(started, command) -> None:
 # The verbs on a kept loom.
 WALK = [
     (*SHORT, "--color", "prob"),
-    ("grow", "1", "-n", "2", "--max-tokens", "12"),
+    ("grow", "1", "-n", "2", "--max-tokens", "12", "--seed", "1"),
     ("tree",),
     ("read", "1", "--color", "entropy"),
     ("next", "1"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from weft.errors import ConfigError
-from weft.tokens.chat import check_messages, render_chat
+from weft.tokens.chat import check_messages, check_roles, render_chat
 
 USER = [{"role": "user", "content": "Hi"}]
 SIMPLE = (
@@ -96,3 +96,8 @@ def test_parts_and_silent_tool_calls_are_messages() -> None:
     checked = check_messages(tuple(messages))
     assert checked == messages
     assert checked[0] is not messages[0]
+
+
+def test_an_unknown_role_is_told_the_usual_ones() -> None:
+    with pytest.raises(ConfigError, match="'bogus'.*does not know; allowed are user, assistant$"):
+        check_roles(SIMPLE, [{"role": "bogus", "content": "Hi"}], "<bogus>Hi")

@@ -10,6 +10,7 @@ def main() -> None:
     """Run the command with the process's arguments and leave with its exit code."""
     from ..viz.out import Out, soften
 
+    fill_closed_streams()
     soften(sys.stdout, sys.stderr)
     try:
         # A shell that completes says so by a variable and gives no arguments.
@@ -35,3 +36,13 @@ def main() -> None:
             message, as_json = f"{error.strerror or error}{place}", asked_for_json(sys.argv[1:])
             write(type(error).__name__, message, "", FAILURE, as_json)
         sys.exit(FAILURE)
+
+
+def fill_closed_streams() -> None:
+    """Let nothing read from and write to standard streams that the caller has closed.
+
+    Their numbers would be given to the files that are opened next, and texts written into those.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))

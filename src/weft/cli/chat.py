@@ -116,6 +116,10 @@ class Chat:
                 typed = self.obey(line)
             except WeftError as error:
                 tell(error, "chat", as_json=self.as_json)
+            except KeyboardInterrupt:  # before its answer has begun
+                if self.as_json:
+                    raise
+                self.out.line(("stopped", "dim"))
             line = self._ask("> ") if typed is None else typed
         if self.as_json:
             return
@@ -164,7 +168,11 @@ class Chat:
             node = self.kept.say(self.kept.at, text, chat=True)
         shown = Silent() if self.as_json else Plain(self.out)
         sampling = self._sampling(node)
-        made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)
+        try:
+            made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)
+        except OSError:  # nobody reads what is written: it is kept as far as it came
+            self.kept.try_save()
+            raise
         if not done:
             self.out.line(("stopped", "dim"))
         if not made or not made[0].text:

@@ -235,7 +235,8 @@ def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
 def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
     """Grow at a node, watched; a node that has ended is told by its number.
 
-    Branches that had ended when the model call failed, or its server died, are kept.
+    Branches that had ended when the model call failed, or its server died, are kept; all of them
+    as far as they came when nobody reads what is written, or its disk is full.
     """
     shown = Silent() if wish.as_json else Printer(out, wish.n, first=None) if wish.as_text else None
     n_before = len(node.children)
@@ -244,6 +245,10 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
     except EngineError:
         if wish.keep and len(node.children) > n_before and kept.try_save():
             Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
+        raise
+    except OSError:
+        if wish.keep:
+            kept.try_save()
         raise
     except Terminal:
         number, up = kept.number(node), kept.number(node.parent or node)

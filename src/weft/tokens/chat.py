@@ -111,7 +111,8 @@ def check_roles(template: str, messages: Sequence[Mapping[str, Any]], rendered: 
         if role in ROLES and said in rendered:
             continue
         fault = "leaves out" if role in ROLES else "does not know"
-        allowed = [each for each in ROLES if each in words] or [r for r in ROLES if r != role]
+        usual = {"user", "assistant", *words}
+        allowed = [each for each in ROLES if each in usual]
         raise ConfigError(
             f"message {index} has role {role!r}, which this chat template {fault}; allowed are"
             f" {', '.join(allowed)}"
