@@ -28,14 +28,16 @@ _KEEP_ALIVE_S = 65  # longer than clients do: they would send into a connection 
 def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; the first lets jobs end, the second ends at once.
 
-    announce: called with the address once it is bound. Raises: ConfigError for an address that
-    cannot be bound.
+    announce: called with the address once it is bound and the looms are open. Raises: ConfigError
+    for an address that cannot be bound; as `Service.open`.
     """
     listener = bound(config.host, config.port)
     with listener:
         port: int = listener.getsockname()[1]
         config = config.on(port)
         app = create_app(config)
+        service: Service = app.state.service
+        service.open()
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -48,7 +50,7 @@ def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
         )
         host = f"[{config.host}]" if ":" in config.host else config.host
         announce(f"http://{host}:{port}")
-        Stoppable(settings, app.state.service).run(sockets=[listener])
+        Stoppable(settings, service).run(sockets=[listener])
 
 
 class Stoppable(uvicorn.Server):
