@@ -40,6 +40,8 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._works: dict[object, Callable[[], object]] = {}
         self.jobs = JobBook(config.limits.kept_jobs)
+        # Called with why, once all models of the start have failed and no other one is there.
+        self.when_hopeless: Callable[[WeftError], None] | None = None
         self._begun: list[tuple[ServedModel, ModelWish]] = []
         self._looms: LiveLooms | None = None
 
@@ -62,7 +64,17 @@ class Service:
             await asyncio.to_thread(self.open)
         self.looms.start()
         for model, wish in self._begun:
-            self.spawn(self.models.finish(model, wish))
+            self.spawn(self._load(model, wish))
+
+    async def _load(self, model: ServedModel, wish: ModelWish) -> None:
+        try:
+            await self.models.finish(model, wish)
+        except WeftError as error:
+            # One that was unloaded meanwhile is not on the shelf: somebody is there, who did it.
+            is_hopeless = model in self.models and self.models.has_failed
+            if not is_hopeless or self.when_hopeless is None:
+                raise
+            self.when_hopeless(error)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the requests; its errors are logged, it ends with the server."""
