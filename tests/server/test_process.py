@@ -187,6 +187,8 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         refused = server.client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json={})
         assert refused.json()["error"]["code"] == "shutting_down"
+        made = server.client.post("/api/v1/looms", json={"prompt": "Twice"})
+        assert made.status_code == 201  # no model runs for it
         assert server.end()[0] == 0
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         nodes = library.open(loom).loom.children
