@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from weft.api.address import address
@@ -55,6 +58,37 @@ def test_an_option_of_no_engine_is_told(weft) -> None:
     result = weft("serve", "--host", "0.0.0.0")
     assert result.exit_code == 2
     assert "API key" in result.stderr
+
+
+@pytest.mark.parametrize("broken", ["address", "file", "home"])
+def test_looms_that_cannot_be_opened_end_it_as_any_verb(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    if broken == "address":
+        monkeypatch.setenv("WEFT_DB", "foo://x")
+    elif broken == "file":
+        (home / "weft.db").write_text("no database " * 100)
+    else:
+        (home / "file").write_text("")
+        monkeypatch.setenv("WEFT_HOME", str(home / "file" / "x"))
+    told, listed = weft("serve", "--port", "0", "--no-browser"), weft("ls")
+    assert told.exit_code == listed.exit_code != 0
+    # The hint to a verb's options names the verb.
+    assert told.stderr.replace("weft serve", "weft ls") == listed.stderr
+    assert "serving" not in told.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [(("tiny", "--also", "tiny"), 1, "already"), (("--engine", "nosuch"), 2, "nosuch")],
+)
+def test_models_that_cannot_even_begin_are_told_before_it_serves(
+    weft: Any, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    told = weft("serve", *arguments, "--port", "0", "--no-browser")
+    assert (told.exit_code, said in told.stderr) == (code, True), told.output
+    assert "serving" not in told.output
 
 
 @pytest.mark.parametrize(

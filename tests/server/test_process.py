@@ -18,7 +18,9 @@ import pytest
 
 import weft
 from durable import wait_durable
+from serving import serving
 from weft.errors import ConfigError
+from weft.server import ServerConfig
 from weft.server.run import bound
 from weft.store.library import Library
 
@@ -29,19 +31,29 @@ with weft.load("tiny") as _lm:
     NO_END = {str(token): -1e6 for token in _lm.text.stop_ids}
 
 
+SERVE = (sys.executable, "-m", "weft", "serve", "--port", "0")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return what a server of a folder is started with."""
+    found = {**os.environ, "WEFT_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
+    for name in ("WEFT_DB", "WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY"):
+        found.pop(name, None)
+    return found
+
+
 class Process:
     """A running `weft serve`."""
 
     def __init__(self, home: Path, *options: str) -> None:
         self.home = home
-        environment = {**os.environ, "WEFT_HOME": str(home), "OPENBLAS_NUM_THREADS": "1"}
-        for name in ("WEFT_DB", "WEFT_HOST", "WEFT_PORT", "WEFT_API_KEY"):
-            environment.pop(name, None)
-        command = [sys.executable, "-m", "weft", "serve", "--port", "0", *options]
         self.said = home / "said"  # a file: of a pipe, what a line's reader has buffered is lost
         with self.said.open("w") as said:
             self.popen = subprocess.Popen(
-                command, env=environment, stderr=said, stdout=subprocess.DEVNULL
+                [*SERVE, *options],
+                env=environment(home),
+                stderr=said,
+                stdout=subprocess.DEVNULL,
             )
         until = time.monotonic() + 60
         while "\n" not in (lines := self.said.read_text()) and time.monotonic() < until:
@@ -108,6 +120,47 @@ def test_the_page_is_opened_where_that_is_asked_for(
         assert not opens or told.read_text().strip() == server.url
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("foo",), 2, "'foo' is not known"),
+        (("./nope", "--also", "./nope2"), 3, "there is no folder ./nope2"),
+        (("tiny", "--n-ctx", "100000"), 2, "n_ctx is 100000"),
+    ],
+)
+def test_without_any_model_of_its_start_it_ends_as_that_model_does(
+    tmp_path: Path, options: tuple[str, ...], code: int, said: str
+) -> None:
+    command = [*SERVE, "--no-browser", *options]
+    ended = subprocess.run(
+        command, env=environment(tmp_path), capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == code
+    (told,) = [each for each in ended.stderr.splitlines() if said in each]  # once
+    assert told.startswith("weft: ")
+    assert "Traceback" not in ended.stderr
+
+
+def test_with_another_model_it_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path, "nope", "--also", "tiny") as server:
+        models = server.client.get("/api/v1/models").json()["data"]
+        assert {each["id"]: each["state"] for each in models} == {"nope": "failed", "tiny": "ready"}
+        server.popen.send_signal(signal.SIGTERM)
+        code, said = server.end()
+        assert (code, "'nope' is not known" in said) == (0, True)
+
+
+def test_an_application_stays_without_any_model() -> None:
+    with serving(ServerConfig(port=0, models=("nope",)), wait=False) as served:
+        until = time.monotonic() + 60
+        while served.client.get("/api/v1/models/nope").json()["state"] != "failed":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        given = {"source": "tiny", "wait": True}
+        assert served.client.post("/api/v1/models", json=given).json()["status"] == "ok"
+        assert served.client.get("/readyz").status_code == 200
+
+
 def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "60") as server:
         loom = server.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
@@ -134,6 +187,8 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         refused = server.client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json={})
         assert refused.json()["error"]["code"] == "shutting_down"
+        made = server.client.post("/api/v1/looms", json={"prompt": "Twice"})
+        assert made.status_code == 201  # no model runs for it
         assert server.end()[0] == 0
     with Library(f"sqlite:///{tmp_path}/weft.db") as library:
         nodes = library.open(loom).loom.children

@@ -103,6 +103,11 @@ class ModelShelf:
         """Whether there is a model that can be used."""
         return any(model.lm is not None for model in self)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether no model can be used, and none is being loaded."""
+        return all(model.state == "failed" for model in self)
+
     def get(self, name: str | None = None) -> ServedModel:
         """Return a model; None is the default. Raises: NotFound, naming those there are."""
         wanted = self.default if name is None else name

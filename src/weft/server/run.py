@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, WeftError
 from .app import create_app
 from .config import ServerConfig
 from .service import Service
@@ -28,14 +28,17 @@ _KEEP_ALIVE_S = 65  # longer than clients do: they would send into a connection 
 def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; the first lets jobs end, the second ends at once.
 
-    announce: called with the address once it is bound. Raises: ConfigError for an address that
-    cannot be bound.
+    announce: called with the address once it is bound and the looms are open. Raises: ConfigError
+    for an address that cannot be bound; as `Service.open`; why a model could not be loaded, where
+    that leaves none of those of the start.
     """
     listener = bound(config.host, config.port)
     with listener:
         port: int = listener.getsockname()[1]
         config = config.on(port)
         app = create_app(config)
+        service: Service = app.state.service
+        service.open()
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -48,15 +51,23 @@ def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
         )
         host = f"[{config.host}]" if ":" in config.host else config.host
         announce(f"http://{host}:{port}")
-        Stoppable(settings, app.state.service).run(sockets=[listener])
+        server = Stoppable(settings, service)
+        server.run(sockets=[listener])
+    if server.error is not None:
+        raise server.error
 
 
 class Stoppable(uvicorn.Server):
-    """Drains its service before it exits, and then exits with 0."""
+    """Drains its service before it exits.
+
+    error: why it stopped by itself: its models could not be loaded. None where it was told to.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
+        self.service.when_hopeless = self._give_up
+        self.error: WeftError | None = None
         self.was_told = False
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -77,6 +88,11 @@ class Stoppable(uvicorn.Server):
             return
         self.was_told = True
         self.loop.call_soon_threadsafe(self._stop)
+
+    def _give_up(self, error: WeftError) -> None:
+        if not self.was_told:
+            self.error = error
+            self._stop()
 
     def _stop(self) -> None:
         self._stopping = asyncio.ensure_future(self._drain())

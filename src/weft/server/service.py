@@ -20,7 +20,7 @@ from .errors import Refused
 from .jobs import JobBook
 from .looms import LEASE_S, LiveLooms
 from .metrics import ServerMetrics
-from .models import ModelShelf, ModelWish
+from .models import ModelShelf, ModelWish, ServedModel
 from .pulse import Pulse
 
 _log = logging.getLogger(__name__)
@@ -40,18 +40,41 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._works: dict[object, Callable[[], object]] = {}
         self.jobs = JobBook(config.limits.kept_jobs)
+        # Called with why, once all models of the start have failed and no other one is there.
+        self.when_hopeless: Callable[[WeftError], None] | None = None
+        self._begun: list[tuple[ServedModel, ModelWish]] = []
         self._looms: LiveLooms | None = None
 
-    async def start(self) -> None:
-        """Open the looms and begin to load the models; requests are answered meanwhile."""
-        self.secret = await asyncio.to_thread(make_secret)
-        library = await asyncio.to_thread(lambda: Library(self.config.db, lease_s=LEASE_S))
-        self._looms = LiveLooms(library, self.models, self.pulse)
-        self._looms.start()
+    def open(self) -> None:
+        """Open the looms, and put the models on the shelf that are to be loaded. Blocks.
+
+        Where nobody did so before, `start` does. Raises: ConfigError for an engine or a database
+        that is none, Conflict for two models of one name, StoreError where the looms cannot be
+        opened.
+        """
         wishes = [ModelWish(source) for source in self.config.models]
-        begun = [(self.models.begin(wish, by_request=False), wish) for wish in wishes]
-        for model, wish in begun:
-            self.spawn(self.models.finish(model, wish))
+        self._begun = [(self.models.begin(wish, by_request=False), wish) for wish in wishes]
+        self.secret = make_secret()
+        library = Library(self.config.db, lease_s=LEASE_S)
+        self._looms = LiveLooms(library, self.models, self.pulse)
+
+    async def start(self) -> None:
+        """Begin to load the models; requests are answered meanwhile. Raises: as `open`."""
+        if self._looms is None:
+            await asyncio.to_thread(self.open)
+        self.looms.start()
+        for model, wish in self._begun:
+            self.spawn(self._load(model, wish))
+
+    async def _load(self, model: ServedModel, wish: ModelWish) -> None:
+        try:
+            await self.models.finish(model, wish)
+        except WeftError as error:
+            # One that was unloaded meanwhile is not on the shelf: somebody is there, who did it.
+            is_hopeless = model in self.models and self.models.has_failed
+            if not is_hopeless or self.when_hopeless is None:
+                raise
+            self.when_hopeless(error)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the requests; its errors are logged, it ends with the server."""
