@@ -69,6 +69,8 @@ WALK = [
     ("run", "-c", "Go on.", "-n", "1", "--raw", *FEW),
     ("run", "Once upon", "--raw", "-n", "1", "--no-log", *FEW),
     ("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1"),
+    ("undo",),
+    ("redo",),
     ("find", "fox"),
     ("read", "1", "--loom", NAME),
     ("rm", NAME),
