@@ -179,6 +179,7 @@ class GrowerHere:
         self.has_template = lm.text.chat_template is not None
         self.has_next = lm.info.abilities.steps
         self.continues = bool(lm.info.abilities.continues)
+        self.resumes = True
 
     def stats(self) -> Stats:
         """Return what it has computed and saved."""
