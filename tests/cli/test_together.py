@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -201,6 +202,27 @@ def test_a_search_is_undone_and_done_again_as_a_whole(weft, tmp_path: Path) -> N
     again = told(weft(*asked, "--json"))  # from its file: a loom that was read
     assert again["loom"] != made["loom"]
     assert told(weft("undo", "--json"))["removed"] == list(range(1, again["nodes"]))
+
+
+@pytest.mark.fluent
+def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
+    weft, tmp_path: Path, monkeypatch
+) -> None:
+    module = importlib.import_module("weft.cli.solve")
+
+    def interrupted(level: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "watched", lambda out, loom, work: work(interrupted))
+    asked = ("-b", "2", "-n", "3", "--seed", "1")
+    for name, is_there in (("use-4-9-10-13", False), ("use-4-9-10-13.2", True)):
+        assert (tmp_path / "search.json").exists() is is_there
+        found = weft("solve", samples.game24, *asked, "--resume", str(tmp_path / "search.json"))
+        assert found.exit_code == 130, found.output
+        assert f"kept as {name}" in found.stderr
+        result = told(weft("undo", "--json"))
+        assert (result["kind"], result["loom"]) == ("run", name)
+        assert numbers(weft) == [0]
 
 
 def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) -> None:

@@ -244,7 +244,9 @@ def _search_to_end(
     quiet = out if is_drawn else Out(out.console, False, out.is_ascii)
 
     def noted(level: Level, show: Callable[[Level], object]) -> None:
-        kept.loom = root_of(level, kept.loom)
+        root = root_of(level, kept.loom)
+        if root is not kept.loom:  # the one of the file that the search goes on from
+            kept.loom, kept.at = root, root
         show(level)
 
     try:
