@@ -69,6 +69,8 @@ WALK = [
     ("run", "-c", "Go on.", "-n", "1", "--raw", *FEW),
     ("run", "Once upon", "--raw", "-n", "1", "--no-log", *FEW),
     ("solve", samples.sum, "--strategy", "best-of-n", "-n", "2", "--seed", "1"),
+    ("undo",),
+    ("redo",),
     ("find", "fox"),
     ("read", "1", "--loom", NAME),
     ("rm", NAME),
@@ -131,6 +133,23 @@ def test_json_has_the_same_names_with_a_server_as_without(
     with serving() as server:
         monkeypatch.setenv("WEFT_HOST", server.url)
         assert shapes() == here
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "why"),
+    [
+        (("--resume", "search.json"), 3, "goes on from no file; leave out --resume"),
+        (("--budget-tokens", "0"), 2, "budget_tokens"),
+    ],
+)
+def test_a_search_that_is_refused_leaves_no_loom(
+    weft: Any, served: Served, options: tuple[str, ...], status: int, why: str
+) -> None:
+    refused = weft("solve", samples.sum, *options)
+    assert refused.exit_code == status, refused.output
+    assert why in refused.stderr
+    assert names() == []
+    assert told(weft("ls", "--json"))["looms"] == []
 
 
 def test_what_the_server_knows_is_not_read_again(weft: Any, served: Served) -> None:

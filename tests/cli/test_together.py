@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ from weft import Loom, samples
 from weft.cli import here
 from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
+from weft.errors import StoreError
+from weft.store import KeptLoom
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
 NAME = "tell-story-about-fox"
@@ -182,6 +185,59 @@ def test_undo_and_redo_go_through_what_was_done_and_say_it(weft, grown) -> None:
     weft("grow", "3", "-n", "1", *SHORT)
     assert weft("redo").exit_code == 1  # something else was done since
     assert numbers(weft) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_search_is_undone_and_done_again_as_a_whole(weft, tmp_path: Path) -> None:
+    file = tmp_path / "search.json"
+    asked = ("solve", samples.game24, "-b", "1", "-n", "2", "--seed", "1", "--resume", str(file))
+    made = told(weft(*asked, "--json"))
+    grown = list(range(1, made["nodes"]))
+    result = told(weft("undo", "--json"))
+    assert (result["kind"], result["loom"], result["removed"]) == ("run", made["loom"], grown)
+    assert numbers(weft) == [0]
+    nothing = weft("undo")
+    assert nothing.exit_code == 1
+    assert "there is nothing to undo" in nothing.stderr
+    assert told(weft("redo", "--json"))["added"] == grown
+    again = told(weft(*asked, "--json"))  # from its file: a loom that was read
+    assert again["loom"] != made["loom"]
+    assert told(weft("undo", "--json"))["removed"] == list(range(1, again["nodes"]))
+
+
+@pytest.mark.fluent
+def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
+    weft, tmp_path: Path, monkeypatch
+) -> None:
+    module = importlib.import_module("weft.cli.solve")
+
+    def interrupted(level: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "watched", lambda out, loom, work: work(interrupted))
+    asked = ("-b", "2", "-n", "3", "--seed", "1")
+    for name, is_there in (("use-4-9-10-13", False), ("use-4-9-10-13.2", True)):
+        assert (tmp_path / "search.json").exists() is is_there
+        found = weft("solve", samples.game24, *asked, "--resume", str(tmp_path / "search.json"))
+        assert found.exit_code == 130, found.output
+        assert f"kept as {name}" in found.stderr
+        result = told(weft("undo", "--json"))
+        assert (result["kind"], result["loom"]) == ("run", name)
+        assert numbers(weft) == [0]
+
+
+def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) -> None:
+    commit = KeptLoom.commit
+
+    def failing(kept: KeptLoom, kind: str, **options: object) -> object:
+        if kind == "run":
+            raise StoreError("the disk is full")
+        return commit(kept, kind, **options)
+
+    monkeypatch.setattr(KeptLoom, "commit", failing)
+    found = weft("solve", samples.sum, "--strategy", "greedy")
+    assert found.exit_code == 0
+    assert "not kept: the disk is full" in found.stderr
+    assert names() == []
 
 
 def test_where_one_stood_is_gone_after_undo_one_stands_above(weft, grown) -> None:

@@ -174,7 +174,10 @@ def test_a_node_grows_as_long_as_its_process_lives(
     process.wait(60)
     process.stdin.close()
     process.stdout.close()
+    # A list counts it, be it growing or left by the dead.
+    assert [each.n_nodes for each in library.looms()] == [2]
     assert [each.finish_reason for each in again.sync().added] == ["interrupted"]
+    assert [each.n_nodes for each in library.looms()] == [2]
     assert [each.kind for each in again.history()] == ["interrupted", "create"]
     assert not again.nodes(after=0)[0].is_growing
     again.undo()

@@ -312,6 +312,31 @@ def test_a_followed_stream_that_is_left_keeps_what_came(library: Library, lm: we
     assert not any(row.is_growing for row in kept.nodes())
 
 
+def test_lists_count_what_grows_once_it_has_a_token(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    other = library.create(Loom(lm, "Twice"))
+
+    def counted() -> list[int]:
+        listed = {each.id: each.n_nodes for each in library.looms()}
+        assert listed == {each: library.row(each).n_nodes for each in listed}
+        return [listed[kept.id], listed[other.id]]
+
+    params = SamplingParams(n=2, max_tokens=4, seed=1)
+    waiting = plan([other.loom], params, force=False, streamed=True)
+    other.append([each.child for each in waiting.shoots])
+    assert counted() == [1, 1]  # nothing has come
+    for delta in kept.loom.stream(2, max_tokens=6, seed=1):
+        kept.append([delta.node])
+        assert counted()[1] == 1
+    assert counted() == [3, 1]
+    kept.commit("grow")
+    assert counted() == [3, 1]
+    kept.undo()
+    assert counted() == [1, 1]
+    kept.redo()
+    assert counted() == [3, 1]
+
+
 def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: weft.LM) -> None:
     kept = library.create(Loom(lm, "Once upon a time"))
     came: dict[str, list[int]] = {}

@@ -40,6 +40,7 @@ class Grower(Protocol):
 
     source: as -m names it. engine: the name of the one that runs it. has_next: whether it tells
     what may come next. continues: whether what it has grown can be grown on.
+    resumes: whether a search goes on from a file.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Grower(Protocol):
     has_template: bool
     has_next: bool
     continues: bool
+    resumes: bool
 
     def stats(self) -> Stats:
         """Return what it has computed and saved for this command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +179,7 @@ class GrowerHere:
         self.has_template = lm.text.chat_template is not None
         self.has_next = lm.info.abilities.steps
         self.continues = bool(lm.info.abilities.continues)
+        self.resumes = True
 
     def stats(self) -> Stats:
         """Return what it has computed and saved."""
@@ -228,6 +230,8 @@ class GrowerHere:
         progress: Callable[[Level], object],
     ) -> SearchResult:
         """Search in a loom that is just begun."""
+        assert isinstance(kept, KeptHere)
+        kept.begun = deepcopy(kept.loom.meta)
         result: SearchResult = strategy.run(self.lm, kept.loom, progress=progress, **options)
         return result
 
@@ -248,6 +252,7 @@ class KeptHere(Kept):
         self.desk = desk
         self.held = held
         self.keeps = keeps
+        self.begun: dict[str, Any] | None = None  # the prompt's meta before it was searched
         self._counted: dict[str, int] = {}  # numbers of a loom that is not kept
 
     @property
@@ -389,10 +394,10 @@ class KeptHere(Kept):
     def save(self) -> None:
         """Keep what has changed; a loom that is not kept yet gets its name."""
         if self.held is None:
-            self._begin()
-        assert self.held is not None
-        self.held.commit("grow")
-        self.name = self.held.name
+            self._begin_grown()
+        else:
+            self.held.commit("grow")
+            self.name = self.held.name
         self.note()
 
     def note(self) -> None:
@@ -442,6 +447,27 @@ class KeptHere(Kept):
     def _begin(self) -> None:
         self.held = self.desk.library.create(self.loom)
         self.name = self.held.name
+
+    def _begin_grown(self) -> None:
+        """Keep the prompt, and what has grown as an operation of its own: undo takes it back."""
+        from ..sched.driver import deferred_interrupt
+
+        loom, is_searched = self.loom, self.begun is not None
+        grown, meta = list(loom.children), loom.meta
+        with deferred_interrupt():
+            loom.children.clear()
+            loom.meta = meta if self.begun is None else self.begun
+            try:
+                self._begin()
+            finally:
+                loom.children.extend(grown)
+                loom.meta = meta
+            assert self.held is not None
+            try:
+                self.held.commit("run" if is_searched else "grow")
+            except StoreError:
+                self.discard()
+                raise
 
     def _try_begin(self, branches: Iterable[Heddle]) -> None:
         """Let branches have rows, and so numbers, before they have tokens."""

@@ -14,7 +14,7 @@ from rich.live import Live
 
 from .. import samples
 from ..checks import whole_number
-from ..errors import ConfigError, FormatError
+from ..errors import ConfigError, FormatError, Unsupported
 from ..outcomes import INTERRUPTED
 from ..search.strategies import DEFAULT, STRATEGIES, UNASKED, Strategy, defaults, meanings
 from ..viz.out import Out, write_object
@@ -120,6 +120,8 @@ def solve(
     if not options.was_typed(context, "model"):
         wished = begun.get("model", wished)
     with with_grower(wished, engine, kv_budget) as grower:
+        if resume is not None and not grower.resumes:
+            raise Unsupported("a search at a server goes on from no file; leave out --resume")
         model = grower.source
         out = Out.of(sys.stdout)
         kept = grower.begin(text, chat=None, system=None, special=False)
@@ -242,7 +244,9 @@ def _search_to_end(
     quiet = out if is_drawn else Out(out.console, False, out.is_ascii)
 
     def noted(level: Level, show: Callable[[Level], object]) -> None:
-        kept.loom = root_of(level, kept.loom)
+        root = root_of(level, kept.loom)
+        if root is not kept.loom:  # the one of the file that the search goes on from
+            kept.loom, kept.at = root, root
         show(level)
 
     try:

@@ -222,6 +222,7 @@ class GrowerThere:
         self.has_template = bool(model.has_chat_template)
         self.has_next = bool(model.abilities.get("steps", True))
         self.continues = bool(model.abilities.get("continues", True))
+        self.resumes = False
         self.usage = TokenUsage()
         self.seconds = 0.0
 
@@ -301,8 +302,6 @@ class GrowerThere:
         progress: Callable[[Level], object],
     ) -> SearchResult:
         """Search in a loom that is just begun."""
-        if "resume" in options:
-            raise Unsupported("a search at a server goes on from no file; leave out --resume")
         assert isinstance(kept, KeptThere)
         return kept.search(strategy, options)
 
@@ -523,13 +522,17 @@ class KeptThere(Kept):
         write(path, data)
 
     def search(self, strategy: Strategy, options: dict[str, Any]) -> SearchResult:
-        """Search from the prompt on."""
+        """Search from the prompt on; where that is refused, the loom goes."""
         from ..search import SearchResult
         from ..search.core import Cost, Vote
 
         assert self._given is not None
         began = time.monotonic()
-        job = self.client.begin_search(self.id, strategy=strategy.name, **options)
+        try:
+            job = self.client.begin_search(self.id, strategy=strategy.name, **options)
+        except WeftError:
+            self.discard()
+            raise
         try:
             ended = self.client.wait(job.job)
         except KeyboardInterrupt:

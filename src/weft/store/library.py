@@ -20,6 +20,7 @@ from ..loom import Heddle, Loom
 from .database import Database, lock
 from .facts import LoomRow
 from .find import Hit, find
+from .growing import growing_nodes
 from .head import LoomHead
 from .kept import KeptLoom, begin, settle
 from .records import NodeRow, PageOptions, page
@@ -191,35 +192,38 @@ class Library:
 
     def row(self, name: str) -> LoomRow:
         """Return what a list says of one loom, by its name or id. Raises: as `open`."""
-        return _shown(self.database.read(lambda connection: self._row(connection, name)))
+        (found,) = self.database.read(
+            lambda connection: _shown(connection, [self._row(connection, name)])
+        )
+        return found
 
     def rename(self, name: str, new: str) -> LoomRow:
         """Give a loom another name. Raises: ConfigError where it is taken, or is none."""
         check_name(new)
 
-        def work(connection: Connection) -> Any:
+        def work(connection: Connection) -> LoomRow:
             lock(connection, is_sqlite=self.database.is_sqlite)
             row, other = self._row(connection, name), _named(connection, new)
             if other is not None and other.key != row.key:
                 raise ConfigError(f"there is a loom {new!r} already", hint="choose another name")
             touch(connection, row.key, name=new)
-            return self._row(connection, row.id)
+            return _shown(connection, [self._row(connection, row.id)])[0]
 
-        return _shown(self.database.write(work))
+        return self.database.write(work)
 
     def remove(self, names: str | Iterable[str]) -> list[LoomRow]:
         """Take looms out of the list, all or none; `restore` brings back those of the last call."""
         wanted = [names] if isinstance(names, str) else list(names)
 
-        def work(connection: Connection) -> list[Any]:
+        def work(connection: Connection) -> list[LoomRow]:
             lock(connection, is_sqlite=self.database.is_sqlite)
             rows = {row.key: row for row in (self._row(connection, each) for each in wanted)}
             last = connection.execute(sa.select(sa.func.max(looms.c.removed))).scalar() or 0
             for key in rows:
                 touch(connection, key, removed=last + 1)
-            return list(rows.values())
+            return _shown(connection, rows.values())
 
-        return [_shown(row) for row in self.database.write(work)]
+        return self.database.write(work)
 
     def restore(self) -> list[LoomRow]:
         """Bring back what was removed last: the same looms, under their own names.
@@ -228,7 +232,7 @@ class Library:
         Raises: StoreError where nothing is removed.
         """
 
-        def work(connection: Connection) -> list[Any]:
+        def work(connection: Connection) -> list[LoomRow]:
             lock(connection, is_sqlite=self.database.is_sqlite)
             last = connection.execute(sa.select(sa.func.max(looms.c.removed))).scalar()
             if last is None:
@@ -240,9 +244,9 @@ class Library:
                 name = _fresh(connection, row.name) if taken else row.name
                 touch(connection, row.key, removed=None, name=name)
                 found.append(self._row(connection, row.id))
-            return found
+            return _shown(connection, found)
 
-        return [_shown(row) for row in self.database.write(work)]
+        return self.database.write(work)
 
     def bring_back(
         self, nodes_of: str | None = None, *, only_nodes: bool = False
@@ -269,8 +273,9 @@ class Library:
         """Return the looms that are removed and not purged, the last ones first."""
         query = sa.select(looms).where(looms.c.removed.is_not(None))
         query = query.order_by(looms.c.removed.desc(), looms.c.turn.desc())
-        rows = self.database.read(lambda connection: connection.execute(query).all())
-        return [_shown(row) for row in rows]
+        return self.database.read(
+            lambda connection: _shown(connection, connection.execute(query).all())
+        )
 
     def purge(self, names: Iterable[str] | None = None) -> int:
         """Delete removed looms for good; return how many.
@@ -483,22 +488,27 @@ def _listed(
         place = sa.tuple_(looms.c.turn, looms.c.key)
         query = query.where(place < sa.tuple_(last.turn, last.key))
     query = query.order_by(looms.c.turn.desc(), looms.c.key.desc()).limit(limit)
-    return [_shown(row) for row in connection.execute(query)]
+    return _shown(connection, connection.execute(query).all())
 
 
 _LIKE = str.maketrans({each: f"\\{each}" for each in "\\%_"})
 
 
-def _shown(row: Any) -> LoomRow:
-    return LoomRow(
-        row.id,
-        row.name,
-        row.model,
-        row.engine,
-        row.prompt,
-        LoomHead.loaded(row.head).created,
-        row.changed,
-        row.n_nodes,
-        row.rev,
-        row.removed is not None,
-    )
+def _shown(connection: Connection, rows: Iterable[Any]) -> list[LoomRow]:
+    """Return looms as lists show them: what grows, or grew when its process died, is counted."""
+    growing = growing_nodes(connection)
+    return [
+        LoomRow(
+            row.id,
+            row.name,
+            row.model,
+            row.engine,
+            row.prompt,
+            LoomHead.loaded(row.head).created,
+            row.changed,
+            row.n_nodes + growing[row.key],
+            row.rev,
+            row.removed is not None,
+        )
+        for row in rows
+    ]
