@@ -170,8 +170,9 @@ class Chat:
         sampling = self._sampling(node)
         try:
             made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)
-        except OSError:  # nobody reads what is written: it is kept as far as it came
-            self.kept.try_save()
+        except OSError as error:
+            if not isinstance(error, WeftError):  # nobody reads: it is kept as far as it came
+                self.kept.try_save()
             raise
         if not done:
             self.out.line(("stopped", "dim"))

@@ -246,8 +246,8 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
         if wish.keep and len(node.children) > n_before and kept.try_save():
             Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
         raise
-    except OSError:
-        if wish.keep:
+    except OSError as error:
+        if wish.keep and not isinstance(error, WeftError):  # it is what is written to
             kept.try_save()
         raise
     except Terminal:
