@@ -389,6 +389,30 @@ def test_a_mask_that_cannot_be_made_fails_its_run_alone(make: MakeRig) -> None:
         assert_result(rig, item, ticket.result())
 
 
+class Failing(Odd):
+    """Fails when it is asked what must follow."""
+
+    def forced(self) -> list[int]:
+        raise Boom("forced")
+
+    def clone(self) -> Failing:
+        return Failing()
+
+
+def test_a_constraint_that_cannot_say_what_it_forces_fails_its_run_alone(make: MakeRig) -> None:
+    """And before its row is made: nothing is run for who has failed."""
+    engine = Wrapped(MemoryEngine())
+    rig = make(engine)
+    item = run(rig.place([1, 2, 3]), 1)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    engine.calls.clear()
+    bad, good = rig.drive_quietly(held_to(run(rig.place([1, 2, 3]), 0), Failing()), item)
+    with pytest.raises(ForwardError, match="forced"):
+        bad.result()
+    assert_result(rig, item, good.result())
+    assert [len(rows) for rows in engine.calls] == [1] * len(engine.calls)
+
+
 @pytest.mark.parametrize("is_end", [True, False])
 def test_what_is_forced_and_cannot_be_run_is_left_to_the_draw(make: MakeRig, is_end: bool) -> None:
     """An end token is not run, nor what the constraint then does not allow."""

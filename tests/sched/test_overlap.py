@@ -269,3 +269,18 @@ def test_a_leaf_gives_its_spare_room_back_beside_a_live_run(make: MakeRig) -> No
     assert not rig.tree.growing
     ticket.cancel()
     rig.driver.drive([ticket])
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_run_waits_for_who_writes_where_it_begins(make: MakeRig, n: int) -> None:
+    """It is live, and older ones leave it no row; what grows where it begins comes between."""
+    rig = make(LateFake(MemoryEngine()), n_batch=2)
+    paths = [[1, 2, 3], [8, 8, 8]]
+    rig.drive(*(Extend(rig.place(ids)) for ids in paths))
+    items = [run(rig.place(ids), i, max_tokens=n) for i, ids in enumerate(paths)]
+    tickets = rig.submit(*items, Extend(rig.place([8, 8, 8]), tuple([6] * 12), (Logits(15),)))
+    rig.driver.drive(tickets)
+    for item, ticket in zip(items, tickets[:2], strict=True):
+        assert_result(rig, item, ticket.result())
+    want = logits_after([8, 8, 8, *[6] * 12])
+    assert tickets[2].result()[0].tolist() == want.tolist()
