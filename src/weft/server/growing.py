@@ -69,7 +69,7 @@ async def start_growth(
             if not all(map(live.kept.has, nodes)):  # it has ended in a job that goes on
                 await live.settle()
             if len(nodes) == 1 and not asked.force:
-                refuse_terminal(nodes[0])
+                refuse_terminal(nodes[0], '"force": true')
             refuse_full(lm, nodes)
             branches = await planned(
                 live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
