@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from ..api.jobs import StartRun, TokenUsage
@@ -223,10 +222,9 @@ class Searched:
         if (constraint := asked.constraint()) is not None:
             given["constraint"] = from_dict(constraint)
         strategy = STRATEGIES[asked.strategy]
-        call = getattr(import_module("weft.search"), strategy.call)
         options = strategy.options(asked.breadth, asked.n, **given)
-        # A generator checks nothing before its first step, which asks for work or ends.
-        self._steps = call.__wrapped__(lm, node, progress=self._levels.append, **options)
+        # Nothing is checked before the first step, which asks for work or ends.
+        self._steps = strategy.steps(lm, node, progress=self._levels.append, **options)
         self._work = self._next(None)
         await self._keep(actor)
 
