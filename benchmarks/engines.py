@@ -8,12 +8,11 @@ own loop, in turn in one run, each in a process of its own:
   mlx        the better of mlx-lm's batch_generate and "prefill once, repeat the KV, decode a batch"
   llamacpp   a hand-written loop over llama.cpp's C functions: seq_cp, one batch a step
   vllm       vLLM's own generate with n
-  remote     a bare HTTP client of the same server
   numpy      has no library: Transformers' generate
 
 `share` is our tok/s over theirs; at least 0.95 is wanted (0.9 for vllm). Seconds are CPU time with
-one thread where all work is in the process, and by the clock for vllm and remote. An engine may
-live in an environment of its own: --python vllm=/path/to/python.
+one thread where all work is in the process, and by the clock for vllm. An engine may live in an
+environment of its own: --python vllm=/path/to/python. Servers have remote_overhead.py.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ from cpu_tree import N_NEW, N_PROMPT, TEMPERATURE, TINY, peak_mb, prompt_ids
 
 WANTED = {"vllm": 0.9}
 SHARE = 0.95
-BY_THE_CLOCK = ("vllm", "remote")
+BY_THE_CLOCK = ("vllm",)
 NEEDS = {
     "numpy": ("torch", "transformers"),
     "torch": ("torch", "transformers"),
     "mlx": ("mlx_lm",),
     "llamacpp": ("llama_cpp", "gguf"),
     "vllm": ("vllm",),
-    "remote": ("httpx",),
 }
 Job = Callable[[int], int]  # new tokens a branch → tokens made
 

@@ -17,11 +17,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS = 80
 _PIPES = """\
 **In a pipe or a file** there are no colours and no pictures that move. `weft run` and `weft grow`
-write the texts alone: each ends its line, and between two stands a line `---`; `weft read` writes
-the prompt and the path. Figures, names and advice go to stderr. `--text` does this on a terminal,
-too, `--tree` draws the tree in a pipe, too, and `--json` writes one object for programs: also where
-a text may hold a line `---`, and also for errors, those of a command line that is not understood
-among them (`{"error": {"type", "message", "hint", "exit_code"}}` on stderr).
+write the texts alone: each ends its line, and between two stands a line `---`; so does `weft chat`
+with its answers. `weft read` writes the prompt and the path. Figures, names and advice go to
+stderr. `--text` does this on a terminal, too, `--tree` draws the tree in a pipe, too, and `--json`
+writes one object for programs: also where a text may hold a line `---`, and also for errors, those
+of a command line that is not understood among them (`{"error": {"type", "message", "hint",
+"exit_code"}}` on stderr).
 
 **On a terminal** whatever a text, a name or an error holds is harmless: control characters, marks
 that turn the direction of text and line ends of other kinds are written out (`\\x9b`,

@@ -34,25 +34,35 @@ def test_each_answer_is_a_node_and_the_chat_is_kept(weft) -> None:
     result = weft("chat", "--seed", "1", stdin=lines(samples.greeting, samples.sum))
     assert result.exit_code == 0
     assert "The answer is 95." in result.stdout
-    assert "prefilled" in result.stdout
+    assert "prefilled" in result.stderr
     assert "next: weft chat -c" in result.stderr
     made = nodes(weft)
     assert [each["parent"] for each in made] == [None, 0, 1, 2]
     assert made[2]["said"] == samples.sum
 
 
+def test_a_pipe_gets_the_answers_and_nothing_else(weft) -> None:
+    typed = lines(samples.greeting, samples.sum, "/tree", "/fork 2", "3", "/undo", "/help", "/no")
+    result = weft("chat", *FEW, stdin=typed)
+    made = {each["node"]: each for each in nodes(weft)}
+    first, second = (made[number]["text"] for number in (1, 3))
+    assert result.stdout == f"{first}\n---\n{second}\n"
+    again = weft("chat", "-c", *FEW, stdin=lines(samples.greeting))
+    assert again.stdout == f"{nodes(weft)[-1]['text']}\n"
+
+
 def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
     typed = lines(samples.greeting, samples.sum, "/undo", samples.game24, "/undo", "/undo", "/undo")
     result = weft("chat", stdin=typed)
-    assert f"back before: {samples.sum}" in result.stdout
-    assert "back at the beginning" in result.stdout
+    assert f"back before: {samples.sum}" in result.stderr
+    assert "back at the beginning" in result.stderr
     assert "there is nothing to undo" in result.stderr
     assert [each["parent"] for each in nodes(weft)] == [None, 0, 1, 2, 1, 4]
 
 
 def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
     result = weft("chat", *FEW, stdin=lines(samples.story, "/fork 2", "3", samples.sum))
-    assert "which one? 1, 2, 3; Enter keeps 1 > " in result.stdout
+    assert "which one? 1, 2, 3; Enter keeps 1 > " in result.stderr
     made = nodes(weft)
     assert [each["parent"] for each in made[1:4]] == [0, 0, 3] or made[3]["node"] == 3
     assert next(each for each in made if each["said"] == samples.sum)["parent"] == 3
@@ -61,7 +71,7 @@ def test_fork_grows_other_answers_and_goes_on_from_the_chosen(weft) -> None:
 def test_fork_keeps_the_first_answer_on_enter_and_by_its_number(weft) -> None:
     for choice in ("", "1"):
         result = weft("chat", *FEW, stdin=lines(samples.story, "/fork 2", choice, samples.sum))
-        assert "going on from 1\n" in result.stdout
+        assert "going on from 1\n" in result.stderr
         made = nodes(weft)
         assert next(each for each in made if each["said"] == samples.sum)["parent"] == 1
 
@@ -72,7 +82,7 @@ def test_fork_never_swallows_what_is_typed(weft) -> None:
     assert "9 is no answer to what you said last; allowed are 1, 2, 3" in result.stderr
     said = next(each for each in nodes(weft) if each["said"] == samples.sum)
     assert said["parent"] == 1
-    assert f"back before: {samples.sum}" in result.stdout
+    assert f"back before: {samples.sum}" in result.stderr
     made = [each["parent"] for each in nodes(weft)]
     assert made.count(0) == 4
     assert made.count(said["node"]) == 2
@@ -145,7 +155,7 @@ def test_clear_begins_another_loom(weft) -> None:
 def test_a_chat_goes_on_later_with_what_was_said(weft) -> None:
     weft("chat", stdin=lines(samples.greeting))
     result = weft("chat", "-c", stdin=lines(samples.sum))
-    assert samples.greeting in result.stdout
+    assert samples.greeting in result.stderr
     assert len(nodes(weft)) == 4
 
 
@@ -153,7 +163,7 @@ def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
     typed = lines("/help", "/frobnicate", "/fork", "/fork x", "/undo", "/tree", "", "/quit", "no")
     result = weft("chat", stdin=typed)
     assert result.exit_code == 0
-    assert "/clear" in result.stdout
+    assert "/clear" in result.stderr
     assert "there is no command /frobnicate" in result.stderr
     assert "there is no answer to fork yet" in result.stderr
     assert names() == []
@@ -173,7 +183,7 @@ def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
     monkeypatch.setattr(here.GrowerHere, "begin", interrupted)
     result = weft("chat", *FEW, stdin=lines(samples.greeting, samples.sum))
     assert result.exit_code == 0
-    assert "stopped" in result.stdout
+    assert "stopped" in result.stderr
     assert len(nodes(weft)) == 2
 
 
@@ -233,4 +243,4 @@ def test_json_is_one_object_an_answer_and_nothing_else(weft) -> None:
 def test_a_chat_without_a_word_says_what_to_do_and_counts_nothing(weft) -> None:
     result = weft("chat", stdin="")
     assert "next: weft chat" in result.stderr
-    assert "prefilled" not in result.stdout
+    assert "prefilled" not in result.stderr

@@ -220,7 +220,9 @@ def test_a_loom_with_a_name_of_any_kind_gets_that_back(weft, grown) -> None:
 
 
 def test_a_file_from_elsewhere_is_kept_when_it_is_drawn(weft, lm_file: Path, home: Path) -> None:
-    assert weft("tree", str(lm_file)).exit_code == 0
+    told_once = weft("tree", str(lm_file))
+    assert told_once.exit_code == 0
+    assert f"kept a copy of {lm_file} as mine; --loom mine goes on with that" in told_once.stderr
     assert names() == ["mine"]
     assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
 

@@ -308,6 +308,19 @@ def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
         assert "other" in told(weft("ls", "--json"))["where"]
 
 
+def test_a_search_goes_on_from_its_file_beside_a_server_that_nobody_named(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(probe, "_ANSWER_S", 60.0)  # however busy this machine is
+    asked = ("solve", samples.sum, "--strategy", "greedy", "--resume", str(tmp_path / "search"))
+    with serving(own()) as server:
+        looked_for_at(monkeypatch, server.url)
+        first, again = (told(weft(*asked, "--json")) for _ in range(2))
+        assert (again["answer"], again["stats"]["decoded"]) == (first["answer"], 0)
+        looms = {loom["name"] for loom in told(weft("ls", "--json"))["looms"]}
+    assert looms == {first["loom"], again["loom"]}
+
+
 def test_nothing_is_asked_where_no_server_was_ever_started(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import weft as package
 from cli.conftest import ENDLESS, held, loom_of, names
 from durable import wait_durable
 from weft import Loom, samples
@@ -24,6 +25,7 @@ from weft.cli import here
 from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
 from weft.errors import StoreError
+from weft.search.strategies import STRATEGIES
 from weft.store import KeptLoom
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
@@ -134,6 +136,38 @@ def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, start
     reasons = [node.finish_reason for node in loom_of(NAME).children]
     assert reasons == ["interrupted"] * 3
     assert "interrupted" in weft("tree", NAME).stdout
+
+
+@pytest.mark.programs
+@posix
+def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
+    """Also in the middle of its first round; and what is there is undone as a whole."""
+    hot = ("--temperature", "100", "--seed", "6")
+    process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *hot)
+    wait_durable(OTHER, 64)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    loom = loom_of(OTHER)
+    assert [node.finish_reason for node in loom.children].count("interrupted") > 0
+    assert len(loom.children) == 64
+    assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in loom.children)
+    assert weft("undo").exit_code == 0
+    assert numbers(weft) == [0]
+
+
+def test_a_search_finds_in_the_command_what_it_finds_in_a_program(weft) -> None:
+    """Here it is kept while it grows; what it does is the same."""
+    few = {"budget_tokens": 300, "seed": 3}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
+    for strategy in STRATEGIES.values():
+        found = told(weft("solve", samples.game24, "--strategy", strategy.name, *options, "--json"))
+        with package.load("tiny") as lm:
+            result = strategy.run(lm, samples.game24, **few)
+            assert found["cost"]["tokens"] == result.cost.tokens, strategy.name
+            assert found["path"][-1]["text"] == result.best.text, strategy.name
+            # Siblings stand in the order in which they were asked for, or ended.
+            kept = sorted(node.tokens for node in loom_of(found["loom"]).walk())
+            assert kept == sorted(node.tokens for node in result.loom.walk()), strategy.name
 
 
 def test_who_waits_for_a_database_that_is_in_use_goes_on_then(grown, started, home: Path) -> None:

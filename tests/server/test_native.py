@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import weft
 from serving import Event, Served, events, serving
 from weft.server import ServerConfig
 
@@ -86,6 +88,18 @@ def test_a_loom_is_made_grown_and_read(desk: Desk) -> None:
     assert page[0]["n_below"] == 3
     again = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=told["seed"])
     assert [node["text"] for node in again["nodes"]] == [node["text"] for node in told["nodes"]]
+
+
+def test_a_node_that_has_ended_says_how_it_is_grown_all_the_same(served: Served) -> None:
+    desk = Desk(served, "What is 37 + 58?")
+    with weft.load("tiny") as lm:
+        at_once = {str(token): 100 for token in lm.text.stop_ids}
+    (made,) = desk.post("/generate", logit_bias=at_once, wait=True)["nodes"]
+    assert made["finish_reason"] == "stop"
+    path = f"/nodes/{made['node']}/generate"
+    error = desk.post(path, 409)["error"]
+    assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
+    assert desk.post(path, wait=True, max_tokens=2, **json.loads(f"{{{error['hint']}}}"))["nodes"]
 
 
 def test_a_second_level_prefills_nothing_again(served: Served) -> None:

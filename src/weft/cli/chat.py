@@ -10,7 +10,7 @@ import typer
 from .. import samples
 from ..errors import ConfigError, WeftError
 from ..interchange.said import said_at
-from ..viz.lanes import Plain, Silent
+from ..viz.lanes import BETWEEN, Plain, Silent
 from ..viz.out import Out
 from . import advice, options
 from .desk import with_grower, with_model
@@ -59,31 +59,32 @@ def chat(
     ] = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Talk to a model. Every answer is a node of a loom that is kept."""
+    """Talk to a model. Every answer is a node of a loom that is kept.
+
+    Into a pipe or a file go the answers alone, with a line --- between two.
+    """
     sampling = {**sampling, **options.given(max_tokens=max_tokens, seed=seed)}
-    out = Out.of(sys.stderr if as_json else sys.stdout)
     if go_on or loom is not None:
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
         with with_model(loom, own, engine, kv_budget) as kept:
-            talk = Chat(out, kept.grower, sampling, kept=kept, as_json=as_json)
+            talk = Chat(kept.grower, sampling, kept=kept, as_json=as_json)
             talk.show_so_far()
             talk.run()
         return
     with with_grower(options.chosen_model(context, model), engine, kv_budget) as grower:
-        Chat(out, grower, sampling, system=system, as_json=as_json).run()
+        Chat(grower, sampling, system=system, as_json=as_json).run()
 
 
 class Chat:
     """One chat. kept: its loom, None until something is said; `kept.at` is the last answer.
 
-    as_json: answers go to stdout as objects, `out` (stderr) gets only what is to be known.
+    as_json: answers are objects. Answers go to stdout; all else, `out`, does so on a terminal only.
     """
 
     def __init__(
         self,
-        out: Out,
         grower: Grower,
         sampling: dict[str, Any],
         *,
@@ -96,12 +97,15 @@ class Chat:
                 f"{grower.source} has no chat template: it continues text and does not answer",
                 hint=grower.template_hint('weft run "…" --raw continues a text'),
             )
-        self.out = out
+        self.answers = Out.of(sys.stdout)
+        is_seen = self.answers.is_terminal and not as_json
+        self.out = self.answers if is_seen else Out.of(sys.stderr)
         self.grower = grower
         self.sampling = sampling
         self.system = system
         self.kept = kept
         self.as_json = as_json
+        self.has_answered = False
 
     def run(self) -> None:
         """Read lines until the end of input; a mistake is told and the next line read."""
@@ -166,7 +170,10 @@ class Chat:
             node: Heddle = self.kept.loom
         else:
             node = self.kept.say(self.kept.at, text, chat=True)
-        shown = Silent() if self.as_json else Plain(self.out)
+        shown = Silent() if self.as_json else Plain(self.answers)
+        if self.has_answered and self.out is not self.answers and not self.as_json:
+            self.answers.write(f"{BETWEEN}\n")
+        self.has_answered = True
         sampling = self._sampling(node)
         try:
             made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)

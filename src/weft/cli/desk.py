@@ -153,18 +153,25 @@ class LoomDesk(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def home(self) -> LoomDesk:
+        """The same looms in this process, where they can be had there; else this."""
+        return self
+
     # What is the same everywhere
 
     def known(self, name: str) -> str:
-        """Return the name of a loom that is here. A file's path keeps a copy of it first."""
+        """Return the name of a loom that is here. Of a file a copy is kept first, and told."""
         try:
             return self.row(name).name
         except (ConfigError, NotFound):
             file = Path(name)
             if not _is_file(file):
                 raise
-        brought = self.bring(file, format="weft", name=None, model=None, engine="auto")
-        return brought.names[0]
+        (kept, *_) = self.bring(file, format="weft", name=None, model=None, engine="auto").names
+        note = f"kept a copy of {file} as {kept}; --loom {kept} goes on with that"
+        Out.of(sys.stderr).line((note, "dim"))
+        return kept
 
     def anybodys(self) -> str:
         """As `try_anybodys`. Raises: StoreError for none."""
@@ -223,10 +230,16 @@ def opened(name: str | None = None) -> Iterator[Kept]:
 
 
 @contextmanager
-def with_grower(model: str | None, engine: str, kv_budget: str) -> Iterator[Grower]:
-    """Make a model ready for new looms; None: the one that there is."""
-    with desk() as at, at.model(model, engine, kv_budget) as grower:
-        yield grower
+def with_grower(
+    model: str | None, engine: str, kv_budget: str, *, resumes: bool = False
+) -> Iterator[Grower]:
+    """Make a model ready for new looms; None: the one that there is.
+
+    resumes: a search is to go on from a file, which no server does that was not asked for by name.
+    """
+    with desk() as at:
+        with (at.home if resumes else at).model(model, engine, kv_budget) as grower:
+            yield grower
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from copy import deepcopy
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..loom import Heddle, Loom
     from ..results import Delta, Distribution
     from ..search import Level, SearchResult
+    from ..search.core import Grow, OwnLoop, Work
     from ..search.strategies import Strategy
     from ..stats import Stats
     from ..store import Change, Hit, KeptLoom, Library, LoomRow
@@ -229,11 +231,18 @@ class GrowerHere:
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search in a loom that is just begun."""
+        """Search in a loom that is just begun; it is kept while it grows."""
+        from ..search.core import run
+
         assert isinstance(kept, KeptHere)
-        kept.begun = deepcopy(kept.loom.meta)
-        result: SearchResult = strategy.run(self.lm, kept.loom, progress=progress, **options)
-        return result
+        kept.begin_search()
+
+        def seen(level: Level) -> None:
+            progress(level)
+            kept.keep_round()
+
+        steps = strategy.steps(self.lm, kept.loom, progress=seen, **strategy.options(**options))
+        return run(steps, kept.work)
 
 
 class KeptHere(Kept):
@@ -252,7 +261,8 @@ class KeptHere(Kept):
         self.desk = desk
         self.held = held
         self.keeps = keeps
-        self.begun: dict[str, Any] | None = None  # the prompt's meta before it was searched
+        self._begun: dict[str, Any] | None = None  # the prompt's meta before it was searched
+        self._act: str | None = None  # the search that its operations are parts of
         self._counted: dict[str, int] = {}  # numbers of a loom that is not kept
 
     @property
@@ -312,14 +322,15 @@ class KeptHere(Kept):
         return numbers.get(branches[0].id, len(numbers))
 
     def _kept_as_they_come(
-        self, news: Generator[Delta, None, object]
+        self, news: Generator[Delta, None, object], begun: Iterable[Heddle] = ()
     ) -> Generator[Delta, None, None]:
+        """begun: branches that have their numbers already, if they are kept at all."""
         from ..store.following import Follower
 
         if self.held is None:
             yield from news
             return
-        follower = Follower(self.held)
+        follower = Follower(self.held, begun)
         try:
             with closing(news):
                 for delta in news:
@@ -328,6 +339,48 @@ class KeptHere(Kept):
                     yield delta
         finally:
             follower.close()
+
+    # Searching
+
+    def begin_search(self) -> None:
+        """What comes now is made by one search."""
+        self._begun, self._act = deepcopy(self.loom.meta), secrets.token_hex(8)
+
+    def work(self, work: Work, loop: OwnLoop) -> Any:
+        """Do a piece of the search's work; what grows here is kept while it grows."""
+        from ..search.core import Grow
+
+        # Questions grow in looms of their own; the loom of a file is known from its first round on.
+        if not isinstance(work, Grow) or any(row.path[0] is not self.loom for row in work.rows):
+            return work.run(loop)
+        return self._grown(work)
+
+    def _grown(self, work: Grow) -> list[Heddle]:
+        """Return what `Grow.run` would."""
+        from ..loom.grow import deltas, plan
+        from ..sampling.params import SamplingParams
+
+        params = SamplingParams.resolve({**work.options, "n": 1}, self._lm.defaults)
+        growth = plan(list(work.rows), params, force=False, streamed=True)
+        branches = [shoot.child for shoot in growth.shoots]
+        self._try_begin(branches)
+        made: dict[int, Heddle] = {}
+        with closing(self._kept_as_they_come(deltas(growth), branches)) as news:
+            for delta in news:
+                made[delta.branch] = delta.node
+                if work.is_over is not None and work.is_over():
+                    break
+        return [node for _, node in sorted(made.items())]
+
+    def keep_round(self) -> None:
+        """Keep what a round of the search has made."""
+        try:
+            if self.held is None:
+                self._begin_grown()
+            else:
+                self.held.commit("run", act=self._act)
+        except StoreError as error:
+            _log.info("not kept yet: %s", error)  # told at the end, if it lasts
 
     def say(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
@@ -396,7 +449,7 @@ class KeptHere(Kept):
         if self.held is None:
             self._begin_grown()
         else:
-            self.held.commit("grow")
+            self.held.commit(self._kind, act=self._act)
             self.name = self.held.name
         self.note()
 
@@ -444,6 +497,10 @@ class KeptHere(Kept):
                 self.desk.library.purge([self.held.id])
             self.held, self.name = None, ""
 
+    @property
+    def _kind(self) -> str:
+        return "grow" if self._act is None else "run"
+
     def _begin(self) -> None:
         self.held = self.desk.library.create(self.loom)
         self.name = self.held.name
@@ -452,11 +509,11 @@ class KeptHere(Kept):
         """Keep the prompt, and what has grown as an operation of its own: undo takes it back."""
         from ..sched.driver import deferred_interrupt
 
-        loom, is_searched = self.loom, self.begun is not None
+        loom = self.loom
         grown, meta = list(loom.children), loom.meta
         with deferred_interrupt():
             loom.children.clear()
-            loom.meta = meta if self.begun is None else self.begun
+            loom.meta = meta if self._begun is None else self._begun
             try:
                 self._begin()
             finally:
@@ -464,7 +521,7 @@ class KeptHere(Kept):
                 loom.meta = meta
             assert self.held is not None
             try:
-                self.held.commit("run" if is_searched else "grow")
+                self.held.commit(self._kind, act=self._act)
             except StoreError:
                 self.discard()
                 raise
@@ -475,9 +532,9 @@ class KeptHere(Kept):
             return
         try:
             if self.held is None:
-                self._begin()
+                self._begin_grown()
             assert self.held is not None
-            self.held.commit("say")
+            self.held.commit("say" if self._act is None else "run", act=self._act)
             self.held.append(branches)
         except StoreError as error:
             _log.info("not kept yet: %s", error)  # told at the end, if it lasts

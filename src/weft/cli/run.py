@@ -339,6 +339,9 @@ def ask(out: Out, prompt: str) -> str | None:
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history, where the system has it)
     sys.stdout.flush()
+    if out.console.file is not sys.stdout:
+        out.write(out.shown(prompt))
+        prompt = ""
     try:
         return input(out.shown(prompt)).strip()
     except (EOFError, KeyboardInterrupt):

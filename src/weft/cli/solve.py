@@ -119,7 +119,7 @@ def solve(
     wished = options.chosen_model(context, model)
     if not options.was_typed(context, "model"):
         wished = begun.get("model", wished)
-    with with_grower(wished, engine, kv_budget) as grower:
+    with with_grower(wished, engine, kv_budget, resumes=resume is not None) as grower:
         if resume is not None and not grower.resumes:
             raise Unsupported("a search at a server goes on from no file; leave out --resume")
         model = grower.source

@@ -65,6 +65,11 @@ class DeskThere(LoomDesk):
         if self.here is not None:
             self.here.close()
 
+    @property
+    def home(self) -> LoomDesk:
+        """The same looms in this process, where the server was not asked for by name."""
+        return self if self.here is None else self.here
+
     def where(self) -> str:
         """Return where they are kept, in words."""
         return self.client.line.base

@@ -561,13 +561,13 @@ def seeded(params: SamplingParams) -> SamplingParams:
     return params if params.seed is not None else replace(params, seed=fresh_seed())
 
 
-def refuse_terminal(node: Heddle) -> None:
-    """Raise Terminal for a node that ended with an end token."""
+def refuse_terminal(node: Heddle, how: str = "force=True") -> None:
+    """Raise Terminal for a node that ended with an end token; `how` it is grown all the same."""
     if node.terminal:
         raise Terminal(
-            "this node ended with an end token and cannot be grown. Grow it anyway with "
-            "force=True, or add text to it",
-            hint="force=True",
+            "this node ended with an end token and cannot be grown. "
+            f"Grow it anyway with {how}, or add text to it",
+            hint=how,
         )
 
 

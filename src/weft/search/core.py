@@ -569,8 +569,8 @@ async def _emptied() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-def run(steps: Steps[R]) -> R:
-    """Run all work of a search and return its result."""
+def run(steps: Steps[R], do: Callable[[Work, OwnLoop], Any] | None = None) -> R:
+    """Run all work of a search and return its result. do: has a piece of work done its own way."""
     with closing(steps), closing(OwnLoop()) as loop:
         answer: Any = None
         while True:
@@ -579,7 +579,7 @@ def run(steps: Steps[R]) -> R:
             except StopIteration as end:
                 result: R = end.value
                 return result
-            answer = work.run(loop)
+            answer = work.run(loop) if do is None else do(work, loop)
 
 
 async def arun(steps: Steps[R]) -> R:

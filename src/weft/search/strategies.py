@@ -15,7 +15,7 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..lm import LM
-    from .core import Prompt, SearchResult
+    from .core import Prompt, SearchResult, Steps
 
 
 class Count(NamedTuple):
@@ -92,9 +92,18 @@ class Strategy:
         **options: Any,
     ) -> SearchResult:
         """Search by this strategy; the other options are those of its function."""
+        from .core import run
+
+        return run(self.steps(lm, prompt, **self.options(breadth, n, **options)))
+
+    def steps(self, lm: LM | None, prompt: Prompt, **options: Any) -> Steps[SearchResult]:
+        """Return the search as a generator that asks for work; nothing is checked yet.
+
+        options: as its function has them (see `options`).
+        """
         call = getattr(import_module("weft.search"), self.call)
-        result: SearchResult = call(lm, prompt, **self.options(breadth, n, **options))
-        return result
+        steps: Steps[SearchResult] = call.__wrapped__(lm, prompt, **options)
+        return steps
 
 
 _LEVEL, _ROUND = "paths kept a level", "nodes opened a round"

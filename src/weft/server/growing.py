@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from ..api.jobs import StartRun, TokenUsage
@@ -69,7 +68,7 @@ async def start_growth(
             if not all(map(live.kept.has, nodes)):  # it has ended in a job that goes on
                 await live.settle()
             if len(nodes) == 1 and not asked.force:
-                refuse_terminal(nodes[0])
+                refuse_terminal(nodes[0], '"force": true')
             refuse_full(lm, nodes)
             branches = await planned(
                 live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
@@ -223,10 +222,9 @@ class Searched:
         if (constraint := asked.constraint()) is not None:
             given["constraint"] = from_dict(constraint)
         strategy = STRATEGIES[asked.strategy]
-        call = getattr(import_module("weft.search"), strategy.call)
         options = strategy.options(asked.breadth, asked.n, **given)
-        # A generator checks nothing before its first step, which asks for work or ends.
-        self._steps = call.__wrapped__(lm, node, progress=self._levels.append, **options)
+        # Nothing is checked before the first step, which asks for work or ends.
+        self._steps = strategy.steps(lm, node, progress=self._levels.append, **options)
         self._work = self._next(None)
         await self._keep(actor)
 

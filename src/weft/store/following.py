@@ -22,21 +22,22 @@ _log = logging.getLogger(__name__)
 class Follower:
     """Keeps the new tokens of nodes that grow, in a thread: the model does not wait for a disk."""
 
-    def __init__(self, kept: KeptLoom) -> None:
+    def __init__(self, kept: KeptLoom, begun: Iterable[Heddle] = ()) -> None:
+        """begun: nodes that have their numbers already."""
         self._kept = kept
         self._waiting: dict[str, Heddle] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-follower", daemon=True)
-        self._seen: set[str] = set()
+        self._seen = {node.id for node in begun}
 
     def add(self, node: Heddle) -> None:
         """A node has new tokens. Its first ones are kept at once: it has its number then."""
         if node.id not in self._seen:
             self._seen.add(node.id)
             self._keep([node])
-            if not self._thread.is_alive():
-                self._thread.start()
+        if not self._thread.is_alive():
+            self._thread.start()
         with self._lock:
             self._waiting[node.id] = node
 
