@@ -26,7 +26,6 @@ from durable import wait_durable
 from serving import KEY, Served, serving
 from weft import samples
 from weft.api import proof
-from weft.cli import probe
 from weft.server import ServerConfig
 
 FEW = ("--max-tokens", "6", "--seed", "1")
@@ -286,7 +285,7 @@ def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_ANSWER_S", 60.0)  # however busy this machine is
+    monkeypatch.setattr(proof, "_ANSWER_S", 60.0)  # however busy this machine is
     weft("run", samples.sum, "-n", "1")
     with serving(own()) as server:
         looked_for_at(monkeypatch, server.url)
@@ -311,7 +310,7 @@ def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
 def test_a_search_goes_on_from_its_file_beside_a_server_that_nobody_named(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(probe, "_ANSWER_S", 60.0)  # however busy this machine is
+    monkeypatch.setattr(proof, "_ANSWER_S", 60.0)  # however busy this machine is
     asked = ("solve", samples.sum, "--strategy", "greedy", "--resume", str(tmp_path / "search"))
     with serving(own()) as server:
         looked_for_at(monkeypatch, server.url)

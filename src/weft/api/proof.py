@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import http.client
+import json
 import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
 
 from ..home import home
+from .address import ServerAddress
 
 _FILE = ".server-proof"
 _N_BYTES = 32
+_CONNECT_S, _ANSWER_S = 0.1, 1.0
+_MOST = 1 << 20
 
 
 def proof(nonce: str, secret: bytes, database: str | None = None) -> str:
@@ -25,6 +30,28 @@ def proof(nonce: str, secret: bytes, database: str | None = None) -> str:
     database: the URL of the looms' database; None: WEFT_DB, else the folder's own.
     """
     return hmac.new(secret, f"{nonce}\0{_where(database)}".encode(), hashlib.sha256).hexdigest()
+
+
+def is_ours(at: ServerAddress) -> bool:
+    """Whether the server there has the same looms, asked in a moment; any other is told nothing."""
+    secret = read_secret()
+    if secret is None:  # no server was ever started with these looms
+        return False
+    nonce = secrets.token_hex(16)
+    expected = proof(nonce, secret)
+    connection = http.client.HTTPConnection(at.host, at.port, timeout=_CONNECT_S)
+    try:
+        connection.connect()
+        connection.sock.settimeout(_ANSWER_S)
+        connection.request("GET", f"/api/v1/server?nonce={nonce}")
+        response = connection.getresponse()
+        told = json.loads(response.read(_MOST)) if response.status == 200 else {}
+        given = told.get("proof") if isinstance(told, dict) else None
+        return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
 
 
 def read_secret() -> bytes | None:

@@ -208,7 +208,7 @@ def desk() -> LoomDesk:
     if os.environ.get("WEFT_HOST") or os.environ.get("WEFT_PORT"):
         return _there()
     from ..api.address import address
-    from .probe import is_ours
+    from ..api.proof import is_ours
 
     at = address()
     return _there(at.url, DeskHere()) if is_ours(at) else DeskHere()

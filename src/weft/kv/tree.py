@@ -614,10 +614,7 @@ class TokenTree:
         return len(joined) - 1
 
     def new_tail(self, cursor: Cursor) -> Tail:
-        """Start a private growing fragment at the end of a resident, pinned node (see `cut`).
-
-        No launched step writes that node's own slots: who waits for a path waits for that, too.
-        """
+        """Start a private growing fragment at the end of a resident, pinned node (see `cut`)."""
         cursor = resolve(cursor)
         assert self.fragments is not None and cursor.depth == cursor.node.end
         assert not cursor.node.launched, "a step in flight writes where a tail begins"
