@@ -260,18 +260,21 @@ def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
 
 
 def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) -> None:
-    commit = KeptLoom.commit
+    """And a database that fails is asked again at the end, and not in every round."""
+    commit, tried = KeptLoom.commit, []
 
     def failing(kept: KeptLoom, kind: str, **options: object) -> object:
         if kind == "run":
+            tried.append(kind)
             raise StoreError("the disk is full")
         return commit(kept, kind, **options)
 
     monkeypatch.setattr(KeptLoom, "commit", failing)
-    found = weft("solve", samples.sum, "--strategy", "greedy")
+    found = weft("solve", samples.game24, "-b", "2", "-n", "2")
     assert found.exit_code == 0
     assert "not kept: the disk is full" in found.stderr
     assert names() == []
+    assert len(tried) == 2
 
 
 def test_where_one_stood_is_gone_after_undo_one_stands_above(weft, grown) -> None:

@@ -263,6 +263,7 @@ class KeptHere(Kept):
         self.keeps = keeps
         self._begun: dict[str, Any] | None = None  # the prompt's meta before it was searched
         self._act: str | None = None  # the search that its operations are parts of
+        self._is_put_off = False  # a search waits once for a database that fails, not every round
         self._counted: dict[str, int] = {}  # numbers of a loom that is not kept
 
     @property
@@ -327,7 +328,7 @@ class KeptHere(Kept):
         """begun: branches that have their numbers already, if they are kept at all."""
         from ..store.following import Follower
 
-        if self.held is None:
+        if self.held is None or self._is_put_off:
             yield from news
             return
         follower = Follower(self.held, begun)
@@ -374,13 +375,7 @@ class KeptHere(Kept):
 
     def keep_round(self) -> None:
         """Keep what a round of the search has made."""
-        try:
-            if self.held is None:
-                self._begin_grown()
-            else:
-                self.held.commit("run", act=self._act)
-        except StoreError as error:
-            _log.info("not kept yet: %s", error)  # told at the end, if it lasts
+        self._try_begin(())
 
     def say(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
@@ -526,18 +521,20 @@ class KeptHere(Kept):
                 self.discard()
                 raise
 
-    def _try_begin(self, branches: Iterable[Heddle]) -> None:
+    def _try_begin(self, branches: Sequence[Heddle]) -> None:
         """Let branches have rows, and so numbers, before they have tokens."""
-        if not self.keeps:
+        if not self.keeps or self._is_put_off:
             return
         try:
             if self.held is None:
                 self._begin_grown()
             assert self.held is not None
             self.held.commit("say" if self._act is None else "run", act=self._act)
-            self.held.append(branches)
+            if branches:
+                self.held.append(branches)
         except StoreError as error:
             _log.info("not kept yet: %s", error)  # told at the end, if it lasts
+            self._is_put_off = self._act is not None
 
 
 def note_model(loom: Loom, model: str, engine: str) -> None:
