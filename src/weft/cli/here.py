@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from copy import deepcopy
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
 from ..interchange.said import SAID
+from ..viz.out import Out
 from ..viz.outline import counted
 from .desk import Brought, LoomDesk
 from .kept import Kept, Sprouts, Turned, refuse_special
@@ -235,14 +236,20 @@ class GrowerHere:
         from ..search.core import run
 
         assert isinstance(kept, KeptHere)
-        kept.begin_search()
+        file = options.get("resume")
+        kept.begin_search(goes_on=file is not None and Path(file).exists())
 
         def seen(level: Level) -> None:
             progress(level)
             kept.keep_round()
 
-        steps = strategy.steps(self.lm, kept.loom, progress=seen, **strategy.options(**options))
-        return run(steps, kept.work)
+        try:
+            options = strategy.options(**options)
+            steps = strategy.steps(self.lm, kept.loom, progress=seen, **options)
+            return run(steps, kept.work)
+        except Exception:
+            kept.end_failed()
+            raise
 
 
 class KeptHere(Kept):
@@ -343,9 +350,14 @@ class KeptHere(Kept):
 
     # Searching
 
-    def begin_search(self) -> None:
-        """What comes now is made by one search."""
-        self._begun, self._act = deepcopy(self.loom.meta), secrets.token_hex(8)
+    def begin_search(self, *, goes_on: bool) -> None:
+        """What comes now is made by one search; its prompt is kept before its clock runs.
+
+        goes_on: in the loom of a file, which is known from its first round on.
+        """
+        self._begun = deepcopy(self.loom.meta)
+        if not goes_on:
+            self._try_begin(())
 
     def work(self, work: Work, loop: OwnLoop) -> Any:
         """Do a piece of the search's work; what grows here is kept while it grows."""
@@ -376,6 +388,13 @@ class KeptHere(Kept):
     def keep_round(self) -> None:
         """Keep what a round of the search has made."""
         self._try_begin(())
+
+    def end_failed(self) -> None:
+        """The search has failed: keep what it has made, or nothing if that is nothing."""
+        if not self.loom.children:
+            self.discard()
+        elif self.try_save():
+            Out.of(sys.stderr).line((f"what had grown is kept: {self.name}", "dim"))
 
     def say(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
@@ -494,7 +513,7 @@ class KeptHere(Kept):
 
     @property
     def _kind(self) -> str:
-        return "grow" if self._act is None else "run"
+        return "grow" if self._begun is None else "run"
 
     def _begin(self) -> None:
         self.held = self.desk.library.create(self.loom)
@@ -516,6 +535,8 @@ class KeptHere(Kept):
                 loom.meta = meta
             assert self.held is not None
             try:
+                if self._begun is not None:
+                    self._act = self.held.new_act()
                 self.held.commit(self._kind, act=self._act)
             except StoreError:
                 self.discard()
@@ -529,12 +550,12 @@ class KeptHere(Kept):
             if self.held is None:
                 self._begin_grown()
             assert self.held is not None
-            self.held.commit("say" if self._act is None else "run", act=self._act)
+            self.held.commit("say" if self._begun is None else "run", act=self._act)
             if branches:
                 self.held.append(branches)
         except StoreError as error:
             _log.info("not kept yet: %s", error)  # told at the end, if it lasts
-            self._is_put_off = self._act is not None
+            self._is_put_off = self._begun is not None
 
 
 def note_model(loom: Loom, model: str, engine: str) -> None:
