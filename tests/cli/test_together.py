@@ -164,7 +164,7 @@ def test_a_search_is_undone_when_it_is_over_and_as_a_whole_also_what_it_died_ove
     with closing(Library()) as library:
         while sum(not row.is_growing for row in rows_of(library, NAME)) < 5:  # a round is over
             assert process.poll() is None
-        while not any(row.is_growing for row in rows_of(library, NAME)):
+        while not any(row.is_growing and row.n_tokens for row in rows_of(library, NAME)):
             assert process.poll() is None
     process.send_signal(signal.SIGSTOP)
     refused = weft("undo")
