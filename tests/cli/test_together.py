@@ -326,6 +326,7 @@ def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) ->
     monkeypatch.setattr(KeptLoom, "commit", failing)
     found = weft("solve", samples.game24, "-b", "2", "-n", "2")
     assert found.exit_code == 0
+    assert "not kept yet, and tried again at the end: the disk is full" in found.stderr
     assert "not kept: the disk is full" in found.stderr
     assert names() == []
     assert len(tried) == 2

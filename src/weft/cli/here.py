@@ -555,7 +555,10 @@ class KeptHere(Kept):
                 self.held.append(branches)
         except StoreError as error:
             _log.info("not kept yet: %s", error)  # told at the end, if it lasts
-            self._is_put_off = self._begun is not None
+            if self._begun is not None:
+                self._is_put_off = True
+                note = f"not kept yet, and tried again at the end: {error}"
+                Out.of(sys.stderr).line((note, "dim"))
 
 
 def note_model(loom: Loom, model: str, engine: str) -> None:
