@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from weft import Loom, samples
 from weft.cli import here
 from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
-from weft.errors import StoreError
+from weft.errors import ConfigError, ForwardError, StoreError
 from weft.search.strategies import STRATEGIES
-from weft.store import KeptLoom
+from weft.store import KeptLoom, Library
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
+HOT = ("--temperature", "100", "--seed", "6")
 NAME = "tell-story-about-fox"
 OTHER = "what-37-58"
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX only")
@@ -142,9 +143,8 @@ def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, start
 @posix
 def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
     """Also in the middle of its first round; and what is there is undone as a whole."""
-    hot = ("--temperature", "100", "--seed", "6")
-    process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *hot)
-    wait_durable(OTHER, 64)
+    process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *HOT)
+    wait_durable(OTHER, 60)
     process.send_signal(signal.SIGKILL)
     process.wait()
     loom = loom_of(OTHER)
@@ -153,6 +153,60 @@ def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
     assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in loom.children)
     assert weft("undo").exit_code == 0
     assert numbers(weft) == [0]
+
+
+@pytest.mark.programs
+@posix
+def test_a_search_is_undone_when_it_is_over_and_as_a_whole_also_what_it_died_over(
+    weft, started
+) -> None:
+    process = started("solve", samples.story, "--strategy", "mcts", *HOT)
+    with closing(Library()) as library:
+        while sum(not row.is_growing for row in rows_of(library, NAME)) < 5:  # a round is over
+            assert process.poll() is None
+        while not any(row.is_growing and row.n_tokens for row in rows_of(library, NAME)):
+            assert process.poll() is None
+    process.send_signal(signal.SIGSTOP)
+    refused = weft("undo")
+    assert refused.exit_code == 1
+    assert "still" in refused.stderr or "just now" in refused.stderr
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    grown = numbers(weft)[1:]
+    assert len(grown) >= 5
+    assert told(weft("undo", "--json"))["removed"] == grown
+    assert numbers(weft) == [0]
+
+
+def rows_of(library: Library, name: str) -> list[Any]:
+    """Return the nodes of a loom that is not there yet, or is."""
+    with suppress(ConfigError):
+        return list(library.open(name).nodes(after=0, limit=1000))
+    return []
+
+
+@pytest.mark.fluent
+def test_a_search_that_fails_keeps_what_it_has_made_and_says_so(weft, monkeypatch) -> None:
+    room = ("--kv-budget", "100KB")
+    failed = weft("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *room)
+    assert failed.exit_code == 4, failed.output
+    assert names() == []
+    seen = []
+
+    def fails(level: object) -> None:
+        seen.append(level)
+        if len(seen) == 2:
+            raise ForwardError("the model is gone")
+
+    module = importlib.import_module("weft.cli.solve")
+    monkeypatch.setattr(module, "watched", lambda out, loom, work: work(fails))
+    failed = weft("solve", samples.game24, "-b", "2", "-n", "2", "--seed", "1")
+    assert failed.exit_code == 1, failed.output
+    assert "what had grown is kept: use-4-9-10-13" in failed.stderr
+    loom = loom_of("use-4-9-10-13")
+    assert "interrupted" not in [node.finish_reason for node in loom.walk()]
+    grown = numbers(weft)[1:]
+    assert told(weft("undo", "--json"))["removed"] == grown
 
 
 def test_a_search_finds_in_the_command_what_it_finds_in_a_program(weft) -> None:
@@ -260,18 +314,22 @@ def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
 
 
 def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) -> None:
-    commit = KeptLoom.commit
+    """And a database that fails is asked again at the end, and not in every round."""
+    commit, tried = KeptLoom.commit, []
 
     def failing(kept: KeptLoom, kind: str, **options: object) -> object:
         if kind == "run":
+            tried.append(kind)
             raise StoreError("the disk is full")
         return commit(kept, kind, **options)
 
     monkeypatch.setattr(KeptLoom, "commit", failing)
-    found = weft("solve", samples.sum, "--strategy", "greedy")
+    found = weft("solve", samples.game24, "-b", "2", "-n", "2")
     assert found.exit_code == 0
+    assert "not kept yet, and tried again at the end: the disk is full" in found.stderr
     assert "not kept: the disk is full" in found.stderr
     assert names() == []
+    assert len(tried) == 2
 
 
 def test_where_one_stood_is_gone_after_undo_one_stands_above(weft, grown) -> None:

@@ -443,6 +443,23 @@ def test_an_act_that_goes_on_is_not_undone(library: Library) -> None:
     assert kept.undo(running={"a2"}).removed
 
 
+def test_an_act_of_a_process_goes_on_until_it_has_let_go(library: Library) -> None:
+    """For everybody but itself; its name tells whose it is."""
+    name = story(library).name
+    with Library(library.database.name) as elsewhere:
+        theirs = elsewhere.open(name)
+        act = theirs.new_act()
+        for text in "xy":
+            theirs.loom.add(text)
+            theirs.commit("run", act=act)
+        ours = library.open(name)
+        with pytest.raises(Conflict, match="still going on"):
+            ours.undo()
+        assert len(theirs.undo().removed) == 2
+        assert len(theirs.redo().added) == 2
+    assert len(ours.undo().removed) == 2
+
+
 def test_what_an_undo_takes_in_first_is_told(library: Library) -> None:
     kept, other = (made := story(library)), library.open(made.name)
     other.loom.add("theirs")

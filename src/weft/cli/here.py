@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from copy import deepcopy
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
 from ..interchange.said import SAID
+from ..viz.out import Out
 from ..viz.outline import counted
 from .desk import Brought, LoomDesk
 from .kept import Kept, Sprouts, Turned, refuse_special
@@ -235,14 +236,20 @@ class GrowerHere:
         from ..search.core import run
 
         assert isinstance(kept, KeptHere)
-        kept.begin_search()
+        file = options.get("resume")
+        kept.begin_search(goes_on=file is not None and Path(file).exists())
 
         def seen(level: Level) -> None:
             progress(level)
             kept.keep_round()
 
-        steps = strategy.steps(self.lm, kept.loom, progress=seen, **strategy.options(**options))
-        return run(steps, kept.work)
+        try:
+            options = strategy.options(**options)
+            steps = strategy.steps(self.lm, kept.loom, progress=seen, **options)
+            return run(steps, kept.work)
+        except Exception:
+            kept.end_failed()
+            raise
 
 
 class KeptHere(Kept):
@@ -263,6 +270,7 @@ class KeptHere(Kept):
         self.keeps = keeps
         self._begun: dict[str, Any] | None = None  # the prompt's meta before it was searched
         self._act: str | None = None  # the search that its operations are parts of
+        self._is_put_off = False  # a search waits once for a database that fails, not every round
         self._counted: dict[str, int] = {}  # numbers of a loom that is not kept
 
     @property
@@ -327,7 +335,7 @@ class KeptHere(Kept):
         """begun: branches that have their numbers already, if they are kept at all."""
         from ..store.following import Follower
 
-        if self.held is None:
+        if self.held is None or self._is_put_off:
             yield from news
             return
         follower = Follower(self.held, begun)
@@ -342,9 +350,14 @@ class KeptHere(Kept):
 
     # Searching
 
-    def begin_search(self) -> None:
-        """What comes now is made by one search."""
-        self._begun, self._act = deepcopy(self.loom.meta), secrets.token_hex(8)
+    def begin_search(self, *, goes_on: bool) -> None:
+        """What comes now is made by one search; its prompt is kept before its clock runs.
+
+        goes_on: in the loom of a file, which is known from its first round on.
+        """
+        self._begun = deepcopy(self.loom.meta)
+        if not goes_on:
+            self._try_begin(())
 
     def work(self, work: Work, loop: OwnLoop) -> Any:
         """Do a piece of the search's work; what grows here is kept while it grows."""
@@ -374,13 +387,14 @@ class KeptHere(Kept):
 
     def keep_round(self) -> None:
         """Keep what a round of the search has made."""
-        try:
-            if self.held is None:
-                self._begin_grown()
-            else:
-                self.held.commit("run", act=self._act)
-        except StoreError as error:
-            _log.info("not kept yet: %s", error)  # told at the end, if it lasts
+        self._try_begin(())
+
+    def end_failed(self) -> None:
+        """The search has failed: keep what it has made, or nothing if that is nothing."""
+        if not self.loom.children:
+            self.discard()
+        elif self.try_save():
+            Out.of(sys.stderr).line((f"what had grown is kept: {self.name}", "dim"))
 
     def say(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
@@ -499,7 +513,7 @@ class KeptHere(Kept):
 
     @property
     def _kind(self) -> str:
-        return "grow" if self._act is None else "run"
+        return "grow" if self._begun is None else "run"
 
     def _begin(self) -> None:
         self.held = self.desk.library.create(self.loom)
@@ -521,23 +535,30 @@ class KeptHere(Kept):
                 loom.meta = meta
             assert self.held is not None
             try:
+                if self._begun is not None:
+                    self._act = self.held.new_act()
                 self.held.commit(self._kind, act=self._act)
             except StoreError:
                 self.discard()
                 raise
 
-    def _try_begin(self, branches: Iterable[Heddle]) -> None:
+    def _try_begin(self, branches: Sequence[Heddle]) -> None:
         """Let branches have rows, and so numbers, before they have tokens."""
-        if not self.keeps:
+        if not self.keeps or self._is_put_off:
             return
         try:
             if self.held is None:
                 self._begin_grown()
             assert self.held is not None
-            self.held.commit("say" if self._act is None else "run", act=self._act)
-            self.held.append(branches)
+            self.held.commit("say" if self._begun is None else "run", act=self._act)
+            if branches:
+                self.held.append(branches)
         except StoreError as error:
             _log.info("not kept yet: %s", error)  # told at the end, if it lasts
+            if self._begun is not None:
+                self._is_put_off = True
+                note = f"not kept yet, and tried again at the end: {error}"
+                Out.of(sys.stderr).line((note, "dim"))
 
 
 def note_model(loom: Loom, model: str, engine: str) -> None:

@@ -170,6 +170,9 @@ class Kept(ABC):
             self.save()
         except StoreError as error:
             tell_unkept(error)
+            if self.name:
+                note = f"what was written before that is kept as {self.name}"
+                Out.of(sys.stderr).line((note, "dim"))
             return False
         return True
 

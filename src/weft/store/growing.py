@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from ..loom import Heddle
 from .database import Database
-from .log import Steps
+from .log import DONE, Steps
 from .rows import (
     Content,
     Values,
@@ -29,9 +29,9 @@ from .rows import (
     unpacked_ids,
 )
 from .snapshot import Snapshot
-from .tables import nodes, pieces, sampling
+from .tables import nodes, operations, pieces, sampling
 from .words import searchable
-from .writers import dead
+from .writers import dead, writer_of
 from .writing import CHUNK, Draft, mark
 
 if TYPE_CHECKING:
@@ -218,6 +218,19 @@ def growing_nodes(connection: Connection) -> Counter[int]:
     begun = sa.exists().where(pieces.c.loom == nodes.c.loom, pieces.c.number == nodes.c.number)
     query = sa.select(nodes.c.loom).where(nodes.c.writer.is_not(None), ~nodes.c.removed, begun)
     return Counter(connection.execute(query).scalars())
+
+
+def act_of_writers(connection: Connection, loom: int, where: sa.ColumnElement[bool]) -> str | None:
+    """Return the act that a loom's last operation is a part of, if who grows these nodes named it.
+
+    What has grown since is a part of it, too. None: there is no such act.
+    """
+    last = sa.select(operations.c.act).where(operations.c.loom == loom, operations.c.state == DONE)
+    act = connection.execute(last.order_by(operations.c.key.desc()).limit(1)).scalar()
+    if act is None:
+        return None
+    growing = sa.select(nodes.c.writer).where(nodes.c.loom == loom, where).distinct()
+    return act if writer_of(act) in connection.execute(growing).scalars() else None
 
 
 def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:

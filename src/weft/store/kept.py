@@ -29,6 +29,7 @@ from .database import Database
 from .following import followed
 from .growing import (
     Growing,
+    act_of_writers,
     add_pieces,
     begin_growing,
     end_growing,
@@ -42,7 +43,7 @@ from .records import NodeRow, PageOptions, page
 from .rows import Values, is_plain, plain, select_nodes
 from .snapshot import Snapshot, Taken
 from .undoing import last_removal, of_one_act, still_out, turn
-from .writers import Writer, dead
+from .writers import Writer, dead, writer_of
 from .writing import Draft, bring_back_ways, count_nodes, drafted, mark, touch
 
 _nodes, _operations = tables.nodes, tables.operations
@@ -202,6 +203,13 @@ class KeptLoom:
         Cost: O(nodes) comparisons in memory; rows are written and read only for what has changed.
         """
         return self._commit(kind, actor, {}, act, model, leave)
+
+    def new_act(self) -> str:
+        """Return a name for several commits to come (`act=`), of this process.
+
+        While it lives nobody else undoes them, and what it dies over is undone with them.
+        """
+        return self._database.write(self._writer.new_act)
 
     def bookmark(self, node: Heddle, label: str | None, *, actor: str = "") -> Change:
         """Mark a node, or take its mark away (None). An operation of its own."""
@@ -470,9 +478,10 @@ class KeptLoom:
         self._database.write(work)
 
     def _end(self, connection: Connection, row: Any, where: sa.ColumnElement[bool]) -> None:
+        act = act_of_writers(connection, self._key, where)
         steps = end_interrupted(connection, row, where)
         if steps.added:
-            self._note(connection, "interrupted", "", steps, row.rev + 1)
+            self._note(connection, "interrupted", "", steps, row.rev + 1, act=act)
         touch(
             connection,
             self._key,
@@ -634,7 +643,7 @@ class KeptLoom:
         )
         if not keys:
             raise StoreError(f"there is nothing to {kind} in the loom {self.name}")
-        if act in running:
+        if act is not None and (act in running or self._goes_on(act)):
             raise Conflict(
                 "what was done last is still going on, so it cannot be undone yet",
                 rev=self.rev,
@@ -647,6 +656,13 @@ class KeptLoom:
 
         self._database.write(work)
         return self.sync()._replace(kind=kind)
+
+    def _goes_on(self, act: str) -> bool:
+        """Whether another process is about an act that it has named (`new_act`)."""
+        mark = writer_of(act)
+        if mark == self._writer.id:
+            return False
+        return not self._database.read(lambda connection: dead(connection, {mark}, self._database))
 
 
 def begin(kept: KeptLoom, connection: Connection, numbers: Mapping[str, int]) -> Draft:

@@ -14,6 +14,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class Writer:
         self._pid = 0
         self._id = ""
         self._beats: threading.Event | None = None  # ends the thread that says that we live
+        self._has_acts = False
 
     @property
     def id(self) -> str:
@@ -72,11 +74,15 @@ class Writer:
                 threading.Thread(target=_beat_on, args=beats, daemon=True).start()
         return mark
 
+    def new_act(self, connection: Connection) -> str:
+        """Return a name for what this process does in several commits: it tells whose act it is."""
+        self._has_acts = True
+        return f"{self.sign(connection)}-{secrets.token_hex(4)}"
+
     def _sweep(self, connection: Connection) -> None:
         """Forget processes of former days that have left nothing behind."""
-        left = sa.exists().where(nodes.c.writer == writers.c.id)
         old = writers.c.beat < self._database.now - _FORGOTTEN_S
-        connection.execute(sa.delete(writers).where(old, ~left))
+        connection.execute(sa.delete(writers).where(old, ~_has_left()))
 
     def beat(self) -> None:
         """Say that this process lives."""
@@ -88,11 +94,28 @@ class Writer:
         )
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; the acts that were named are over."""
         with self._lock:
             if self._beats is not None:
                 self._beats.set()
                 self._beats = None
+        if self._has_acts and self._pid == os.getpid():
+            self._has_acts = False
+            with suppress(StoreError):  # then they are over with this process
+                self._database.write(self._sign_off)
+
+    def _sign_off(self, connection: Connection) -> None:
+        connection.execute(sa.delete(writers).where(writers.c.id == self._id, ~_has_left()))
+
+
+def _has_left() -> sa.ColumnElement[bool]:
+    """Whether a process grows nodes, or has left some."""
+    return sa.exists().where(nodes.c.writer == writers.c.id)
+
+
+def writer_of(act: str) -> str:
+    """Return the mark of the process that gave an act its name; of other names it is nobody's."""
+    return act.partition("-")[0]
 
 
 def dead(connection: Connection, marks: Collection[str], database: Database) -> set[str]:
