@@ -144,12 +144,12 @@ def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, start
 def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
     """Also in the middle of its first round; and what is there is undone as a whole."""
     process = started("solve", samples.sum, "--strategy", "best-of-n", "-n", "64", *HOT)
-    wait_durable(OTHER, 60)
+    stop_where(process, OTHER, lambda rows: sum(row.n_tokens > 0 for row in rows) >= 60)
     process.send_signal(signal.SIGKILL)
     process.wait()
     loom = loom_of(OTHER)
     assert [node.finish_reason for node in loom.children].count("interrupted") > 0
-    assert len(loom.children) == 64
+    assert len(loom.children) >= 60
     assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in loom.children)
     assert weft("undo").exit_code == 0
     assert numbers(weft) == [0]
@@ -157,32 +157,37 @@ def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
 
 @pytest.mark.programs
 @posix
-def test_a_search_is_undone_when_it_is_over_and_as_a_whole_also_what_it_died_over(
-    weft, started
-) -> None:
-    process = started("solve", samples.story, "--strategy", "mcts", *HOT)
-    with closing(Library()) as library:
-        while sum(not row.is_growing for row in rows_of(library, NAME)) < 5:  # a round is over
-            assert process.poll() is None
-        while not any(row.is_growing and row.n_tokens for row in rows_of(library, NAME)):
-            assert process.poll() is None
-    process.send_signal(signal.SIGSTOP)
-    refused = weft("undo")
-    assert refused.exit_code == 1
-    assert "still" in refused.stderr or "just now" in refused.stderr
+def test_what_a_search_died_over_is_undone_with_it(weft, started) -> None:
+    process = started("solve", samples.story, "--strategy", "smc", "-n", "64", *HOT)
+    stop_where(process, NAME, is_in_a_later_round)
     process.send_signal(signal.SIGKILL)
     process.wait()
     grown = numbers(weft)[1:]
-    assert len(grown) >= 5
+    assert len(grown) > 64
     assert told(weft("undo", "--json"))["removed"] == grown
     assert numbers(weft) == [0]
 
 
-def rows_of(library: Library, name: str) -> list[Any]:
-    """Return the nodes of a loom that is not there yet, or is."""
-    with suppress(ConfigError):
-        return list(library.open(name).nodes(after=0, limit=1000))
-    return []
+def is_in_a_later_round(rows: list[Any]) -> bool:
+    """Whether some nodes are whole and others grow and have tokens."""
+    return any(not row.is_growing for row in rows) and any(
+        row.is_growing and row.n_tokens for row in rows
+    )
+
+
+def stop_where(process: Any, name: str, is_there: Callable[[list[Any]], bool]) -> None:
+    """Stop a process when a loom's nodes are so; it goes on by moments, so that none is missed."""
+    with closing(Library()) as library:
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            rows = []
+            with suppress(ConfigError):  # it is not there yet
+                rows = list(library.open(name).nodes(after=0, limit=1000))
+            if is_there(rows):
+                return
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+            assert process.poll() is None
 
 
 @pytest.mark.fluent

@@ -148,7 +148,12 @@ def test_what_grows_is_removed_with_what_it_has_and_brought_back(
     first, second = desk.grow(n=2, wait=False, **desk.endless())
     desk.until(lambda: len(desk.lane(first).inner_text()) > 60, "text")
     desk.press("1", "Delete")
-    gate.hold(2)
+
+    def is_told() -> bool:
+        gate.hold(1)  # a branch ends with a step that comes after the wish to end it
+        return "Removed" in page.locator(".toasts").inner_text()
+
+    desk.until(is_told, "it is removed")
     told(desk, "Removed 1 node")
     at(desk, second)
     assert desk.nodes()[second]["growing"]

@@ -207,7 +207,7 @@ class KeptLoom:
     def new_act(self) -> str:
         """Return a name for several commits to come (`act=`), of this process.
 
-        While it lives nobody else undoes them, and what it dies over is undone with them.
+        Nobody else undoes them until its library is closed; what it dies over goes with them.
         """
         return self._database.write(self._writer.new_act)
 
