@@ -383,11 +383,12 @@ def test_a_message_is_copied_as_a_program_that_says_it(desk: Desk, page: Page) -
     page.get_by_role("tab", name="Node").click()
     page.get_by_role("heading", name="Node 2").wait_for()
     page.get_by_role("button", name="Copy as Python").click()
-    page.wait_for_function("window.copied")
+    desk.until(lambda: page.evaluate("window.copied"), "it is copied")
     assert 'message="And then?"' in page.evaluate("window.copied")
 
 
 def test_what_stands_beside_the_text_is_reached_by_name(bush: Desk, page: Page) -> None:
+    inside = "document.querySelector('#inspector-panel').contains(document.activeElement)"
     for word, tab in (("temperature", "Generate"), ("curl", "Node"), ("rename", "Loom")):
         bush.press("Control+k")
         page.keyboard.type(word)
@@ -395,7 +396,5 @@ def test_what_stands_beside_the_text_is_reached_by_name(bush: Desk, page: Page) 
         expect(page.get_by_role("tab", name=tab, exact=True)).to_have_attribute(
             "aria-selected", "true"
         )
-        page.wait_for_function(
-            "document.querySelector('#inspector-panel').contains(document.activeElement)"
-        )
+        bush.until(lambda: page.evaluate(inside), f"the focus is in {tab}")
         page.evaluate("document.activeElement.blur()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,6 +37,14 @@ def test_faults_of_a_page_are_told(browser: Browser, desk: Desk, script: str, to
         with pytest.raises(AssertionError, match=told):
             watch.check()
         watch.allow("")
+
+
+def test_no_test_waits_inside_the_page() -> None:
+    """`wait_for_function` of an expression is `eval` there: refused from the second look on."""
+    waits = ".wait_for_" + "function("
+    assert not [
+        path.name for path in Path(__file__).parent.glob("*.py") if waits in path.read_text()
+    ]
 
 
 def test_a_held_model_stands_still(desk: Desk, gate: Gate) -> None:

@@ -97,7 +97,7 @@ def test_it_zooms_pans_and_fits(mapped: Desk, page: Page) -> None:
     page.mouse.move(box["x"] + dragged[0], box["y"] + dragged[1])
     page.evaluate("addEventListener('wheel', () => { window.turned = true }, { once: true })")
     page.mouse.wheel(0, -200)
-    page.wait_for_function("window.turned")
+    mapped.until(lambda: page.evaluate("window.turned"), "the wheel has turned")
     assert settled(mapped) == pytest.approx(dragged, abs=4)  # around the pointer
     mapped.press("0")
     middle = settled(mapped)

@@ -84,7 +84,8 @@ def test_the_map_writes_each_text_in_its_direction_and_cuts_no_letter(
         desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": text})
     desk.visit()
     desk.press("v")
-    page.wait_for_function("[...written.keys()].some((each) => each.startsWith('\U0001f1eb'))")
+    of_flags = "[...written.keys()].some((each) => each.startsWith('\U0001f1eb'))"
+    desk.until(lambda: page.evaluate(of_flags), "the flags are written")
     written: dict[str, str] = page.evaluate("Object.fromEntries(written)")
     (arabic,) = {way for text, way in written.items() if "كان" in text}
     (english,) = {way for text, way in written.items() if text.startswith("In")}
