@@ -114,6 +114,7 @@ def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, t
     assert f'next: weft run -m org/whole "{samples.story}" -n 4' in shown.stderr
 
 
+@pytest.mark.programs
 def test_the_embedded_model_runs_on_one_thread(command_environment, tmp_path) -> None:
     """Its products are too small for more, which wait for each other where cores are busy."""
     told = """

@@ -89,6 +89,7 @@ def test_what_a_reader_has_read_before_it_left_is_kept(started, command) -> None
 
 
 @posix
+@pytest.mark.programs
 @pytest.mark.parametrize(("closed", "verb"), [(">&-", "ls"), ("2>&-", "ls --json"), ("<&-", "ls")])
 def test_a_closed_stream_is_like_one_that_nobody_reads(command, closed: str, verb: str) -> None:
     command(*SHORT)

@@ -214,6 +214,7 @@ def test_a_search_that_fails_keeps_what_it_has_made_and_says_so(weft, monkeypatc
     assert told(weft("undo", "--json"))["removed"] == grown
 
 
+@pytest.mark.programs
 def test_a_search_finds_in_the_command_what_it_finds_in_a_program(weft) -> None:
     """Here it is kept while it grows; what it does is the same."""
     few = {"budget_tokens": 300, "seed": 3}

@@ -302,6 +302,7 @@ def test_doctor_says_what_to_install(weft, monkeypatch) -> None:
     assert '- torch: most models of the Hub; pip install "weft-lm[torch]"' in result.stdout
 
 
+@pytest.mark.programs
 def test_doctor_finds_another_distribution_of_the_same_name(weft, monkeypatch, tmp_path) -> None:
     assert "another distribution" not in weft("doctor").stdout
     for name in ("weft-9.8", "weft_lm-0.1.0"):

@@ -24,7 +24,10 @@ from weft.server import ServerConfig
 from weft.server.run import bound
 from weft.store.library import Library
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(os.name != "posix", reason="signals of POSIX"),
+]
 
 
 with weft.load("tiny") as _lm:
@@ -176,7 +179,6 @@ def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         assert time.monotonic() - began < 30  # of its grace of 60
 
 
-@pytest.mark.programs
 def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "2") as server:
         loom = server.loom(n=8)
@@ -196,7 +198,6 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert all(len(node.tokens) > 5 for node in nodes)
 
 
-@pytest.mark.programs
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "60") as server:
         server.loom()
@@ -247,7 +248,6 @@ def killed(home: Path, n: int) -> None:
                 assert all(node.tokens for node in partial)
 
 
-@pytest.mark.programs
 def test_nothing_that_had_ended_is_lost_by_kill_9(tmp_path: Path) -> None:
     killed(tmp_path, 3)
 
