@@ -210,6 +210,24 @@ def test_a_command_to_copy_is_quoted(argument: str, typed: str) -> None:
     assert quoted(argument) == typed
 
 
+@pytest.mark.programs
+def test_ctrl_c_while_modules_are_read_is_no_traceback() -> None:
+    program = """
+import sys
+import weft.cli
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "weft.viz.out":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+weft.cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 @posix
 def test_texts_alone_stream_and_are_whole_lines_after_ctrl_c(started) -> None:
     process = started("run", samples.story, "-n", "3", *ENDLESS)
