@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import sqlite3
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft import errors, samples
+from weft.cli.advice import quoted
 from weft.outcomes import OUTCOMES, outcome_of
 from weft.store.database import Database
 
@@ -226,6 +228,50 @@ def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> N
     assert result.exit_code == 1
     assert "hint: -m tiny" in result.stderr
     assert "force=True" not in result.stderr
+
+
+@pytest.mark.parametrize("verb", [("run", "hi"), ("grow", "1")])
+def test_more_branches_than_there_can_be_are_refused_before_any_is_made(weft, kept, verb) -> None:
+    """Nothing of that many may be made, not even what would show them."""
+    result = weft(*verb, "-n", str(10**20))
+    assert result.exit_code == 2
+    assert "allowed is a whole number from 1 to 65536" in result.stderr
+
+
+def test_no_tree_has_less_than_no_children(weft, kept) -> None:
+    result = weft("tree", "--top", "-3")
+    assert result.exit_code == 2
+    assert "--top is -3; allowed is a whole number from 0 on" in result.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "tiny")])
+@pytest.mark.parametrize("verb", [("grow", "0"), ("next", "0")])
+def test_texts_are_not_grown_and_it_is_said_how_they_could_be(
+    weft, tmp_path: Path, verb, more
+) -> None:
+    file = tmp_path / "said.jsonl"
+    said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
+    file.write_text(json.dumps({"messages": said}))
+    brought = weft("import", str(file), "--name", "said")
+    assert f"weft import {quoted(str(file))} -m MODEL" in " ".join(brought.stderr.split())
+    result = weft(*verb, "--loom", "said", *more)
+    assert result.exit_code == 2
+    assert "the loom said is of texts without tokens" in result.stderr
+    assert "weft import FILE -m MODEL" in result.stderr
+    assert weft("import", str(file), "--name", "again", "-m", "tiny").exit_code == 0
+    assert weft("grow", "1", "--loom", "again", "-n", "1", "--max-tokens", "2").exit_code == 0
+
+
+def test_a_prompt_that_nothing_came_of_before_ctrl_c_leaves_no_loom(weft, monkeypatch) -> None:
+    module = importlib.import_module("weft.cli.run")
+
+    def interrupted(kept, *_: object, **__: object) -> None:
+        kept.save()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "grow_watched", lambda out, kept, *rest, **named: interrupted(kept))
+    assert weft("run", "hi").exit_code == 130
+    assert json.loads(weft("ls", "--json").stdout)["looms"] == []
 
 
 def test_a_model_that_is_gone_is_told_with_what_to_do(weft, kept) -> None:

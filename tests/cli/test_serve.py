@@ -54,6 +54,13 @@ def test_what_is_no_address_is_refused(given: dict[str, str]) -> None:
         address(given)
 
 
+@pytest.mark.parametrize("given", [["--tensor-parallel-size", "2"], ["--tensor-parallel-size=2"]])
+def test_an_option_of_the_engine_needs_no_model_before_it(weft, given: list[str]) -> None:
+    result = weft("serve", "--port", "0", *given)
+    assert result.exit_code == 2
+    assert "the numpy engine has no option 'tensor_parallel_size'" in result.stderr
+
+
 def test_an_option_of_no_engine_is_told(weft) -> None:
     result = weft("serve", "--host", "0.0.0.0")
     assert result.exit_code == 2

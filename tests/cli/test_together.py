@@ -311,9 +311,12 @@ def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
     asked = ("-b", "2", "-n", "3", "--seed", "1")
     for name, is_there in (("use-4-9-10-13", False), ("use-4-9-10-13.2", True)):
         assert (tmp_path / "search.json").exists() is is_there
-        found = weft("solve", samples.game24, *asked, "--resume", str(tmp_path / "search.json"))
+        file = ("--resume", str(tmp_path / "search.json"))
+        found = weft("solve", samples.game24, *asked, *file, "--json")
         assert found.exit_code == 130, found.output
-        assert f"kept as {name}" in found.stderr
+        error = json.loads(found.stderr)["error"]
+        assert (error["type"], error["exit_code"]) == ("Cancelled", 130)
+        assert f"kept as {name}" in error["message"]
         result = told(weft("undo", "--json"))
         assert (result["kind"], result["loom"]) == ("run", name)
         assert numbers(weft) == [0]

@@ -73,6 +73,9 @@ def test_words_without_quotes_are_one_prompt_and_said_to_be(weft) -> None:
     result = weft("grow", "1", "and", "so", "--raw", "-n", "1", "--max-tokens", "2")
     assert 'weft grow 1 "and so"' in result.stderr
     assert json.loads(weft("tree", "--json").stdout)["nodes"][2]["text"] == "and so"
+    few = ("-n", "1", "--max-tokens", "2")
+    result = weft("grow", "1", *few, "--", "--and", "so")
+    assert 'weft grow 1 -- "--and so"' in result.stderr
     solved = weft("solve", *samples.sum.split(), "--strategy", "greedy")
     assert f'weft solve "{samples.sum}"' in solved.stderr
     assert "95" in solved.stdout

@@ -6,7 +6,7 @@ import pytest
 
 from weft.errors import ConfigError, StoreError
 from weft.loom import Loom
-from weft.store.library import Library
+from weft.store.library import Library, name_of
 
 
 def keep(library: Library, prompt: str, name: str | None = None) -> str:
@@ -24,6 +24,20 @@ def test_a_name_comes_from_the_prompt_and_is_nobody_elses(library: Library) -> N
     assert keep(library, "\0\ud800?") == "loom"
     assert keep(library, "con") == "loom-con"
     assert keep(library, "x", "My own. Name") == "My own. Name"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        ("नमस्ते दुनिया", "नमस्ते-दुनिया"),
+        ("สวัสดีชาวโลก", "สวัสดีชาวโลก"),
+        ("a\u0301 cafe\u0301, Straße", "á-café-straße"),
+        ("\U0001f98a\ufe0f fox_trot", "fox-trot"),  # what stands on no letter is no word
+        ("\u0301\u0301", "loom"),
+    ],
+)
+def test_letters_keep_the_marks_on_them_in_a_name(prompt: str, name: str) -> None:
+    assert name_of(prompt) == name
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "7", "x\n", "a\\b", "x" * 300, "\0"])

@@ -8,11 +8,12 @@ import sys
 
 def main() -> None:
     """Run the command with the process's arguments and leave with its exit code."""
-    from ..viz.out import Out, soften
-
     fill_closed_streams()
-    soften(sys.stdout, sys.stderr)
     try:
+        # Ctrl-C may come while the modules are read.
+        from ..viz.out import Out, soften
+
+        soften(sys.stdout, sys.stderr)
         # A shell that completes says so by a variable and gives no arguments.
         if len(sys.argv) < 2 and "_WEFT_COMPLETE" not in os.environ:
             from .screen import show

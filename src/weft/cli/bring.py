@@ -12,6 +12,7 @@ from ..errors import ConfigError, StoreError
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, options
+from .advice import quoted
 from .desk import desk
 from .failures import guarded
 
@@ -72,6 +73,7 @@ def import_(
         out.line(("  left out: ", "yellow"), each)
     first = brought.names[0]
     if brought.is_text:
-        note = "these are texts without tokens, to be read; with -m MODEL they can be grown"
+        again = " ".join(map(quoted, ["weft", "import", str(file), "-m", "MODEL"]))
+        note = f"these are texts without tokens, to be read; {again} makes them ones to grow"
         Out.of(sys.stderr).line((note, "dim"))
     advice.suggest(["weft", "tree", first], ["weft", "ls"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -170,7 +171,7 @@ class Chat:
             node: Heddle = self.kept.loom
         else:
             node = self.kept.say(self.kept.at, text, chat=True)
-        shown = Silent() if self.as_json else Plain(self.answers)
+        shown = Silent if self.as_json else partial(Plain, self.answers)
         if self.has_answered and self.out is not self.answers and not self.as_json:
             self.answers.write(f"{BETWEEN}\n")
         self.has_answered = True
@@ -199,7 +200,7 @@ class Chat:
             raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
-        n, shown = int(number or 4), Silent() if self.as_json else None
+        n, shown = int(number or 4), Silent if self.as_json else None
         first = kept.at if kept.at is not node else None
         sampling = self._sampling(node)
         made, _ = grow_watched(self.out, kept, node, n, sampling, shown)

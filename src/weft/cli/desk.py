@@ -249,6 +249,17 @@ def with_model(name: str | None, model: str | None, engine: str, kv_budget: str)
         yield kept
 
 
+def refuse_texts(row: LoomRow) -> None:
+    """Raise ConfigError for a loom of texts that are no tokens of any model."""
+    from ..doors import NO_MODEL
+
+    if row.model == NO_MODEL.name:
+        raise ConfigError(
+            f"the loom {row.name} is of texts without tokens: it can be read, and not grown",
+            hint="weft import FILE -m MODEL takes the file in again, as tokens of a model",
+        )
+
+
 def _is_file(file: Path) -> bool:
     try:
         return file.is_file()

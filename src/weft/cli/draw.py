@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -25,19 +25,21 @@ def grow_watched(
     node: Heddle,
     n: int,
     sampling: dict[str, Any],
-    watcher: LaneWatcher | None = None,
+    watcher: Callable[[], LaneWatcher] | None = None,
     *,
     force: bool = False,
 ) -> tuple[list[Heddle], bool]:
     """Grow n branches at a node while they are watched; return them in order, and whether all came.
 
-    watcher: what shows them; None takes lanes on a terminal, plain lines elsewhere.
+    watcher: makes what shows them, of a number of branches that is allowed; None takes lanes on
+    a terminal, plain lines elsewhere.
     On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
     """
     from .kept import best_of
 
     growing = kept.grow(node, n, sampling, force=force)
-    done = watch(watcher or _watcher(out, n, growing), growing.deltas)
+    shown = watcher() if watcher is not None else _watcher(out, n, growing)
+    done = watch(shown, growing.deltas)
     made = growing.made()
     kept.at = best_of(made) or node
     return made, done

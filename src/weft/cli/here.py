@@ -15,7 +15,7 @@ from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
 from ..interchange.said import SAID
 from ..viz.out import Out
 from ..viz.outline import counted
-from .desk import Brought, LoomDesk
+from .desk import Brought, LoomDesk, refuse_texts
 from .kept import Kept, Sprouts, Turned, refuse_special
 from .model import TINY, load_model
 from .spoken import Spoken
@@ -95,6 +95,7 @@ class DeskHere(LoomDesk):
         from ..loading import fits
 
         row = self.row(name)
+        refuse_texts(row)
         if engine == "auto" and row.engine and fits(row.engine, model or row.model):
             engine = row.engine
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..checks import whole_number
 from ..errors import ConfigError
 from ..interchange.said import said_at, written
 from ..viz.out import Out, write_object
@@ -47,6 +48,7 @@ def tree(
 
 def show_loom(kept: Kept, top: int, *, as_json: bool) -> None:
     """Draw a loom, or write it as an object."""
+    top = whole_number("--top", top, 0)
     if as_json:
         from ..store.wire import tree_object
 
@@ -55,7 +57,7 @@ def show_loom(kept: Kept, top: int, *, as_json: bool) -> None:
         return
     out = Out.of(sys.stdout)
     path = frozenset(each.id for each in kept.at.path[1:])
-    out.lines(Picture(out, below_root(kept), path=path, top=max(top, 0)).lines(kept.loom))
+    out.lines(Picture(out, below_root(kept), path=path, top=top).lines(kept.loom))
     out.line()
     out.facts(facts_of(kept))
     kept.try_note()

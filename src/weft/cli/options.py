@@ -275,7 +275,9 @@ def joined(words: list[str] | None, *verb: str) -> str | None:
     text = " ".join(words)
     out = Out.of(sys.stderr)
     if len(words) > 1:
-        typed = " ".join(map(quoted, ["weft", *verb, text]))
+        # What begins as options do is none after a --.
+        end = ["--"] if text.startswith("-") else []
+        typed = " ".join(map(quoted, ["weft", *verb, *end, text]))
         out.line(
             ("hint: ", "bold"), "taken as one text; quotes keep it as it is: ", (typed, "cyan")
         )

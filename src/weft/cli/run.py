@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from ..viz.out import Out, write_object
 from . import advice, options
 from .desk import with_grower, with_model
 from .draw import grow_watched, show_cost, show_growth, show_tree
-from .failures import guarded, tell
+from .failures import guarded, tell, write
 from .look import show_next, show_path
 from .model import TINY
 from .options import Tint
@@ -87,7 +88,7 @@ def run(
         kept = grower.begin(text, chat=chat, system=system, special=special, keep=keep)
         try:
             grow_and_report(kept, kept.loom, wish)
-        except WeftError:
+        except (WeftError, KeyboardInterrupt):
             keep = keep and bool(kept.loom.children)
             raise
         finally:
@@ -228,7 +229,8 @@ def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
         else:
             advice.after_unkept(kept)
     if not done and not wish.stays:
-        Out.of(sys.stderr).line("interrupted: the branches are as far as they came")
+        told = "interrupted: the branches are as far as they came"
+        write("Cancelled", told, "", INTERRUPTED, wish.as_json)
         raise typer.Exit(INTERRUPTED)
 
 
@@ -238,7 +240,13 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
     Branches that had ended when the model call failed, or its server died, are kept; all of them
     as far as they came when nobody reads what is written, or its disk is full.
     """
-    shown = Silent() if wish.as_json else Printer(out, wish.n, first=None) if wish.as_text else None
+    shown = (
+        Silent
+        if wish.as_json
+        else partial(Printer, out, wish.n, first=None)
+        if wish.as_text
+        else None
+    )
     n_before = len(node.children)
     try:
         return grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
@@ -247,8 +255,9 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
             Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
         raise
     except OSError as error:
-        if wish.keep and not isinstance(error, WeftError):  # it is what is written to
-            kept.try_save()
+        is_ours = isinstance(error, WeftError)  # else it is what is written to
+        if wish.keep and not is_ours and kept.try_save():
+            Out.of(sys.stderr).line((f"kept as {kept.name}, as far as it came", "dim"))
         raise
     except Terminal:
         number, up = kept.number(node), kept.number(node.parent or node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -158,6 +159,9 @@ def serve(
     from ..server.config import ServerConfig, ServerLimits
     from ..server.run import serve as serve_forever
 
+    if model.startswith("--"):  # an option of the engine's, where no model is named
+        context.args.insert(0, model)
+        model = os.environ.get("WEFT_MODEL") or TINY
     said = address()
     config = ServerConfig(
         models=(model, *(also or ())),

@@ -22,7 +22,7 @@ from ..viz.outline import counted
 from ..viz.text import Picture, show_votes
 from . import advice, options
 from .desk import with_grower
-from .failures import guarded
+from .failures import guarded, write
 from .model import TINY
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def solve(
         asked = {**chosen, **options.given(resume=resume)}
         if not as_json:
             _tell_unchecked(loom)
-        result = _search_to_end(out, grower, kept, by, asked, is_drawn=not (as_json or as_text))
+        is_drawn = not (as_json or as_text)
+        result = _search_to_end(out, grower, kept, by, asked, is_drawn=is_drawn, as_json=as_json)
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
@@ -240,6 +241,7 @@ def _search_to_end(
     chosen: dict[str, Any],
     *,
     is_drawn: bool,
+    as_json: bool,
 ) -> SearchResult:
     quiet = out if is_drawn else Out(out.console, False, out.is_ascii)
 
@@ -262,7 +264,7 @@ def _search_to_end(
             out.console.print(picture_of(out, kept.loom))
             out.facts(str(grower.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
         where = "above" if is_drawn else f"kept as {kept.name}" if is_kept else "not kept"
-        Out.of(sys.stderr).line(f"interrupted; the tree so far is {where}")
+        write("Cancelled", f"interrupted; the tree so far is {where}", "", INTERRUPTED, as_json)
         raise typer.Exit(INTERRUPTED) from None
     return result
 

@@ -26,7 +26,7 @@ from ..errors import (
 from ..files import number, read, write
 from ..store.facts import LoomRow
 from ..viz.outline import counted
-from .desk import Brought, LoomDesk
+from .desk import Brought, LoomDesk, refuse_texts
 from .kept import Kept, Sprouts, Turned, refuse_special
 from .model import TINY
 from .spoken import Spoken
@@ -122,6 +122,7 @@ class DeskThere(LoomDesk):
     def growing(self, name: str, model: str | None, engine: str, kv_budget: str) -> Iterator[Kept]:
         """Open a loom with its model."""
         row = self.row(name)
+        refuse_texts(row)
         found = self._model(model or row.model, engine, kv_budget)
         if found is None and self.here is not None:
             with self.here.growing(name, model, engine, kv_budget) as kept:

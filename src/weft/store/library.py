@@ -406,7 +406,7 @@ def default_url() -> str:
 def name_of(prompt: str) -> str:
     """Return a loom's name from its prompt: a few words that any file system takes."""
     text = unicodedata.normalize("NFKC", prompt).lower()[:500]
-    words = [word for word in re.findall(r"[^\W_]+", text) if word not in _SMALL]
+    words = [word for word in _words(text) if word not in _SMALL]
     name = "-".join(words[:_WORDS])
     while len(name) > _LENGTH and "-" in name:
         name = name.rpartition("-")[0]
@@ -417,6 +417,15 @@ def name_of(prompt: str) -> str:
         if name.isdigit() or _RESERVED.fullmatch(name)
         else name or "loom"
     )
+
+
+def _words(text: str) -> list[str]:
+    """Return runs of letters and digits, with the marks on them: vowels in many scripts."""
+    kept = " "
+    for each in text:
+        is_mark = unicodedata.category(each).startswith("M") and not kept.endswith(" ")
+        kept += each if each.isalnum() or is_mark else " "
+    return kept.split()
 
 
 def new_mark() -> str:
