@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -569,6 +570,38 @@ def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str
     if param is not None:
         assert told["param"].startswith(param)
         assert param in told["message"]
+
+
+def test_every_native_route_refuses_a_query_parameter_that_it_does_not_take(served: Served) -> None:
+    routes = [
+        (
+            method,
+            path,
+            {each["name"] for each in told.get("parameters", ()) if each["in"] == "query"},
+        )
+        for path, methods in served.client.get("/openapi.json").json()["paths"].items()
+        for method, told in methods.items()
+        if path.startswith("/api/v1/")
+    ]
+    assert len(routes) > 40
+    for method, path, queries in routes:
+        at = re.sub(r"\{[^}]*\}", "0", path)
+        answer = served.client.request(method, at, params={"bogus": "1"}, json={})
+        assert answer.status_code == 400, (method, path, answer.text)
+        told = answer.json()["error"]
+        assert (told["code"], told["param"]) == ("unsupported_parameter", "bogus")
+        assert set(re.findall(r"[\w]+", told["message"].partition("re: ")[2])) == queries
+
+
+def test_an_unknown_query_parameter_is_told_with_the_near_one_beside_what_is_known(
+    desk: Desk,
+) -> None:
+    told = desk.get("/nodes", status=400, dept=0)["error"]
+    assert "Did you mean depth?" in told["message"]
+    assert desk.get("/search", status=400, pattern="zzz")["error"]["param"] == "pattern"
+    assert desk.get("/events", status=400, tokens=True, aftr=1)["error"]["param"] == "aftr"
+    # What OpenAI's clients append is theirs to say.
+    assert desk.client.get("/v1/models", params={"api-version": "1"}).status_code == 200
 
 
 def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:
