@@ -572,6 +572,57 @@ def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str
         assert param in told["message"]
 
 
+@pytest.mark.parametrize("value", [True, "2", 2.5, None])
+def test_what_is_no_number_is_not_taken_for_one(desk: Desk, value: object) -> None:
+    wrong: list[Json] = [{"n": value}] if value is None else [{"n": value}, {"max_tokens": value}]
+    if isinstance(value, bool | str):
+        wrong += [{"temperature": value}, {"logit_bias": {"5": value}}]
+    for body in wrong:
+        told = desk.post("/nodes/0/generate", status=400, **body)["error"]
+        assert told["param"].startswith(next(iter(body)))
+    told = desk.post("/nodes", status=400, token_ids=[value])["error"]
+    assert told["param"].startswith("token_ids")
+
+
+def test_a_whole_number_is_a_float_and_a_word_or_a_number_is_no_truth(desk: Desk) -> None:
+    desk.grow(n=1, temperature=1, top_p=1, logit_bias={"5": 1})
+    for value in ("true", 1):
+        assert desk.post("/nodes/0/generate", status=400, wait=value)["error"]["param"] == "wait"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/nodes/{node}/fork", {"at_token": 50}, "at_token"),
+        ("/nodes/{node}/fork", {"at_token": 0}, "at_token"),
+        ("/nodes/{node}/split", {"at_token": 50}, "at_token"),
+        ("/nodes/{node}/split", {"at_token": 0}, "at_token"),
+        ("/nodes/{node}/clip", {"keep": 50}, "keep"),
+        ("/nodes/{node}/clip", {"drop": 50}, "drop"),
+        ("/runs", {"strategy": "guess"}, "strategy"),
+    ],
+)
+def test_what_the_library_refuses_is_told_by_its_parameter_too(
+    desk: Desk, path: str, body: Json, param: str
+) -> None:
+    (node,) = desk.grow(n=1)
+    told = desk.post(path.format(node=node["node"]), status=400, **body)["error"]
+    assert (told["code"], told["param"]) == ("invalid_parameter", param)
+    assert "None" not in told["message"]
+    assert desk.get("/export", status=400, format="x")["error"]["param"] == "format"
+
+
+def test_a_fork_is_no_copy_of_its_node(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    path, n = f"/nodes/{node['node']}/fork", node["n_tokens"]
+    told = desk.post(path, status=400, at_token=n)["error"]
+    assert (told["param"], f"1 to {n - 1}" in told["message"]) == ("at_token", True)
+    desk.post(path, status=400, at_token=n + 1, text=" cat")
+    assert desk.post(path, 201, at_token=n - 1)["added"][0]["n_tokens"] == n - 1
+    longer = desk.post(path, 201, at_token=n, text=" cat")["added"][0]
+    assert longer["text"].startswith(node["text"])
+
+
 def test_every_native_route_refuses_a_query_parameter_that_it_does_not_take(served: Served) -> None:
     routes = [
         (
