@@ -294,7 +294,7 @@ def test_what_an_error_carries_comes_with_it(client: Client) -> None:
     loom = client.create_loom("Once", template=False).id
     with pytest.raises(errors.NotFound) as missing:
         client.loom("no such")
-    assert missing.value.what == "loom"
+    assert (missing.value.what, missing.value.hint) == ("loom", "weft ls lists them all")
     with pytest.raises(errors.ContextOverflow) as long:
         client.create_loom("word " * 3000)
     assert long.value.n_ctx == 2048

@@ -612,6 +612,16 @@ def test_what_the_library_refuses_is_told_by_its_parameter_too(
     assert desk.get("/export", status=400, format="x")["error"]["param"] == "format"
 
 
+def test_advice_over_http_can_be_followed_over_http(desk: Desk) -> None:
+    hint = desk.get("/nodes/99", status=404)["error"]["hint"]
+    assert hint == f"GET {desk.base}/nodes lists them"
+    hint = desk.client.get("/api/v1/looms/no-such").json()["error"]["hint"]
+    assert hint == "GET /api/v1/looms lists them all"
+    hint = desk.get("/export", status=400, format="pairs")["error"]["hint"]
+    assert "=" not in hint
+    assert "score, bookmark" in hint
+
+
 def test_a_fork_is_no_copy_of_its_node(desk: Desk) -> None:
     (node,) = desk.grow(n=1)
     path, n = f"/nodes/{node['node']}/fork", node["n_tokens"]

@@ -77,6 +77,8 @@ _BY_STATUS: dict[int, type[WeftError]] = {
     409: errors.Conflict,
     429: errors.QueueFull,
 }
+# What is not there, and what shows what is: a server tells of requests, to those who write them.
+_SHOWN = {"loom": "weft ls lists them all", "node": "weft tree shows them"}
 _KEY = "set WEFT_API_KEY to the server's key"
 
 
@@ -107,7 +109,9 @@ def told_error(
     if status in (401, 403):
         return ConfigError(f"the server refuses: {message}", hint=_KEY if status == 401 else hint)
     if code.endswith("_not_found"):
-        return errors.NotFound(message, what=code.removesuffix("_not_found"), hint=hint)
+        what = code.removesuffix("_not_found")
+        hint = _SHOWN.get(what, hint) if hint.startswith("GET ") else hint
+        return errors.NotFound(message, what=what, hint=hint)
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None:
         kind = ConfigError if 400 <= status < 500 else WeftError
