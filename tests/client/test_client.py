@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra server is not installed")
@@ -22,7 +23,7 @@ import weft
 from serving import Served, serving
 from weft import errors
 from weft.api.jobs import BranchObject, JobReply
-from weft.client import AsyncClient, Client, call, calls
+from weft.client import AsyncClient, Client, call, calls, line
 from weft.client.call import ApiCall, Following, error_of, told_error
 from weft.client.growth import GrowthReader
 from weft.outcomes import OUTCOMES
@@ -293,7 +294,7 @@ def test_what_an_error_carries_comes_with_it(client: Client) -> None:
     loom = client.create_loom("Once", template=False).id
     with pytest.raises(errors.NotFound) as missing:
         client.loom("no such")
-    assert missing.value.what == "loom"
+    assert (missing.value.what, missing.value.hint) == ("loom", "weft ls lists them all")
     with pytest.raises(errors.ContextOverflow) as long:
         client.create_loom("word " * 3000)
     assert long.value.n_ctx == 2048
@@ -341,6 +342,107 @@ def test_no_server_is_told_at_once_and_a_stream_is_given_up_in_the_end(
         following.pause_s(OSError("gone"))
     with pytest.raises(errors.ConfigError):
         Client("ftp://x")
+
+
+@contextmanager
+def answering(said: bytes) -> Iterator[str]:
+    """A server that gives every request one answer; b"": it takes all, and is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError), ExitStack() as lines:
+                while True:
+                    line = lines.enter_context(listener.accept()[0])
+                    if said:
+                        line.recv(65536)
+                        head = b"HTTP/1.1 " + said.partition(b" ")[0] + b" So\r\nConnection: close"
+                        body = said.partition(b" ")[2]
+                        line.sendall(
+                            b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+                        )
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def first_asks(url: str) -> dict[str, BaseException]:
+    """What becomes of a first request of each kind, by client and kind."""
+
+    async def awaited(name: str, *args: Any) -> Any:
+        async with AsyncClient(url) as client:
+            found = getattr(client, name)(*args)
+            return [each async for each in found] if name == "events" else await found
+
+    became: dict[str, BaseException] = {}
+    for name, *args in (("looms",), ("begin", "l"), ("server",), ("events", "j")):
+        with Client(url) as client, pytest.raises(errors.WeftError) as error:
+            list(getattr(client, name)(*args))
+        became[name] = error.value
+        with pytest.raises(errors.WeftError) as error:
+            asyncio.run(awaited(name, *args))
+        became[f"a{name}"] = error.value
+    return became
+
+
+def test_a_server_that_takes_the_connection_and_is_silent_is_told_as_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within seconds, whatever is asked first; the time itself is not waited for here."""
+    assert line._AT_ONCE.read == 10
+    monkeypatch.setattr(line, "_AT_ONCE", httpx.Timeout(0.2))
+    with answering(b"") as url:
+        for name, error in first_asks(url).items():
+            assert isinstance(error, errors.Unreachable), (name, error)
+            assert "no server answers" in str(error)
+            assert "WEFT_HOST" in error.hint
+
+
+def test_who_is_there_is_asked_once_and_all_else_may_take_its_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(served.url) as client:
+        asked: list[tuple[str, float]] = []
+
+        def note(request: httpx.Request) -> None:
+            asked.append((request.url.path, request.extensions["timeout"]["read"]))
+
+        client._http.event_hooks["request"].append(note)
+        client.server()
+        client.looms()
+        client.models()
+    assert asked == [(call.WHO, 10), ("/api/v1/looms", 600), ("/api/v1/models", 600)]
+    with Client(served.url) as client:
+        del asked[:]
+        client._http.event_hooks["request"].append(note)
+        client.looms()
+        client.looms()
+    assert [path for path, _ in asked] == [call.WHO, "/api/v1/looms", "/api/v1/looms"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"404 <html>",
+        b'404 {"error": {"message": "File Not Found", "code": 404, "type": "not_found_error"}}',
+        b"200 <html>",
+        b"200 ",
+        b'200 {"object": "list", "data": []}',
+        b"301 ",
+        b'400 {"error": {}}',
+        b'405 {"error": {"message": ""}}',
+        b"401 who are you?",
+        b"500 oh",
+    ],
+)
+def test_another_program_at_the_address_is_told_as_such_whatever_it_answers(said: bytes) -> None:
+    with answering(said) as url:
+        for name, error in first_asks(url).items():
+            assert isinstance(error, errors.Unreachable), (name, error)
+            assert "not as Weft does" in str(error)
+            assert "WEFT_HOST" in error.hint
 
 
 def test_the_top_level_names_load_nothing_until_they_are_used() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -569,6 +570,99 @@ def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str
     if param is not None:
         assert told["param"].startswith(param)
         assert param in told["message"]
+
+
+@pytest.mark.parametrize("value", [True, "2", 2.5, None])
+def test_what_is_no_number_is_not_taken_for_one(desk: Desk, value: object) -> None:
+    wrong: list[Json] = [{"n": value}] if value is None else [{"n": value}, {"max_tokens": value}]
+    if isinstance(value, bool | str):
+        wrong += [{"temperature": value}, {"logit_bias": {"5": value}}]
+    for body in wrong:
+        told = desk.post("/nodes/0/generate", status=400, **body)["error"]
+        assert told["param"].startswith(next(iter(body)))
+    told = desk.post("/nodes", status=400, token_ids=[value])["error"]
+    assert told["param"].startswith("token_ids")
+
+
+def test_a_whole_number_is_a_float_and_a_word_or_a_number_is_no_truth(desk: Desk) -> None:
+    desk.grow(n=1, temperature=1, top_p=1, logit_bias={"5": 1})
+    for value in ("true", 1):
+        assert desk.post("/nodes/0/generate", status=400, wait=value)["error"]["param"] == "wait"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/nodes/{node}/fork", {"at_token": 50}, "at_token"),
+        ("/nodes/{node}/fork", {"at_token": 0}, "at_token"),
+        ("/nodes/{node}/split", {"at_token": 50}, "at_token"),
+        ("/nodes/{node}/split", {"at_token": 0}, "at_token"),
+        ("/nodes/{node}/clip", {"keep": 50}, "keep"),
+        ("/nodes/{node}/clip", {"drop": 50}, "drop"),
+        ("/runs", {"strategy": "guess"}, "strategy"),
+    ],
+)
+def test_what_the_library_refuses_is_told_by_its_parameter_too(
+    desk: Desk, path: str, body: Json, param: str
+) -> None:
+    (node,) = desk.grow(n=1)
+    told = desk.post(path.format(node=node["node"]), status=400, **body)["error"]
+    assert (told["code"], told["param"]) == ("invalid_parameter", param)
+    assert "None" not in told["message"]
+    assert desk.get("/export", status=400, format="x")["error"]["param"] == "format"
+
+
+def test_advice_over_http_can_be_followed_over_http(desk: Desk) -> None:
+    hint = desk.get("/nodes/99", status=404)["error"]["hint"]
+    assert hint == f"GET {desk.base}/nodes lists them"
+    hint = desk.client.get("/api/v1/looms/no-such").json()["error"]["hint"]
+    assert hint == "GET /api/v1/looms lists them all"
+    hint = desk.get("/export", status=400, format="pairs")["error"]["hint"]
+    assert "=" not in hint
+    assert "score, bookmark" in hint
+
+
+def test_a_fork_is_no_copy_of_its_node(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    path, n = f"/nodes/{node['node']}/fork", node["n_tokens"]
+    told = desk.post(path, status=400, at_token=n)["error"]
+    assert (told["param"], f"1 to {n - 1}" in told["message"]) == ("at_token", True)
+    desk.post(path, status=400, at_token=n + 1, text=" cat")
+    assert desk.post(path, 201, at_token=n - 1)["added"][0]["n_tokens"] == n - 1
+    longer = desk.post(path, 201, at_token=n, text=" cat")["added"][0]
+    assert longer["text"].startswith(node["text"])
+
+
+def test_every_native_route_refuses_a_query_parameter_that_it_does_not_take(served: Served) -> None:
+    routes = [
+        (
+            method,
+            path,
+            {each["name"] for each in told.get("parameters", ()) if each["in"] == "query"},
+        )
+        for path, methods in served.client.get("/openapi.json").json()["paths"].items()
+        for method, told in methods.items()
+        if path.startswith("/api/v1/")
+    ]
+    assert len(routes) > 40
+    for method, path, queries in routes:
+        at = re.sub(r"\{[^}]*\}", "0", path)
+        answer = served.client.request(method, at, params={"bogus": "1"}, json={})
+        assert answer.status_code == 400, (method, path, answer.text)
+        told = answer.json()["error"]
+        assert (told["code"], told["param"]) == ("unsupported_parameter", "bogus")
+        assert set(re.findall(r"[\w]+", told["message"].partition("re: ")[2])) == queries
+
+
+def test_an_unknown_query_parameter_is_told_with_the_near_one_beside_what_is_known(
+    desk: Desk,
+) -> None:
+    told = desk.get("/nodes", status=400, dept=0)["error"]
+    assert "Did you mean depth?" in told["message"]
+    assert desk.get("/search", status=400, pattern="zzz")["error"]["param"] == "pattern"
+    assert desk.get("/events", status=400, tokens=True, aftr=1)["error"]["param"] == "aftr"
+    # What OpenAI's clients append is theirs to say.
+    assert desk.client.get("/v1/models", params={"api-version": "1"}).status_code == 200
 
 
 def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:

@@ -37,13 +37,17 @@ def whole(value: object, *, is_text: bool = True) -> object:
 
 
 class Asked(BaseModel):
-    """A request: what is not known in it is refused by name, never ignored."""
+    """A request: what is not known in it is refused by name, never ignored.
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    Nor is it taken for something else: "2" and true are no numbers. A whole number is a float.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _whole(cls, value: object, info: ValidationInfo) -> object:
+        value = list(value) if isinstance(value, tuple) else value  # as programs have them
         return whole(value, is_text=info.field_name not in _NOTES)
 
 

@@ -56,6 +56,8 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+# What each server of Weft answers at once, and a client asks it first.
+WHO = "/api/v1/server"
 AGAIN_S = 1.0  # before a request is sent again whose first one runs still
 
 
@@ -75,6 +77,8 @@ _BY_STATUS: dict[int, type[WeftError]] = {
     409: errors.Conflict,
     429: errors.QueueFull,
 }
+# What is not there, and what shows what is: a server tells of requests, to those who write them.
+_SHOWN = {"loom": "weft ls lists them all", "node": "weft tree shows them"}
 _KEY = "set WEFT_API_KEY to the server's key"
 
 
@@ -84,9 +88,16 @@ def error_of(status: int, content: bytes, headers: Mapping[str, str], base: str)
         told = json.loads(content)["error"]
         message, code = str(told["message"]), str(told.get("code") or "")
     except (ValueError, LookupError, TypeError, AttributeError):
-        what = f"{base} answers {status}, and not as Weft does"
-        return errors.NotFound(what) if status == 404 else errors.Unreachable(what)
-    return told_error(told, status, headers) if message or code else WeftError(f"{status}")
+        return not_weft(base, f"{status}, ")
+    return told_error(told, status, headers) if message or code else not_weft(base, f"{status}, ")
+
+
+def not_weft(base: str, what: str = "") -> errors.Unreachable:
+    """Return the error of an answer that another program gave. what: that it says, if anything."""
+    return errors.Unreachable(
+        f"{base} answers {what}and not as Weft does",
+        hint="another program is there; WEFT_HOST says where the server is",
+    )
 
 
 def told_error(
@@ -98,7 +109,9 @@ def told_error(
     if status in (401, 403):
         return ConfigError(f"the server refuses: {message}", hint=_KEY if status == 401 else hint)
     if code.endswith("_not_found"):
-        return errors.NotFound(message, what=code.removesuffix("_not_found"), hint=hint)
+        what = code.removesuffix("_not_found")
+        hint = _SHOWN.get(what, hint) if hint.startswith("GET ") else hint
+        return errors.NotFound(message, what=what, hint=hint)
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None:
         kind = ConfigError if 400 <= status < 500 else WeftError

@@ -58,9 +58,12 @@ class Client:
     def call(self, call: ApiCall[T]) -> T:
         """Send a request and return its answer. Raises: what it would raise here; Unreachable.
 
+        Before the first one the server is asked who it is: a silent one is known in 10 s.
         A POST whose connection breaks is sent once more, by the key of the first: it is done once.
         """
-        options = call.options
+        if not self.line.may_send(call):
+            self.server()
+        options = self.line.asked(call)
         with self.line.told():
             try:
                 response = self._http.request(call.method, call.path, **options)
@@ -71,7 +74,7 @@ class Client:
                 while in_progress(response.status_code, response.content):
                     time.sleep(AGAIN_S)
                     response = self._http.request(call.method, call.path, **options)
-        return call.read(self.line.read(response, is_json=call.is_json))
+        return self.line.read(response, call)
 
     server = asked(calls.server)
     models = asked(calls.models)
@@ -160,6 +163,8 @@ class Client:
 
     def follow(self, path: str) -> Generator[Told, None, None]:
         """Yield a stream's events; one that breaks is taken up again where it was."""
+        if not self.line.is_met:
+            self.server()
         following = Following(path, self.line.base)
         while not following.is_over:
             error: Exception | None = None
@@ -197,7 +202,9 @@ class AsyncClient:
 
     async def call(self, call: ApiCall[T]) -> T:
         """As `Client.call`."""
-        options = call.options
+        if not self.line.may_send(call):
+            await self.server()
+        options = self.line.asked(call)
         with self.line.told():
             try:
                 response = await self._http.request(call.method, call.path, **options)
@@ -208,7 +215,7 @@ class AsyncClient:
                 while in_progress(response.status_code, response.content):
                     await asyncio.sleep(AGAIN_S)
                     response = await self._http.request(call.method, call.path, **options)
-        return call.read(self.line.read(response, is_json=call.is_json))
+        return self.line.read(response, call)
 
     server = awaited(calls.server)
     models = awaited(calls.models)
@@ -298,6 +305,8 @@ class AsyncClient:
 
     async def follow(self, path: str) -> AsyncGenerator[Told, None]:
         """Yield a stream's events; one that breaks is taken up again where it was."""
+        if not self.line.is_met:
+            await self.server()
         following = Following(path, self.line.base)
         while not following.is_over:
             error: Exception | None = None

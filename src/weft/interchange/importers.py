@@ -163,8 +163,7 @@ def _json(data: bytes) -> object:
     try:
         return files.parse_json(data)
     except ValueError as problem:
-        lines = [line for line in data.splitlines() if line.strip()]
-        if len(lines) < 2 or not lines[0].lstrip(b"\xef\xbb\xbf").startswith((b"{", b"[")):
+        if not _is_lines(data):
             raise FormatError(
                 f"it is no JSON: {problem}",
                 hint="weft export loom.json writes what weft import reads again",
@@ -174,9 +173,24 @@ def _json(data: bytes) -> object:
         ]
 
 
+def _is_lines(data: bytes) -> bool:
+    """Whether what is no JSON as a whole is one a line: the first of them is an object or a list.
+
+    Of one JSON over many lines, which breaks off, that is not so: its own break is told.
+    """
+    lines = [line for line in data.splitlines() if line.strip()]
+    try:
+        return len(lines) > 1 and isinstance(files.parse_json(lines[0]), dict | list)
+    except ValueError:
+        return False
+
+
 def _line(line: bytes, number: int) -> object:
     try:
         return files.parse_json(line)
+    except json.JSONDecodeError as problem:
+        where = f"{problem.msg}, column {problem.colno}"
+        raise FormatError(f"line {number} is no JSON: {where}") from problem
     except ValueError as problem:
         raise FormatError(f"line {number} is no JSON: {problem}") from problem
 

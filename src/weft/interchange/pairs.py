@@ -56,7 +56,7 @@ def pair_lines(
         name = by if isinstance(by, str) else "what the function says"
         raise ConfigError(
             f"no siblings differ by {name}, so there are no preference pairs to write",
-            hint='score nodes (node.score = …), bookmark some (by="bookmark"), or give a function',
+            hint="give nodes scores, or choose what ranks them: score, bookmark, or a function",
         )
     return iter(lines)
 

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import n8loom
+from .asked import refuse_unknown_query
 from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
@@ -78,8 +79,10 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
     )
     app.state.service = service
     handle_errors(app)
+    native = [each.router for each in NATIVE]
     for router in (*ROUTERS, *((docs.router,) if config.has_docs else ())):
-        app.include_router(router)
+        checks = [Depends(refuse_unknown_query)] if router in native else []
+        app.include_router(router, dependencies=checks)
     # The last one added is the outermost.
     app.add_middleware(Repeats)
     app.add_middleware(BodyLimit, limits=config.limits)

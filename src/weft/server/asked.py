@@ -1,14 +1,18 @@
-"""What requests say in their headers, as arguments of routes, and the errors that all may give."""
+"""What all routes take alike: headers as arguments, no unknown query, the errors they may give."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Depends, Header, Path, Query
+from fastapi import Depends, Header, Path, Query, Request
 
 from ..api.base import ErrorReply
 from .errors import Refused
+
+if TYPE_CHECKING:
+    from fastapi.dependencies.models import Dependant
 
 _REV = re.compile(r'(?:W/)?"?(\d{1,15})"?')
 _WHAT = {
@@ -73,6 +77,38 @@ async def _last_event(
             param="Last-Event-ID",
         )
     return int(last_event_id)
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """Refuse a query parameter that the route does not take: a typo would be as good as nothing.
+
+    A dependency of every native route. Raises: Refused.
+    """
+    if not request.query_params:
+        return
+    allowed = _queries(request.scope["route"].dependant)
+    for name in request.query_params:
+        if name not in allowed:
+            raise _unknown_query(name, allowed)
+
+
+def _queries(dependant: Dependant) -> list[str]:
+    """Return the query parameters of a route, and of what it depends on, as requests name them."""
+    own = [field.alias for field in dependant.query_params]
+    below = [name for each in dependant.dependencies for name in _queries(each)]
+    return list(dict.fromkeys([*own, *below]))
+
+
+def _unknown_query(name: str, allowed: list[str]) -> Refused:
+    near = difflib.get_close_matches(name, allowed, n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    takes = f"Allowed are: {', '.join(allowed)}" if allowed else "It takes none"
+    return Refused(
+        400,
+        "unsupported_parameter",
+        f"{name:.80} is not a query parameter of this call. {meant}{takes}",
+        param=name[:80],
+    )
 
 
 Actor = Annotated[str, Depends(_actor)]

@@ -13,14 +13,17 @@ def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
     """Add a sibling with a node's first `at` tokens, and then what comes instead of the next one.
 
     What was recorded of the shared tokens is known of the sibling, too, where it has no others.
-    Raises: ConfigError for a root, or for nothing to share and nothing instead.
+    Raises: ConfigError for a root, or where nothing is shared, or all, and nothing comes instead.
     """
     parent = node.parent
     if parent is None:
         raise ConfigError("the root has no siblings: fork one of its children, or make a loom")
     tokens = node.tokens
-    if at > len(tokens):
-        raise ConfigError(f"at_token is {at}; the node has {len(tokens)} tokens")
+    # All of them with nothing instead are the node itself.
+    most = len(tokens) - (instead is None)
+    if at > max(most, 0):
+        allowed = f"allowed are {int(instead is None)} to {most}" if most else "nothing to share"
+        raise ConfigError(f"at_token is {at}; of the node's {len(tokens)} tokens {allowed}")
     shared = tokens[:at]
     if instead is None:
         if not shared:

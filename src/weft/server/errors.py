@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from .. import errors
+from ..api.base import Asked
 from ..errors import WeftError
 from ..outcomes import outcome_of
 
@@ -60,9 +62,16 @@ _KINDS = {
 _INTERNAL = "something failed inside the server; its log has it under the request's id"
 
 
-def error_response(error: BaseException, request_id: str) -> JSONResponse:
-    """Return an error as an answer. What nobody expected is logged whole and told in general."""
+def error_response(
+    error: BaseException, request_id: str, names: Collection[str] = ()
+) -> JSONResponse:
+    """Return an error as an answer. What nobody expected is logged whole and told in general.
+
+    names: of the request's parameters, one of which the library's words may be about.
+    """
     status, told, headers = told_of(error, request_id)
+    if told["param"] is None and isinstance(error, errors.ConfigError):
+        told["param"] = _about(told["message"], names)
     if status >= 500 and not isinstance(error, WeftError):
         _log.error("request %s failed", request_id, exc_info=error)
     return JSONResponse({"error": told}, status, headers)
@@ -105,6 +114,12 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
     return status, told, headers
 
 
+def _about(message: str, names: Collection[str]) -> str | None:
+    """Return the parameter that a message begins with, as "n is 0; …" does; None for none."""
+    name, is_so, _ = message.partition(" is ")
+    return name if is_so and name in names else None
+
+
 def _details(error: BaseException) -> Json:
     if isinstance(error, errors.ContextOverflow) and error.n_ctx:
         return {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
@@ -138,6 +153,15 @@ def _of_validation(error: RequestValidationError) -> Refused:
     return Refused(400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None)
 
 
+@cache
+def _fields() -> frozenset[str]:
+    """The fields of all native requests."""
+    kinds: list[type[Asked]] = [Asked]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return frozenset(name for kind in kinds for name in kind.model_fields)
+
+
 _WHERE = ("body", "query", "path", "header")
 # How Pydantic names the types that it tried, between the names of fields.
 _TRIED = re.compile(r"(?:str|int|float|bool|none|[A-Z]\w*|constrained-\w+|.*\[.*)")
@@ -162,7 +186,8 @@ def handle_errors(app: FastAPI) -> None:
     """Let an app answer all errors in this form."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error, request.scope.get("weft.request_id", ""))
+        names = [*request.query_params, *_fields()]
+        return error_response(error, request.scope.get("weft.request_id", ""), names)
 
     for kind in (WeftError, MemoryError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

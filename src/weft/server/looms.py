@@ -331,7 +331,8 @@ class LiveLoom:
             return self.kept.node(given)
         except ConfigError as error:
             message = f"there is no node {str(given)!r:.80} in the loom {self.kept.name}"
-            raise NotFound(message, what="node", hint=error.hint) from error
+            hint = f"GET /api/v1/looms/{self.kept.id}/nodes lists them"
+            raise NotFound(message, what="node", hint=hint) from error
 
     def number(self, node: Heddle) -> int:
         """Return a node's number; -1 for one that is not kept yet."""
@@ -519,7 +520,8 @@ class LiveLooms:
         try:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
-            raise NotFound(str(error), what="loom", hint=error.hint) from error
+            hint = "GET /api/v1/looms lists them all"
+            raise NotFound(str(error), what="loom", hint=hint) from error
         except StoreError as error:
             gone = await asyncio.to_thread(self.library.removed)
             if not any(given in (each.id, each.name) for each in gone):

@@ -141,7 +141,7 @@ class ModelShelf:
             self.check_source(wish.source)
         engine = wish.engine or self.config.engine
         if engine not in (known := ("auto", *engine_names())):
-            raise ConfigError(f"there is no engine {engine!r:.80}; allowed are {', '.join(known)}")
+            raise ConfigError(f"engine is {engine!r:.80}; allowed are {', '.join(known)}")
         name = wish.name or display_name(wish.source)
         there = self._models.get(name)
         if there is not None and there.state != "failed":

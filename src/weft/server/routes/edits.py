@@ -214,8 +214,11 @@ async def split_node(
         found = _free(live, node, if_match)
 
         def edit() -> None:
-            at = asked.at_token
-            found.split(token_before_char(found, asked.at_char or 0) if at is None else at)
+            at, name = asked.at_token, "at_char" if asked.at_token is None else "at_token"
+            try:
+                found.split(token_before_char(found, asked.at_char or 0) if at is None else at)
+            except ConfigError as error:
+                raise Refused(400, "invalid_parameter", str(error), param=name) from error
 
         return await changed(live, "split", edit, actor)
 
@@ -244,7 +247,8 @@ async def clip_node(
         n = len(found.tokens)
         keep = asked.keep if asked.keep is not None else n - (asked.drop or 0)
         if not 0 <= keep <= n:
-            raise ConfigError(f"the node has {n} tokens; {asked.drop} cannot be dropped")
+            name = "drop" if asked.keep is None else "keep"
+            raise ConfigError(f"{name} is {getattr(asked, name)}; the node has {n} tokens")
         if asked.children == "drop":
             live.drop_growing(found)
 

@@ -99,7 +99,8 @@ async def restore_looms(
     if nodes_of is not None:
         nodes_of = (await service.looms.row(nodes_of)).id
     elif only_nodes:
-        raise ConfigError("only_nodes needs nodes_of: it says of which loom")
+        message = "only_nodes needs nodes_of: it says of which loom"
+        raise Refused(400, "invalid_parameter", message, param="only_nodes")
     try:
         names = await asyncio.to_thread(lambda: library.bring_back(nodes_of, only_nodes=only_nodes))
         service.looms.forget_rows()
