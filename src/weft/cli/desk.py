@@ -219,7 +219,9 @@ def _there(url: str | None = None, here: LoomDesk | None = None) -> LoomDesk:
     from .there import DeskThere
 
     # A server that was found and not named gets no key: whoever answers there need not know it.
-    return DeskThere(Client(url, None if url is None else ""), here)
+    client = Client(url, None if url is None else "")
+    client.line.is_met = url is not None  # who it is was asked to find it
+    return DeskThere(client, here)
 
 
 @contextmanager
