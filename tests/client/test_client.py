@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra server is not installed")
@@ -174,6 +175,21 @@ def test_a_loom_is_made_grown_read_and_undone(client: Client) -> None:
     assert client.import_looms(file, name="again").nodes == client.loom(loom).n_nodes
     client.remove_loom(loom)
     assert [each.name for each in client.restore_looms().data] == [loom]
+
+
+def test_numbers_of_a_program_are_the_numbers_that_they_are(client: Client) -> None:
+    loom = client.create_loom("Once").id
+    given = {"n": np.int64(2), "top_p": np.float32(0.5), "seed": np.uint64(3), "stop": ("x", "y")}
+    bias = {5: np.float32(-1), 7: 2}
+    deltas = list(client.grow(loom, max_tokens=np.int32(4), logit_bias=bias, **given))
+    texts = ["".join(each.text for each in deltas if each.branch == i) for i in (0, 1)]
+    with weft.load("tiny") as lm:
+        plain = {"n": 2, "top_p": 0.5, "seed": 3, "stop": ["x", "y"]}
+        here = weft.Loom(lm, "Once").grow(max_tokens=4, logit_bias={5: -1.0, 7: 2.0}, **plain)
+    assert texts == [node.text for node in here]
+    for wrong in (True, "2", np.float64(2.5), np.bool_(1)):
+        with pytest.raises(errors.ConfigError, match="n"):
+            client.begin(loom, n=wrong)
 
 
 def test_the_async_client_does_the_same(served: Served) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from ..checks import half_character, half_told
+from ..checks import as_index, half_character, half_told
 
 Json = dict[str, Any]
 
 
+_EXACT = 2.0**53  # below it floats are the numbers that were written
 _NOTES = ("meta",)  # kept as they are, halves of characters, too
 
 
@@ -36,6 +37,24 @@ def whole(value: object, *, is_text: bool = True) -> object:
     return value
 
 
+def as_json(value: object) -> object:
+    """Return what a program hands over as JSON would have it.
+
+    Tuples and sets are lists, NumPy's integers whole numbers, and numbers as keys texts.
+    """
+    if isinstance(value, dict):
+        return {_key(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    number = as_index(value)
+    return value if number is None else number
+
+
+def _key(key: object) -> object:
+    number = as_index(key)
+    return key if number is None else str(number)
+
+
 class Asked(BaseModel):
     """A request: what is not known in it is refused by name, never ignored.
 
@@ -47,8 +66,9 @@ class Asked(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _whole(cls, value: object, info: ValidationInfo) -> object:
-        value = list(value) if isinstance(value, tuple) else value  # as programs have them
-        return whole(value, is_text=info.field_name not in _NOTES)
+        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+            value = int(value)  # 2.0 is a whole number of JSON; a float takes it, too
+        return whole(as_json(value), is_text=info.field_name not in _NOTES)
 
 
 class Reply(BaseModel):
