@@ -3,7 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.sampling.metrics import floors_of, group_of, group_peaks, largest, members, n_groups, rank
+from weft.sampling.metrics import (
+    floors_of,
+    group_of,
+    group_peaks,
+    has_ragged_groups,
+    largest,
+    members,
+    n_groups,
+    rank,
+)
 
 SIZES = [1, 3, 64, 65, 700, 4096, 4097, 4200, 20_000]
 
@@ -33,6 +42,13 @@ def test_group_peaks_equal_a_look_at_every_member(n_vocab: int) -> None:
     assert np.array_equal(peaks, expected)
     ids = members(np.arange(n_groups(n_vocab)))
     assert sorted(ids[ids < n_vocab].tolist()) == list(range(n_vocab))
+
+
+@pytest.mark.parametrize("n_vocab", [*SIZES, 2048, 8192, 8192 + 64])
+def test_members_lie_outside_of_a_vocabulary_only_where_its_groups_are_ragged(n_vocab: int) -> None:
+    ids = members(np.arange(n_groups(n_vocab)), n_vocab)
+    assert sorted(ids[ids < n_vocab].tolist()) == list(range(n_vocab))
+    assert has_ragged_groups(n_vocab) == bool((ids >= n_vocab).any())
 
 
 @pytest.mark.parametrize("n_vocab", SIZES)

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from sampling import naive
-from weft.sampling.rng import StreamKeys, fresh_seed, keys_of, philox, splitmix, stream_of
+from weft.sampling.rng import (
+    U64,
+    StreamNoise,
+    fresh_seed,
+    group_noise,
+    keys_of,
+    philox,
+    splitmix,
+    stream_of,
+)
 
 ALL = 2**64 - 1
 
@@ -50,16 +59,23 @@ def test_few_and_many_streams_have_the_same_keys_as_the_naive_twin() -> None:
         assert int(together[i]) == low | high << 32
 
 
+@pytest.mark.parametrize("n_groups", [3, 64, 5000])
 @pytest.mark.parametrize("n", [1, 5, 40])
-def test_keys_made_ahead_equal_keys_made_when_asked(n: int) -> None:
+def test_noise_made_ahead_equals_noise_made_when_asked(n: int, n_groups: int) -> None:
     streams = [stream_of(3, (i,)) for i in range(n)]
-    ahead = StreamKeys(streams)
+    ahead = StreamNoise(streams)
     start = np.arange(n, dtype=np.uint64) * np.uint64(7)
+
+    def check(at: U64, groups: int) -> None:
+        given = ahead.at(at, groups)
+        wanted = group_noise(keys_of(u64(*streams), at), groups)
+        for mine, theirs in zip(given, wanted, strict=True):
+            assert np.array_equal(mine, theirs)
+
     for step in [*range(40), 39, 41, 42, 3, 4, 1000, 1001, 0]:
-        at = start + np.uint64(step)
-        assert np.array_equal(ahead.at(at), keys_of(u64(*streams), at))
-    uneven = start + np.arange(n, dtype=np.uint64)
-    assert np.array_equal(ahead.at(uneven), keys_of(u64(*streams), uneven))
+        check(start + np.uint64(step), n_groups)
+    check(start + np.uint64(1), n_groups + 1)  # another vocabulary, at the next position
+    check(start + np.arange(n, dtype=np.uint64), n_groups)
 
 
 def test_streams_differ_by_seed_and_by_lineage_and_stay_as_they_are() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,10 +187,25 @@ def member_of(ids: Ids) -> Ids:
 def members(groups: Ids, n_vocab: int = _SQUARE) -> Ids:
     """Return the ids of groups [n]: int64 [n, M], as many lines of a square as there are.
 
-    The last may lie outside the vocabulary.
+    The last may lie outside the vocabulary, where `has_ragged_groups`.
     """
+    if n_vocab < _SQUARE:  # a group is its column
+        return _lines(n_vocab) + groups[:, None]
+    return ((groups >> 6 << 12) + (groups & 63))[:, None] + _lines(n_vocab)
+
+
+@lru_cache(maxsize=8)
+def _lines(n_vocab: int) -> Ids:
     lines = np.arange(0, min(_SQUARE, n_vocab), MEMBERS)
-    return ((groups >> 6 << 12) + (groups & 63))[:, None] + lines
+    lines.flags.writeable = False
+    return lines
+
+
+def has_ragged_groups(n_vocab: int) -> bool:
+    """Whether some groups have fewer members than `members` gives."""
+    if n_vocab <= MEMBERS:  # of one member each
+        return False
+    return n_vocab % (MEMBERS if n_vocab <= _SQUARE else _SQUARE) != 0
 
 
 def n_groups(n_vocab: int) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .filters import Edge, Left
-from .metrics import MEMBERS, group_of, member_of, members
+from .metrics import MEMBERS, group_of, has_ragged_groups, member_of, members
 
 U64 = NDArray[np.uint64]
 
@@ -35,8 +35,9 @@ _LOW = 0xFFFFFFFF
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Up to here plain ints beat fifty NumPy calls on tiny arrays.
 _FEW = 8
-# How many positions are made at once for streams that advance together.
-_AHEAD = 16
+# How many positions are made at once for streams that advance together: few calls of NumPy stand
+# for many then, where they are over so few numbers that the call is what costs.
+_AHEAD, _AHEAD_NUMBERS = 16, 1 << 15
 
 _M = np.array(_MULTIPLIERS, dtype=np.uint64)[:, None]
 _MASK = np.uint64(_LOW)
@@ -75,36 +76,6 @@ def keys_of(streams: U64, positions: U64) -> U64:
         return np.array([_key(stream, position) for stream, position in pairs], dtype=np.uint64)
     words = philox(streams, positions)[:, :2].astype(np.uint64)
     return words[:, 0] | words[:, 1] << _SHIFT
-
-
-class StreamKeys:
-    """`keys_of` fixed streams, made some positions ahead while they advance together."""
-
-    __slots__ = ("_ahead", "_first", "_streams")
-
-    def __init__(self, streams: Sequence[int]) -> None:
-        self._streams = np.array(streams, dtype=np.uint64)
-        self._first = np.zeros(0, dtype=np.uint64)
-        self._ahead = np.zeros((0, len(streams)), dtype=np.uint64)
-
-    def at(self, positions: U64) -> U64:
-        """Return `keys_of` the streams at uint64 [B] positions; not to be written to."""
-        n_ahead = len(self._ahead)
-        together = False
-        if n_ahead:
-            # Unsigned: a step back wraps to a huge number, which is not ahead either.
-            steps = positions - self._first
-            step = int(steps[0])
-            together = step <= n_ahead and bool((steps == step).all())
-            if together and step < n_ahead:
-                found: U64 = self._ahead[step]
-                return found
-        n = _AHEAD if together else 1
-        at = positions + np.arange(n, dtype=np.uint64)[:, None]
-        made = keys_of(np.tile(self._streams, n), at.reshape(-1)).reshape(n, -1)
-        self._first, self._ahead = positions.copy(), made
-        first: U64 = made[0]
-        return first
 
 
 def splitmix(key: U64, counter: U64) -> U64:
@@ -186,6 +157,40 @@ def group_noise(keys: U64, n: int) -> GroupNoise:
     """
     words = splitmix(keys[:, None], np.arange(n, dtype=np.uint64))
     return GroupNoise(keys, -np.log(_times(words) / MEMBERS), (words & _MEMBER).astype(np.int64))
+
+
+class StreamNoise:
+    """`group_noise` of fixed streams, made some positions ahead while they advance together."""
+
+    __slots__ = ("_ahead", "_first", "_n", "_streams")
+
+    def __init__(self, streams: Sequence[int]) -> None:
+        self._streams = np.array(streams, dtype=np.uint64)
+        self._first = np.zeros(0, dtype=np.uint64)
+        self._n = 0
+        self._ahead: list[GroupNoise] = []
+
+    def at(self, positions: U64, n: int) -> GroupNoise:
+        """Return `group_noise` of n groups at uint64 [B] positions; not to be written to."""
+        together = False
+        if self._ahead and n == self._n:
+            # Unsigned: a step back wraps to a huge number, which is not ahead either.
+            steps = positions - self._first
+            step = int(steps[0])
+            together = step <= len(self._ahead) and bool((steps == step).all())
+            if together and step < len(self._ahead):
+                return self._ahead[step]
+        self._first, self._n = positions.copy(), n
+        self._ahead = self._made(positions, n, _AHEAD if together else 1)
+        return self._ahead[0]
+
+    def _made(self, positions: U64, n: int, n_steps: int) -> list[GroupNoise]:
+        n_streams = len(positions)
+        n_steps = max(1, min(n_steps, _AHEAD_NUMBERS // (n * n_streams)))
+        at = positions + np.arange(n_steps, dtype=np.uint64)[:, None]
+        noise = group_noise(keys_of(np.tile(self._streams, n_steps), at.reshape(-1)), n)
+        steps = [slice(i, i + n_streams) for i in range(0, n_steps * n_streams, n_streams)]
+        return [GroupNoise(noise.keys[s], noise.largest[s], noise.member[s]) for s in steps]
 
 
 def token_noise(noise: GroupNoise, lanes: Ids, ids: Ids) -> Doubles:
@@ -291,13 +296,18 @@ def best_of_all(
     if edge is not None:
         bounds[peaks[at] < edge.least[at][:, None]] = -np.inf
     n_vocab = logits.shape[1]
+    ragged = has_ragged_groups(n_vocab)
 
-    def heights_of(who: Ids, ids: Ids) -> Doubles:
-        """Return the heights of ids[i] [n, M]; -inf for those that cannot be drawn."""
+    def heights_of(who: Ids, ids: Ids, *, ragged: bool = ragged) -> Doubles:
+        """Return the heights of ids[i] [n, M]; -inf for those that cannot be drawn.
+
+        ragged: some ids may lie outside of the vocabulary.
+        """
         rows = at[who]
-        found = logits[rows[:, None], np.minimum(ids, n_vocab - 1)]
+        inside = np.minimum(ids, n_vocab - 1) if ragged else ids
+        found = logits[rows[:, None], inside]
         below: Doubles = (found - top[rows][:, None]) / temperature[rows][:, None]
-        if n_vocab % MEMBERS**2:
+        if ragged:
             below[ids >= n_vocab] = -np.inf
         if edge is not None:
             least, last = edge.least[rows][:, None], edge.last[rows][:, None]
@@ -312,11 +322,12 @@ def best_of_all(
     best = scores[every, member]
     open_ones = bounds > best[:, None]
     open_ones[every, first] = False
-    many = np.flatnonzero(open_ones.sum(axis=1) > _MANY)
+    some = np.count_nonzero(open_ones) > _MANY
+    many = np.flatnonzero(open_ones.sum(axis=1) > _MANY) if some else every[:0]
     if len(many):
         # The earliest of every group are few, and likely to have a better one among them.
         ids = earliest(contest.groups, lanes[many])
-        scores = heights_of(many, ids) + contest.groups.largest[lanes[many]]
+        scores = heights_of(many, ids, ragged=True) + contest.groups.largest[lanes[many]]
         who, group = np.arange(len(many)), scores.argmax(axis=1)
         _improve(won, best, many, ids[who, group], scores[who, group])
         open_ones[many] &= bounds[many] > best[many][:, None]

@@ -26,7 +26,7 @@ from .metrics import (
     n_groups,
 )
 from .params import PARAMETERS, SamplingParams
-from .rng import Contest, StreamKeys, best_of_all, best_of_left, group_noise
+from .rng import Contest, StreamNoise, best_of_all, best_of_left
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -187,6 +187,7 @@ class SamplingArrays:
     filtered: Flags = field(init=False)
     plain: Flags = field(init=False)
     mass_first: Flags = field(init=False)
+    all_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         rows_of = {name: values != _OFF[name] for name, values in self.filters.items()}
@@ -201,6 +202,7 @@ class SamplingArrays:
             "filtered": any_before & ~self.greedy,
             "plain": ~(any_before | self.greedy),
             "mass_first": mass_first,
+            "all_plain": not asked and not self.greedy.any(),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -288,7 +290,7 @@ class Chain:
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = tuple(samplers)
-        self._keys = StreamKeys([sampler.stream for sampler in samplers])
+        self._noise = StreamNoise([sampler.stream for sampler in samplers])
         self._passes = Passes()
         self._rows = np.arange(len(samplers))
         self._arrays = SamplingArrays.of([sampler.params for sampler in samplers])
@@ -339,7 +341,7 @@ class Chain:
         used, lane = self._used(rows)
         if self._masks is not None:
             self._masks.finish(self._matchers, logits.shape[1])
-        noise = group_noise(self._keys.at(positions), n_groups(logits.shape[1]))
+        noise = self._noise.at(positions, n_groups(logits.shape[1]))
         step = max(1, _BLOCK // logits.shape[1])
         used_passes = self._passes if passes is None else passes
         for first in range(0, len(used), step):
@@ -381,14 +383,16 @@ class Chain:
         if edited is not raw:
             peaks = self._edited_peaks(edited, peaks, arrays, passes)
             dead = np.flatnonzero(np.isneginf(peaks.max(axis=1)))
-            edited[dead], peaks[dead] = raw[dead], logits.peaks[dead]
+            if dead.size:
+                edited[dead], peaks[dead] = raw[dead], logits.peaks[dead]
             logits = _Logits(edited, peaks, None, passes)
         ids = _chosen(logits, arrays, contest, out.kept)
         out.ids[lanes] = ids
         out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
         out.entropies[lanes] = found.entropies[at]
-        out.ids[lanes[np.isin(at, dead)]] = NOTHING
-        out.ids[lanes[np.isin(at, broken)]] = BROKEN
+        for rows, why in ((dead, NOTHING), (broken, BROKEN)):
+            if rows.size:
+                out.ids[lanes[np.isin(at, rows)]] = why
 
     def _peaks(self, logits: Floats, passes: Passes) -> Floats:
         """Return the largest logits of groups; of whole rows where nobody asks for groups."""
@@ -486,6 +490,8 @@ def _chosen(logits: _Logits, arrays: SamplingArrays, contest: Contest, kept: Flo
     """Return the drawn ids, one for each that draws; write into `kept` where that is given."""
     filtered, plain = arrays.filtered, arrays.plain
     values, peaks = logits.values, logits.peaks
+    if arrays.all_plain and kept is None:
+        return best_of_all(values, peaks, arrays.late * arrays.early, contest)
     ids: Ids = values.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
     if arrays.greedy.all():
         return ids
