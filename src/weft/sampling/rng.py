@@ -15,6 +15,7 @@ rounding; and a token that a filter drops changes nothing unless it would have w
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -132,7 +133,9 @@ Ids = NDArray[np.int64]
 _TOKENS = np.uint64(1 << 32)
 _MEMBER = np.uint64(MEMBERS - 1)
 # A row of which more groups than this are open after the first look has another short one.
-_MANY = 48
+_MANY = 24
+# No token's noise is less: two times, of at most -log(2**-24) each, the first shared by its group.
+_LEAST = -math.log(25 * math.log(2))
 
 
 class GroupNoise(NamedTuple):
@@ -314,32 +317,26 @@ def best_of_all(
             below[(found < least) | ((found == least) & (ids > last))] = -np.inf
         return below
 
-    first = bounds.argmax(axis=1)
-    ids = members(first, n_vocab)
-    scores = heights_of(every, ids) + member_noise(contest.groups, lanes, first, ids)
-    member = scores.argmax(axis=1)
-    won: Ids = ids[every, member]
-    best = scores[every, member]
-    open_ones = bounds > best[:, None]
-    open_ones[every, first] = False
+    won: Ids = np.zeros_like(at)
+    best = np.full(len(at), _LEAST)
+    open_ones = bounds > _LEAST
     some = np.count_nonzero(open_ones) > _MANY
     many = np.flatnonzero(open_ones.sum(axis=1) > _MANY) if some else every[:0]
     if len(many):
-        # The earliest of every group are few, and likely to have a better one among them.
+        # The earliest of every group are few, and likely to have a good one among them.
         ids = earliest(contest.groups, lanes[many])
         scores = heights_of(many, ids, ragged=True) + contest.groups.largest[lanes[many]]
         who, group = np.arange(len(many)), scores.argmax(axis=1)
         _improve(won, best, many, ids[who, group], scores[who, group])
         open_ones[many] &= bounds[many] > best[many][:, None]
     who, groups = np.nonzero(open_ones)
-    if len(who):
-        ids = members(groups, n_vocab)
-        below = heights_of(who, ids)
-        reach = below + contest.groups.largest[lanes[who], groups][:, None]
-        group, member = np.nonzero(reach > best[who][:, None])
-        who, ids = who[group], ids[group, member]
-        noise = token_noise(contest.groups, lanes[who], ids)
-        _improve(won, best, who, ids, below[group, member] + noise)
+    ids = members(groups, n_vocab)
+    below = heights_of(who, ids)
+    reach = below + contest.groups.largest[lanes[who], groups][:, None]
+    group, member = np.nonzero(reach > best[who][:, None])
+    who, ids = who[group], ids[group, member]
+    noise = token_noise(contest.groups, lanes[who], ids)
+    _improve(won, best, who, ids, below[group, member] + noise)
     return won
 
 

@@ -382,7 +382,7 @@ class Chain:
         edited = self._edited(raw, arrays, lanes)
         if edited is not raw:
             peaks = self._edited_peaks(edited, peaks, arrays, passes)
-            dead = np.flatnonzero(np.isneginf(peaks.max(axis=1)))
+            dead = np.flatnonzero(peaks.max(axis=1) == -np.inf)
             if dead.size:
                 edited[dead], peaks[dead] = raw[dead], logits.peaks[dead]
             logits = _Logits(edited, peaks, None, passes)
@@ -557,9 +557,8 @@ def _room_for(n: int, kept: bool) -> DrawResult:
 
 def _taken(logits: Floats, rows: Ids) -> Floats:
     """Return some rows: a view where they are neighbours."""
-    first = int(rows[0])
-    if np.array_equal(rows, np.arange(first, first + len(rows))):
-        return logits[first : first + len(rows)]
+    if (rows[1:] - rows[:-1] == 1).all():
+        return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[rows]
 
 
