@@ -74,7 +74,8 @@ def test_noise_made_ahead_equals_noise_made_when_asked(n: int, n_groups: int) ->
 
     for step in [*range(40), 39, 41, 42, 3, 4, 1000, 1001, 0]:
         check(start + np.uint64(step), n_groups)
-    check(start + np.uint64(1), n_groups + 1)  # another vocabulary, at the next position
+    check(start + np.uint64(1), n_groups)
+    check(start + np.uint64(2), n_groups + 1)  # another vocabulary, where some was made ahead
     check(start + np.arange(n, dtype=np.uint64), n_groups)
 
 
