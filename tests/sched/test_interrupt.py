@@ -54,6 +54,37 @@ def test_ctrl_c_in_the_last_step_is_raised_after_it(handler: list[int]) -> None:
     assert handler == [signal.SIGINT]
 
 
+def test_ctrl_c_inside_of_two_is_raised_by_the_outer_one_once(handler: list[int]) -> None:
+    def nested(check: Callable[[], None]) -> None:
+        with deferred_interrupt():
+            signal.raise_signal(signal.SIGINT)
+        assert handler == []
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_before(handler, nested)
+    assert handler == [signal.SIGINT]
+
+
+def test_a_decorated_function_holds_ctrl_c_back_in_every_call(handler: list[int]) -> None:
+    reached = []
+
+    @deferred_interrupt()
+    def work(depth: int, *, name: str) -> None:
+        """Work."""
+        if depth:
+            work(depth - 1, name=name)
+        else:
+            signal.raise_signal(signal.SIGINT)
+        reached.append((depth, len(handler), name))
+
+    for calls in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            work(1, name="x")
+        assert len(handler) == calls
+    assert reached == [(0, 0, "x"), (1, 0, "x"), (0, 1, "x"), (1, 1, "x")]
+    assert work.__doc__ == "Work."
+
+
 @pytest.mark.parametrize("ignored", [signal.SIG_IGN, signal.SIG_DFL])
 def test_a_handler_that_is_none_of_pythons_is_left_alone(ignored: signal.Handlers) -> None:
     before = signal.signal(signal.SIGINT, ignored)

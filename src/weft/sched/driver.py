@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import wraps
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import StaleHandle
 from .jobs import Job
@@ -22,6 +23,7 @@ from .work import Item, Ticket
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
+Given = ParamSpec("Given")
 IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
 
 
@@ -430,28 +432,52 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
         del driver
 
 
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back on the main thread; the function given raises it, between steps."""
-    seen: list[tuple[int, FrameType | None]] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    before = _signal.getsignal(_signal.SIGINT)
-    if not callable(before):
-        yield lambda: None
-        return
+class _DeferredInterrupt:
+    """One time that Ctrl-C is held back. A class: it comes by several times a step."""
 
-    def check() -> None:
-        if seen:
-            number, frame = seen[0]
-            seen.clear()
-            before(number, frame)
+    __slots__ = ("_before", "_held")
 
-    _signal.signal(_signal.SIGINT, lambda number, frame: seen.append((number, frame)))
-    try:
-        yield check
-    finally:
-        _signal.signal(_signal.SIGINT, before)
-        if seen:
-            check()
+    def __init__(self) -> None:
+        self._before: Any = None  # what the signal did, where it is held back
+        self._held: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> Callable[[], None]:
+        if threading.get_ident() == threading.main_thread().ident:
+            before = _signal.getsignal(_signal.SIGINT)
+            if callable(before):
+                self._before = before
+                _signal.signal(_signal.SIGINT, self._hold)
+        return self._check
+
+    def __exit__(self, *_error: object) -> None:
+        if self._before is not None:
+            _signal.signal(_signal.SIGINT, self._before)
+            if self._held is not None:
+                self._check()
+
+    def __call__(self, function: Callable[Given, Value]) -> Callable[Given, Value]:
+        """Hold Ctrl-C back in every call of a function."""
+
+        @wraps(function)
+        def held(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+            with _DeferredInterrupt():
+                return function(*args, **kwargs)
+
+        return held
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        if self._held is None:
+            self._held = number, frame
+
+    def _check(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._before(*held)
+
+
+def deferred_interrupt() -> _DeferredInterrupt:
+    """Hold Ctrl-C back on the main thread; the function given raises it, between steps.
+
+    For `with`, and as a decorator. On other threads, which no signal meets, it does nothing.
+    """
+    return _DeferredInterrupt()
