@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -162,11 +163,16 @@ def test_a_chat_goes_on_later_with_what_was_said(weft) -> None:
 def test_help_and_mistakes_keep_the_chat_going(weft) -> None:
     typed = lines("/help", "/frobnicate", "/fork", "/fork x", "/undo", "/tree", "", "/quit", "no")
     result = weft("chat", stdin=typed)
-    assert result.exit_code == 0
+    assert result.exit_code == 2  # nobody has typed it
     assert "/clear" in result.stderr
     assert "there is no command /frobnicate" in result.stderr
     assert "there is no answer to fork yet" in result.stderr
     assert names() == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_mistakes_that_are_typed_at_a_terminal_are_no_failure_of_the_chat(in_terminal) -> None:
+    assert "no command /frobnicate" in in_terminal("chat", typed="/frobnicate\n/quit\n", code=0)
 
 
 def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
@@ -187,10 +193,20 @@ def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
     assert len(nodes(weft)) == 2
 
 
-def test_a_message_that_is_too_long_keeps_the_chat_going(weft) -> None:
-    result = weft("chat", stdin=lines(samples.sum, "word " * 3000, samples.sum))
+def test_a_message_that_is_too_long_keeps_the_chat_going_and_its_answers_place_empty(weft) -> None:
+    typed = lines(samples.sum, "word " * 3000, samples.sum, "word " * 3000)
+    result = weft("chat", *FEW, stdin=typed)
     assert "the context is 2048" in result.stderr
-    assert len(nodes(weft)) == 4
+    made = nodes(weft)
+    assert len(made) == 4
+    first, second = (made[number]["text"] for number in (1, 3))
+    assert result.stdout == f"{first}\n---\n---\n{second}\n---\n"
+    assert result.exit_code == 2
+
+
+def test_the_first_message_too_keeps_its_answers_place(weft) -> None:
+    result = weft("chat", *FEW, stdin=lines("word " * 3000, samples.sum))
+    assert result.stdout == f"---\n{nodes(weft)[1]['text']}\n"
 
 
 def test_words_are_broken_between_and_not_within() -> None:
@@ -238,6 +254,7 @@ def test_json_is_one_object_an_answer_and_nothing_else(weft) -> None:
     assert [len(each["branches"]) for each in told] == [1, 2, 1]
     assert told[0]["branches"][0]["text"].endswith("The answer is 95.")
     assert '"type": "ConfigError"' in result.stderr
+    assert result.exit_code == 2
 
 
 def test_a_chat_without_a_word_says_what_to_do_and_counts_nothing(weft) -> None:

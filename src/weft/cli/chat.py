@@ -62,7 +62,8 @@ def chat(
 ) -> None:
     """Talk to a model. Every answer is a node of a loom that is kept.
 
-    Into a pipe or a file go the answers alone, with a line --- between two.
+    Into a pipe or a file go the answers alone, with a line --- between two. What is not answered
+    leaves its place empty; where the lines come from a pipe or a file, the exit code says so too.
     """
     sampling = {**sampling, **options.given(max_tokens=max_tokens, seed=seed)}
     if go_on or loom is not None:
@@ -107,9 +108,13 @@ class Chat:
         self.kept = kept
         self.as_json = as_json
         self.has_answered = False
+        self.failure = 0  # the exit code of the first mistake
 
     def run(self) -> None:
-        """Read lines until the end of input; a mistake is told and the next line read."""
+        """Read lines until the end of input; a mistake is told and the next line read.
+
+        Raises: typer.Exit with the first one's code where nobody has typed the lines.
+        """
         if not self.as_json:
             self.out.line(
                 (f"{self.grower.source} · /help lists the commands, Ctrl-D leaves", "dim")
@@ -120,14 +125,19 @@ class Chat:
             try:
                 typed = self.obey(line)
             except WeftError as error:
-                tell(error, "chat", as_json=self.as_json)
+                code = tell(error, "chat", as_json=self.as_json)
+                self.failure = self.failure or code
             except KeyboardInterrupt:  # before its answer has begun
                 if self.as_json:
                     raise
                 self.out.line(("stopped", "dim"))
             line = self._ask("> ") if typed is None else typed
-        if self.as_json:
-            return
+        if not self.as_json:
+            self._say_what_next()
+        if self.failure and not options.is_typed():
+            raise typer.Exit(self.failure)
+
+    def _say_what_next(self) -> None:
         stats = self.grower.stats()
         if stats.steps:
             self.out.facts(str(stats))
@@ -166,15 +176,15 @@ class Chat:
 
     def answer(self, text: str) -> None:
         """Say a text, and let the model answer once."""
+        if self.has_answered and self.out is not self.answers and not self.as_json:
+            self.answers.write(f"{BETWEEN}\n")
+        self.has_answered = True
         if self.kept is None:
             self.kept = self.grower.begin(text, chat=True, system=self.system, special=False)
             node: Heddle = self.kept.loom
         else:
             node = self.kept.say(self.kept.at, text, chat=True)
         shown = Silent if self.as_json else partial(Plain, self.answers)
-        if self.has_answered and self.out is not self.answers and not self.as_json:
-            self.answers.write(f"{BETWEEN}\n")
-        self.has_answered = True
         sampling = self._sampling(node)
         try:
             made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)

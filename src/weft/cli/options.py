@@ -374,8 +374,13 @@ def stops(texts: list[str] | None) -> list[str] | None:
     ]
 
 
+def is_typed() -> bool:
+    """Whether somebody types what is read: stdin is no pipe and no file."""
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
 def _piped() -> str:
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.closed or is_typed():
         return ""
     try:
         return sys.stdin.read().strip("\n")
