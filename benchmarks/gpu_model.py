@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gpu_check import LOST
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -74,6 +77,15 @@ def device() -> torch.device:
 def synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def is_lost() -> bool:
+    """Whether the card answers this process no more."""
+    try:
+        synchronise()
+    except RuntimeError:
+        return True
+    return False
 
 
 def timed(job: Callable[[], object], least_s: float = 0.2) -> float:
@@ -194,7 +206,12 @@ class Record:
     """A file of JSON lines, one a figure; what fails is a line, too."""
 
     def __init__(self, path: str) -> None:
+        """path: its file; attempts that are noted there are not made again."""
         self._path = Path(path)
+        self._n_attempts = self._n_before = 0
+        if self._path.exists():
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+            self._n_before = sum("attempt" in json.loads(line) for line in lines)
 
     def add(self, what: str, **figures: Any) -> None:
         line = json.dumps({"what": what, **figures}, default=str)
@@ -205,7 +222,14 @@ class Record:
     def attempt(
         self, what: str, job: Callable[[], dict[str, Any]], **named: Any
     ) -> dict[str, Any] | None:
-        """Note what a job gives, or why it failed; None then."""
+        """Note what a job gives, or why it failed; None then, and where it is noted already.
+
+        Ends the process with LOST where the card answers it no more.
+        """
+        self._n_attempts += 1
+        if self._n_attempts <= self._n_before:
+            return None
+        named["attempt"] = self._n_attempts
         began = time.perf_counter()
         try:
             found = job()
@@ -214,9 +238,12 @@ class Record:
             told = "".join(traceback.format_exception(error))[-2000:]
             self.add(what, **named, error=f"{type(error).__name__}: {error}"[:500], trace=told)
             found = None
+            if is_lost():
+                os._exit(LOST)  # an orderly end would ask the card
         else:
             self.add(what, **named, **found, took_s=round(time.perf_counter() - began, 2))
         gc.collect()
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # what an allocator says of a capture that failed
+                torch.cuda.empty_cache()
         return found

@@ -145,6 +145,48 @@ def test_weights_that_are_forgotten_take_it_with_them() -> None:
     assert engine.told()["captured"] == captured + 1
 
 
+def test_weights_that_are_put_elsewhere_are_read_there() -> None:
+    """As an owner does who sets `.data`: a graph would read where they were."""
+    played, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(played, 3), Leaves(plain, 3)
+    for _ in range(5):
+        ours.step(), theirs.step()
+    captured = played.told()["captured"]
+    for engine in (played, plain):
+        weight = engine.model.get_parameter("model.layers.1.mlp.down_proj.weight")
+        weight.data = weight.data * 1.5
+    for _ in range(4):
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    assert played.told()["captured"] == captured + 1
+
+
+@pytest.mark.parametrize("n_short", [1, 3])
+def test_a_capture_that_finds_no_memory_is_tried_again_but_not_for_ever(
+    n_short: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = []
+
+    def is_short(run: Any) -> Any:
+        tries.append(run)
+        if len(tries) <= n_short:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return replay_eagerly(run)
+
+    engine, plain = engine_of(), engine_of(graphs=False)
+    monkeypatch.setattr(engine._graphs, "_record", is_short)
+    ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
+    for _ in range(14):
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    told = engine.told()
+    if n_short == 1:
+        assert (len(tries), told["why_eager"]) == (2, "")
+        assert int(str(told["played"])) > 4
+        assert not caplog.records
+    else:
+        assert (len(tries), told["played"]) == (3, 0)
+        assert "out of memory" in str(told["why_eager"])
+
+
 def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

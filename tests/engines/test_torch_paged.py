@@ -24,6 +24,7 @@ from weft.engines.torch import TorchEngine, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec  # noqa: E402
 from weft.engines.torch.paged import kernel, plan, pool  # noqa: E402
+from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
 
@@ -500,6 +501,17 @@ def test_a_loom_grows_the_same_over_either_memory() -> None:
 def test_bfloat16_is_refused_in_the_interpreter() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])
+def test_heads_too_large_for_a_tile_of_float32_are_refused(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_step, "is_interpreted", lambda: False)
+    cpu = torch.device("cpu")
+    with pytest.raises(ConfigError, match="heads have 512 numbers"):
+        PagedMemory(Layout.of([LayerShape(2, 512, 512, torch.float32, torch.float32)], cpu))
+    PagedMemory(Layout.of([LayerShape(2, size, size, dtype, dtype)], cpu))
 
 
 _COMPILE = """

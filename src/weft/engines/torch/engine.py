@@ -327,7 +327,9 @@ class TorchEngine(ModelEngine):
         self._wanted = Remembered(self._device)
         self._fused = FusedDecoder.of(model, probe.specs, self._call)
         self.fragments = memory_maker(kv, self._device)(layout)
-        self._graphs = step_graphs(graphs, self.fragments, self._call, self._device)
+        self._graphs = step_graphs(
+            graphs, self.fragments, self._call, self._device, self._weights_lie
+        )
         try:
             check_tree(self, own)
         except NoTree:

@@ -159,6 +159,8 @@ def lay_side_by_side(model: PreTrainedModel) -> None:
                 has_laid = True
     if has_laid:
         model.save_pretrained = SavingApart(model)
+        if model.device.type == "cuda":  # where the weights lay apart is room for KV
+            torch.cuda.empty_cache()
 
 
 def _leave_the_file(model: PreTrainedModel, copied: set[int]) -> None:

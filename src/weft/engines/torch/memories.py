@@ -55,11 +55,16 @@ def check_graphs(graphs: bool | None, kv: KVChoice) -> None:
 
 
 def step_graphs(
-    graphs: bool | None, memory: KVMemory, call: RunningForward, device: torch.device
+    graphs: bool | None,
+    memory: KVMemory,
+    call: RunningForward,
+    device: torch.device,
+    weights_lie: Callable[[], int],
 ) -> StepGraphs | None:
     """Return what captures the steps over a memory; None where they are run as they are.
 
     graphs: None captures on CUDA; True anywhere: on a CPU what would be captured is run again.
+    weights_lie: another number once weights lie elsewhere.
     """
     if isinstance(memory, PaddedMemory) or graphs is False:
         return None
@@ -68,5 +73,5 @@ def step_graphs(
 
     assert isinstance(memory, PagedMemory)
     if device.type == "cuda":
-        return StepGraphs(call, memory, GraphRecorder(device))
-    return StepGraphs(call, memory, replay_eagerly) if graphs else None
+        return StepGraphs(call, memory, GraphRecorder(device), weights_lie)
+    return StepGraphs(call, memory, replay_eagerly, weights_lie) if graphs else None

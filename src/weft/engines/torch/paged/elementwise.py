@@ -90,8 +90,8 @@ def gate_and_multiply(
     both_ptr, out_ptr, n_tokens, WIDTH: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr
 ):
     """silu of the first half of each row times the second."""
-    token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
-    d = tl.program_id(0) * BW + tl.arange(0, BW)
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    d = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = (token < n_tokens)[:, None] & (d < WIDTH)[None, :]
     at = token[:, None] * (2 * WIDTH) + d[None, :]
     gate = tl.load(both_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -140,7 +140,8 @@ def gated(both: Tensor) -> Tensor:
     out = both.new_empty(n_tokens, width)
     n_each = _INTERPRETED if is_interpreted() else 1
     with torch.cuda.device_of(both):
-        gate_and_multiply[(triton.cdiv(width, _NUMBERS), triton.cdiv(n_tokens, n_each))](
+        # Tokens first: CUDA allows 65,535 programs on the second axis.
+        gate_and_multiply[(triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS))](
             both, out, n_tokens, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4
         )
     return out

@@ -15,7 +15,9 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ _log = logging.getLogger("weft.engines.torch")
 MOST_TOKENS = 2048  # beyond it a step is bound by its products, and launches hide behind them
 _OFTEN = 2  # steps alike that are run before one is captured
 _MOST_FRAMES = 32
+_SHORT = 3  # captures that find no memory, before steps are launched for good
 
 
 class Body(Protocol):
@@ -138,12 +141,24 @@ class Frame(PagedStep):
 class StepGraphs:
     """The captured steps of one engine. `hidden` runs a step, captured or not."""
 
-    def __init__(self, call: RunningForward, memory: PagedMemory, record: Record) -> None:
-        """call: the forward that is running. record: makes a replay of what is run once."""
+    def __init__(
+        self,
+        call: RunningForward,
+        memory: PagedMemory,
+        record: Record,
+        weights_lie: Callable[[], int] = int,
+    ) -> None:
+        """call: the forward that is running. record: makes a replay of what is run once.
+
+        weights_lie: another number once weights lie elsewhere, as what was captured reads them
+        where they were.
+        """
         self._call, self._memory, self._record = call, memory, record
+        self._weights_lie = weights_lie
         self._frames: dict[Key, tuple[Frame, Replay]] = {}  # the one that was played last is last
         self._seen: dict[Key, int] = {}
-        self._places: tuple[int, int] | None = None
+        self._places: tuple[int, ...] | None = None
+        self._n_short = 0
         self.why_eager = ""
         self.n_played = self.n_eager = self.n_captured = 0
 
@@ -191,7 +206,8 @@ class StepGraphs:
         if n > MOST_TOKENS or not groups:
             return None
         works = [(group, step.work(group)) for group in sorted(groups)]
-        places = (self._memory.n_moves, works[0][1].table.data_ptr())
+        table = works[0][1].table.data_ptr()
+        places = (self._memory.n_moves, table, self._weights_lie())
         if places != self._places:
             self.forget()
             self._places = places
@@ -230,7 +246,10 @@ class StepGraphs:
     def _captured(
         self, key: Key, body: Body, ids: Tensor, step: PagedStep
     ) -> tuple[Frame, Replay] | None:
-        """Capture a step over a frame that holds this one. What fails is logged once."""
+        """Capture a step over a frame that holds this one. What fails is logged once.
+
+        Where there was no memory for it, there may be some later.
+        """
         while len(self._frames) >= _MOST_FRAMES:
             self._frames.pop(next(iter(self._frames)))
         frame = Frame(key, self._memory)
@@ -239,6 +258,10 @@ class StepGraphs:
             replay = self._record(lambda: self._run(body, frame.ids, frame.positions[None], frame))
         except Exception as error:
             self.forget()
+            if isinstance(error, torch.OutOfMemoryError) and self._n_short < _SHORT - 1:
+                self._n_short += 1
+                _log.info("no memory to capture a step of %s tokens now", key.n_tokens)
+                return None
             self.why_eager = f"{type(error).__name__}: {error}".partition("\n")[0]
             _log.warning(
                 "steps of this model cannot be captured as CUDA graphs, and are launched operation"
@@ -302,21 +325,38 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
         self._aside = torch.cuda.Stream(device)  # one: libraries hold room for each
+        self._held: WeakSet[_Captured] = WeakSet()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Replay:
+        if not self._held:  # PyTorch takes a memory that has lost all its graphs for gone
+            self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self._device):
-            now, aside = torch.cuda.current_stream(), self._aside
-            aside.wait_stream(now)
-            with torch.cuda.stream(aside):  # kernels are compiled, and libraries make their rooms
-                for _ in range(2):
-                    run()
-            now.wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may go on with the device while this one captures.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
-            ):
-                hidden = run()
+            now = torch.cuda.current_stream()
+            try:
+                replay = self._recorded(run, now)
+            except BaseException:
+                # A capture that fails leaves its own stream current; and what ran there before may
+                # still read tensors that are given back now.
+                torch.cuda.set_stream(now)
+                with suppress(RuntimeError):
+                    self._aside.synchronize()
+                raise
+        self._held.add(replay)
+        return replay
+
+    def _recorded(self, run: Run, now: torch.cuda.Stream) -> _Captured:
+        aside = self._aside
+        aside.wait_stream(now)
+        with torch.cuda.stream(aside):  # kernels are compiled, and libraries make their rooms
+            for _ in range(2):
+                run()
+        now.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on with the device while this one captures.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
+        ):
+            hidden = run()
         return _Captured(graph, hidden)

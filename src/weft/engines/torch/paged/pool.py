@@ -23,7 +23,7 @@ from ....errors import ConfigError, ModelMismatch
 from ...base import Fragment, Usage
 from ..hosted import from_host, to_host
 from ..layout import LayerShape, Layout
-from ..memory import KVMemory
+from ..memory import KVMemory, free_bytes
 from ..seats import overwrite, upload
 
 GROW_BY = 32
@@ -346,7 +346,7 @@ class SlotPool(KVMemory):
         """How many slots a pool of n is to grow by, if it has to."""
         if self.layout.device.type == "cpu":
             return n // SPARE
-        free = torch.cuda.mem_get_info(self.layout.device)[0] // self.layout.slot_bytes
+        free = free_bytes(self.layout.device) // self.layout.slot_bytes
         return max(n // SPARE, min(n // 2, free // _SHARE_OF_FREE))
 
     def _let_go(self) -> None:

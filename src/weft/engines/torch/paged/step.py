@@ -16,18 +16,16 @@ from .kernel import Work, attend_tree, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
 
+# Larger tiles of float32 do not fit a processor of sm_90.
+_LARGEST_IN_FLOAT32 = 256
+
 
 class PagedMemory(SlotPool):
     """The memory, with the steps over it."""
 
     def __init__(self, layout: Layout) -> None:
-        """Raises: ConfigError for bfloat16 in Triton's interpreter, whose products are wrong."""
-        dtypes = {dtype for shape, _ in layout.groups for dtype in shape[-2:]}
-        if is_interpreted() and torch.bfloat16 in dtypes:
-            raise ConfigError(
-                "Triton's interpreter multiplies bfloat16 wrongly; load the model with dtype"
-                " 'float32' or 'float16', or leave kv out"
-            )
+        """Raises: ConfigError for what the kernels cannot do; see `_refuse`."""
+        _refuse(layout)
         super().__init__(layout)
         self._plan: TreePlan | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
@@ -107,3 +105,22 @@ class PagedStep(KVStep):
             if row.dest is not None:
                 self._memory.grew(kv, row.n_tokens)
         self._memory.forget_passing()
+
+
+def _refuse(layout: Layout) -> None:
+    """Raise ConfigError for bfloat16 in Triton's interpreter, whose products are wrong, and for
+    float32 heads that are too large for its tiles on a card."""
+    dtypes = {dtype for shape, _ in layout.groups for dtype in shape[-2:]}
+    if is_interpreted():
+        if torch.bfloat16 in dtypes:
+            raise ConfigError(
+                "Triton's interpreter multiplies bfloat16 wrongly; load the model with dtype"
+                " 'float32' or 'float16', or leave kv out"
+            )
+        return
+    largest = max([max(shape.key_dim, shape.value_dim) for shape, _ in layout.groups], default=0)
+    if torch.float32 in dtypes and largest > _LARGEST_IN_FLOAT32:
+        raise ConfigError(
+            f"heads have {largest} numbers, and kv='paged' takes {_LARGEST_IN_FLOAT32} at most in"
+            " float32; load the model with dtype 'bfloat16' or 'float16', or leave kv out"
+        )
