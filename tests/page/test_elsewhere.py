@@ -26,6 +26,7 @@ def test_a_loom_renamed_elsewhere_has_its_new_name_and_address(desk: Desk, page:
 
 def test_a_loom_brought_back_elsewhere_is_there_when_one_looks(desk: Desk, page: Page) -> None:
     desk.open_loom(n=1)
+    desk.watch.allow("status of 404")  # it may ask for the loom before it hears that it is gone
     desk.ask("DELETE", desk.of(""))
     expect(page.get_by_role("button", name="Bring it back")).to_be_visible()
     desk.ask("POST", "/looms/restore", json={})
