@@ -115,17 +115,8 @@ class Suite:
     def __init__(self, name: str, *, dry: bool) -> None:
         self.name, self.began = name, time.monotonic()
         self._out = tempfile.TemporaryFile()
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            "--tb=line",
-        ]
-        command += ["tests/contract", "--engine", f"on_card:{name}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=line"]
+        command += ["-p", "no:cacheprovider", "tests/contract", "--engine", f"on_card:{name}"]
         command += ["-m", "not programs and not slow", *_WITH_PYTEST_ALONE]
         if dry:
             command += ["-k", "test_laws and test_2"]

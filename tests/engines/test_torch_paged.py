@@ -23,7 +23,7 @@ from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec  # noqa: E402
-from weft.engines.torch.paged import kernel, plan, pool  # noqa: E402
+from weft.engines.torch.paged import elementwise, kernel, plan, pool  # noqa: E402
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
@@ -501,6 +501,15 @@ def test_a_loom_grows_the_same_over_either_memory() -> None:
 def test_bfloat16_is_refused_in_the_interpreter() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         TorchEngine.adopt(build("llama", torch.bfloat16), kv="paged")
+
+
+def test_a_gate_of_many_programs_is_the_gate() -> None:
+    """More tokens than a program takes, and more numbers, and neither a multiple."""
+    both = torch.randn(
+        150, 2 * 2500, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1)
+    )
+    gate, up = both.split(2500, 1)
+    torch.testing.assert_close(elementwise.gated(both), torch.nn.functional.silu(gate) * up)
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])

@@ -146,7 +146,7 @@ class StepGraphs:
         call: RunningForward,
         memory: PagedMemory,
         record: Record,
-        weights_lie: Callable[[], int] = int,
+        weights_lie: Callable[[], int],
     ) -> None:
         """call: the forward that is running. record: makes a replay of what is run once.
 
