@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from shallow import shallow  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
-from weft.engines.torch.memory import Spec  # noqa: E402
+from weft.engines.torch.memory import Spec, Turn  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel, plan, pool  # noqa: E402
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
@@ -510,6 +511,38 @@ def test_a_gate_of_many_programs_is_the_gate() -> None:
     )
     gate, up = both.split(2500, 1)
     torch.testing.assert_close(elementwise.gated(both), torch.nn.functional.silu(gate) * up)
+
+
+def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
+    """More heads than a program takes, and no multiple of it; slots in any order."""
+    n_tokens, n_queries, n_kv, size = 77, 6, 2, 12
+    seeded = torch.Generator(DEVICE).manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=DEVICE, generator=seeded)
+
+    heads, slots = normal(n_tokens, n_queries + 2 * n_kv, size), torch.randperm(90)[:n_tokens]
+    keys, values = normal(90, n_kv, size), normal(90, n_kv, size)
+    cos, sin = normal(n_tokens, size), normal(n_tokens, size)
+    turn = Turn(n_queries, cos, sin, normal(size), normal(size), eps=1e-6)
+    slots, before = slots.to(DEVICE), (keys.clone(), values.clone())
+    query = elementwise.turn_heads(heads, turn, slots, keys, values)
+
+    def turned(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.rms_norm(x, (size,), norm, turn.eps)
+        pair = torch.cat([-x[..., size // 2 :], x[..., : size // 2]], -1)
+        return x * cos[:, None] + pair * sin[:, None]
+
+    assert turn.query_norm is not None
+    assert turn.key_norm is not None
+    asked, key, value = heads.split([n_queries, n_kv, n_kv], 1)
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    close(query, turned(asked, turn.query_norm))
+    close(keys[slots], turned(key, turn.key_norm))
+    close(values[slots], value)
+    others = torch.ones(90, dtype=torch.bool, device=DEVICE).index_fill(0, slots, False)
+    for now, was in zip((keys, values), before, strict=True):
+        assert torch.equal(now[others], was[others])
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])
