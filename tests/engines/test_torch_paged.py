@@ -275,6 +275,12 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     assert len(work.narrow) > 0
 
 
+def test_parts_are_merged_where_that_takes_many_programs() -> None:
+    twin = Twin(16, 4)
+    trunk = twin.node(None, 5)
+    assert twin.step([(trunk, None, 70), (None, None, 1)], Spec(0.3)) < NEAR
+
+
 def test_random_operations_agree_with_lists_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pools and regions, so that lists move in the table and pools grow all the time."""
     monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
