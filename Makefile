@@ -20,12 +20,13 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo page page-check test-page screens test test-programs postgresql test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
+.PHONY: help demo page page-check test-page screens test test-programs postgresql test-kernels test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
 	@echo "make test      a venv with torch and MLX for CPUs, then the default tests"
 	@echo "make test-programs  whole programs: kills, signals, examples, notebooks, type checkers"
+	@echo "make test-kernels  the Triton kernels and what stands on them, in Triton's interpreter"
 	@echo "make test-engines  the other engines: MLX, remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
 	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
 	@echo "make check     test, test-programs, lint, types, imports, docs and the page, as CI does"
@@ -86,6 +87,14 @@ $(VLLM_VENV)/.stamp: pyproject.toml Makefile
 test-programs: $(VENV)/.stamp
 	$(BIN)/python -m pytest -m 'programs and not slow and not engines' $(PYTEST_ARGS)
 
+# Triton comes with torch for CUDA; torch for CPUs goes without, and its interpreter needs no card.
+$(VENV)/.kernels: $(VENV)/.stamp
+	$(PIP) triton
+	@touch $@
+
+test-kernels: $(VENV)/.kernels
+	$(BIN)/python -m pytest -m 'kernels and not slow' $(PYTEST_ARGS)
+
 # What can be installed is tested; the last line of each run says what was not, and why.
 test-engines: $(VENV)/.stamp
 ifneq ($(INSTALL),0)
@@ -96,7 +105,7 @@ endif
 	if [ -e $(VLLM_VENV)/.stamp ]; then \
 	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -m 'not slow' -k vllm $(PYTEST_ARGS); fi
 
-slow: $(VENV)/.stamp
+slow: $(VENV)/.kernels
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 # Their versions are their own; torch and what stands on it are those of the other tests.
@@ -124,7 +133,7 @@ test-plugins: $(PLUGINS_VENV)/.stamp
 test-clients: $(CLIENTS_VENV)/.stamp
 	$(CLIENTS_VENV)/bin/python -m tools.clients $(CLIENTS_ARGS)
 
-coverage: $(VENV)/.stamp
+coverage: $(VENV)/.kernels
 	$(BIN)/python -m pytest -m 'not slow and not page' --cov --cov-report=term $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --fail-under=100 \
 	    --include='src/weft/kv/*,src/weft/sched/*,src/weft/sampling/*'
@@ -146,7 +155,7 @@ pyright: $(VENV)/.stamp
 imports: $(VENV)/.stamp
 	$(BIN)/lint-imports
 
-check: test test-programs lint types imports docs sizes page-check test-page
+check: test test-programs test-kernels lint types imports docs sizes page-check test-page
 
 # Files and code lines of each package, and its rules on names; `python -m tools.house` also counts
 # what calls run through.

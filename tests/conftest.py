@@ -49,6 +49,7 @@ if settings is not None:
 PACKAGES = {
     "torch": ("torch", "transformers"),
     "gpu": ("torch", "transformers"),
+    "kernels": ("torch", "transformers", "triton"),
     "mlx": ("mlx_lm",),
     "llamacpp": ("llama_cpp",),
     "vllm": ("vllm",),
@@ -68,8 +69,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what `make test-engines` runs, whichever way the test names its engine."""
+    """Mark what `make test-engines` and `test-kernels` run, however a test names its engine."""
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if any(isinstance(each, str) and each == "paged" for each in params):
+        item.add_marker("kernels")
     if any(isinstance(each, str) and each in ROUNDABOUT for each in params):
         item.add_marker("engines")
     for name in BESIDE:

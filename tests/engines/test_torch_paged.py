@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 import weft  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
+from on_sm_90 import compiled_for_sm_90  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, memories  # noqa: E402
@@ -33,7 +32,7 @@ from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 CPU = torch.device("cpu")
 DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
 NEAR = 1e-5 if kernel.is_interpreted() else 1e-4  # three TF32 products are nearly float32
@@ -562,78 +561,28 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
     PagedMemory(Layout.of([LayerShape(2, size, size, dtype, dtype)], cpu))
 
 
-_COMPILE = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from weft.engines.torch.paged import elementwise, kernel
-
-which, size, n_rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-if which == "part":
-    function, fixed = kernel.tree_part, kernel.tile_of(32, 8, size, size, n_rows, 2)
-    fixed |= {"HAS_CAP": True, "HAS_WINDOW": True}
-elif which == "merge":
-    function = kernel.tree_merge
-    fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": kernel.padded(size), "BM": n_rows}
-    fixed |= {"HAS_SINKS": True, "num_warps": 2, "num_stages": 3}
-elif which == "turn":
-    function = elementwise.turn_and_store
-    fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": kernel.padded(size), "BM": n_rows}
-    fixed |= {"HAS_NORMS": True, "num_warps": 4, "num_stages": 3}
-else:
-    function, fixed = elementwise.gate_and_multiply, {"WIDTH": size, "BT": 1, "BW": n_rows}
-    fixed |= {"num_warps": 4, "num_stages": 3}
-options = {name: fixed.pop(name) for name in ("num_warps", "num_stages")}
-names = function.arg_names
-kinds = dict.fromkeys((n for n in names if n.endswith("_ptr")), "*bf16")
-kinds |= dict.fromkeys(("part_ptr", "lse_ptr"), "*fp32")
-kinds |= dict.fromkeys(("table_ptr", "position_ptr", "first_part_ptr", "item_ptr"), "*i32")
-kinds |= {"slot_ptr": "*i64", "eps": "fp32", "n_rows": "i32", "n_tokens": "i32"}
-kinds |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "q_token": "i32", "q_head": "i32"}
-aligned = [i for i, name in enumerate(names) if name.endswith("_ptr") or name.startswith("q_")]
-source = ASTSource(
-    function,
-    {name: "constexpr" if name in fixed else kinds[name] for name in names},
-    {(names.index(name),): value for name, value in fixed.items()},
-    {(i,): [["tt.divisibility", 16]] for i in aligned},
-)
-made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-ptx, tool = made.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-    file.write(made.asm["cubin"])
-    file.flush()
-    told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
-stack, registers = (re.search(name + ":([0-9]+)", told)[1] for name in ("STACK", "REG"))
-print(made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers)
-"""
-
-
-def compiled_for_sm_90(*which: object) -> tuple[int, bool, bool, int, int]:
-    """Shared memory, wgmma, mma, stack and registers of a kernel compiled without a card."""
-    command = [sys.executable, "-W", "ignore", "-c", _COMPILE, *map(str, which)]
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    shared, has_wgmma, has_mma, stack, registers = done.stdout.split()
-    return int(shared), has_wgmma == "True", has_mma == "True", int(stack), int(registers)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [128, 256])
+def test_the_merge_fills_a_processor(size: int) -> None:
+    """Without a card: nothing spills, and registers are enough for twenty warps at once."""
+    fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": 8, "HAS_SINKS": True}
+    made = compiled_for_sm_90("paged.kernel", "tree_merge", {**fixed, "num_warps": 2})
+    assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "which", [("merge", 128, 8), ("merge", 256, 8), ("turn", 64, 8), ("turn", 128, 8)]
-)
-def test_short_kernels_fill_a_processor(which: tuple[object, ...]) -> None:
-    """Without a card: nothing spills, and registers are enough for twenty warps at once."""
-    shared, _, _, stack, registers = compiled_for_sm_90(*which)
-    assert stack == 0
-    assert registers <= 96
-    assert shared <= 16 * 1024
+@pytest.mark.parametrize("size", [64, 128])
+def test_the_turn_fills_a_processor(size: int) -> None:
+    fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
+    made = compiled_for_sm_90("paged.elementwise", "turn_and_store", {**fixed, "num_warps": 4})
+    assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 
 @pytest.mark.slow
 def test_the_gate_fills_a_processor() -> None:
-    assert compiled_for_sm_90("gate", 14336, 1024)[3:] <= (0, 32)
+    fixed = {"WIDTH": 14336, "BT": 1, "BW": 1024, "num_warps": 4}
+    made = compiled_for_sm_90("paged.elementwise", "gate_and_multiply", fixed)
+    assert (made.stack, made.registers <= 32) == (0, True)
 
 
 @pytest.mark.slow
@@ -641,8 +590,11 @@ def test_the_gate_fills_a_processor() -> None:
 @pytest.mark.parametrize("n_rows", [kernel.NARROW, kernel.WIDE])
 def test_tiles_compile_for_sm_90(size: int, n_rows: int) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
-    shared, has_wgmma, has_mma, stack, registers = compiled_for_sm_90("part", size, n_rows)
-    assert shared <= 227 * 1024 // 2
-    assert (has_wgmma, has_mma) == (n_rows == kernel.WIDE, n_rows != kernel.WIDE)
-    assert stack == 0
-    assert registers <= 255
+    fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
+    made = compiled_for_sm_90(
+        "paged.kernel", "tree_part", {**fixed, "HAS_CAP": True, "HAS_WINDOW": True}
+    )
+    assert made.shared <= 227 * 1024 // 2
+    assert (made.has_wgmma, made.has_mma) == (n_rows == kernel.WIDE, n_rows != kernel.WIDE)
+    assert made.stack == 0
+    assert made.registers <= 255

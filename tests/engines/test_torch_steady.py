@@ -152,6 +152,7 @@ def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.kernels
 def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the kernel itself, which is nothing but operations on the device."""
     pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")

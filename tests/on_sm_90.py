@@ -1,0 +1,75 @@
+"""Kernels compiled for compute capability 9.0 without a card: what they would take of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+# What the kernels' arguments are, where a name does not say it.
+_KINDS = {
+    "table_ptr": "*i32", "position_ptr": "*i32", "first_part_ptr": "*i32", "item_ptr": "*i32",
+    "part_ptr": "*fp32", "lse_ptr": "*fp32", "slot_ptr": "*i64", "row_ptr": "*i64",
+    "left_row_ptr": "*i64", "left_ptr": "*fp32", "allowed_ptr": "*i32", "key_ptr": "*i64",
+    "greedy_ptr": "*i32", "early_ptr": "*fp64", "late_ptr": "*fp64", "moment_ptr": "*fp32",
+    "best_ptr": "*i32", "scale": "fp32", "softcap": "fp32", "eps": "fp32",
+}  # fmt: skip
+
+_COMPILE = """
+import importlib, json, re, subprocess, sys, tempfile
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+module, name, fixed, kinds = json.loads(sys.argv[1])
+function = getattr(importlib.import_module("weft.engines.torch." + module), name)
+options = {name: fixed.pop(name) for name in ("num_warps", "num_stages") if name in fixed}
+names = function.arg_names
+kinds = {n: kinds.get(n, "*bf16" if n.endswith("_ptr") else "i32") for n in names}
+aligned = [
+    i for i, n in enumerate(names)
+    if n not in fixed and (n.endswith(("_ptr", "_stride")) or n.startswith("q_"))
+]
+source = ASTSource(
+    function,
+    {n: "constexpr" if n in fixed else kinds[n] for n in names},
+    {(names.index(n),): value for n, value in fixed.items()},
+    {(i,): [["tt.divisibility", 16]] for i in aligned},
+)
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+ptx, tool = made.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    file.write(made.asm["cubin"])
+    file.flush()
+    told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+stack, registers = (int(re.search(n + ":([0-9]+)", told)[1]) for n in ("STACK", "REG"))
+print(json.dumps([made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]))
+"""
+
+
+class Compiled(NamedTuple):
+    """What one program takes. shared: bytes; stack: bytes a thread that did not fit registers."""
+
+    shared: int
+    has_wgmma: bool
+    has_mma: bool
+    stack: int
+    registers: int
+
+
+def compiled_for_sm_90(module: str, name: str, fixed: dict[str, Any], **kinds: str) -> Compiled:
+    """Compile a kernel of `weft.engines.torch`, in a process that has no interpreter.
+
+    fixed: its constants, with num_warps and num_stages. kinds: of pointers, where they are others
+    than bfloat16 and than is known here: "fp32", …
+    """
+    named = {**_KINDS, **{key: f"*{kind}" for key, kind in kinds.items()}}
+    asked = json.dumps([module, name, fixed, named])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _COMPILE, asked],
+        env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return Compiled(*json.loads(done.stdout))
