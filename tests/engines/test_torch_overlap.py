@@ -34,7 +34,7 @@ from weft.sampling.sampler import Chain, DrawBatch, Sampler  # noqa: E402
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 
 
@@ -51,7 +51,7 @@ def as_a_card(engine: Any) -> Any:
 
 
 def drawn(ids: list[int]) -> TorchDraws:
-    return TorchDraws(torch.tensor(ids, device=DEVICE), torch.zeros(2, len(ids), device=DEVICE))
+    return TorchDraws(torch.tensor([ids, [0] * len(ids), [0] * len(ids)], device=DEVICE))
 
 
 def unseen(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> TorchDraws:

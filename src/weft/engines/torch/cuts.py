@@ -52,6 +52,40 @@ def _penalised(logits: Tensor, seats: Seats, seen: Tensor) -> Tensor:
     return logits.scatter(1, ids, torch.where(counts < 0, given, pushed.clamp(max=_HUGE)))
 
 
+def left(logits: Tensor, seats: Seats) -> Tensor:
+    """Return logits [B, V], -inf for what the filters drop; themselves where there are none.
+
+    logits: float32 [B, V], edited; not modified.
+    """
+    out = logits
+    if seats.wide is not None and (seats.nucleus is not None or seats.lowest):
+        rows = seats.wide.rows
+        out = put(out, rows, left_of_wide(some(logits, rows), seats))
+    for rank in seats.ranked:
+        few = some(logits, rank.rows)
+        ids, heights, _ = ranking(few, seats, rank.rows, rank.depth)
+        values = few.gather(1, ids).masked_fill(heights.isneginf(), -torch.inf)
+        out = put(out, rank.rows, torch.full_like(few, -torch.inf).scatter(1, ids, values))
+    return out
+
+
+def left_of_wide(logits: Tensor, seats: Seats) -> Tensor:
+    """Return the logits of the rows that are not ranked, -inf for what top-p and min-p drop."""
+    assert seats.wide is not None
+    rows, top = seats.wide.rows, logits.amax(1)
+    early = some(seats.early, rows)
+    if seats.nucleus is not None:
+        among = seats.nucleus.rows
+        few = some(logits, among)
+        share = some(some(seats.filters["top_p"], rows), among)
+        inside = nucleus(few, some(top, among), some(early, among), share)
+        logits = put(logits, among, few.masked_fill(~inside, -torch.inf))
+    if seats.lowest:
+        least = floors(top, early, some(seats.filters["min_p"], rows))
+        logits = logits.masked_fill(logits < least[:, None], -torch.inf)
+    return logits
+
+
 class Ranking(NamedTuple):
     """The likeliest tokens of rows that filters have been over, likeliest first.
 
@@ -73,9 +107,9 @@ def ranking(logits: Tensor, seats: Seats, rows: Tensor | None, depth: int) -> Ra
     best = keys.topk(depth, dim=1).values  # of equals the lower id is the larger key
     ids = _ID - (best & _ID)
     values = logits.gather(1, ids).double()
-    early, late = _of(seats.early, rows)[:, None], _of(seats.late, rows)[:, None]
+    early, late = some(seats.early, rows)[:, None], some(seats.late, rows)[:, None]
     below = (values - values[:, :1]) / early
-    asked = {name: _of(filter_, rows)[:, None] for name, filter_ in seats.filters.items()}
+    asked = {name: some(filter_, rows)[:, None] for name, filter_ in seats.filters.items()}
     k = asked["top_k"]
     kept = (torch.arange(depth, device=ids.device) < k) | (k == 0)
     below = below.masked_fill(~kept, -torch.inf)
@@ -165,5 +199,11 @@ def _ordered(logits: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
 
 
-def _of(values: Tensor, rows: Tensor | None) -> Tensor:
+def some(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some rows of values; None: all."""
     return values if rows is None else values.index_select(0, rows)
+
+
+def put(into: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
+    """Return `into` with other values for some rows; None: for all."""
+    return values if rows is None else into.index_copy(0, rows, values)

@@ -1,6 +1,7 @@
 """The draw of `sampling.sampler.Chain` on a device: same rule, same ids, nobody waits.
 
-A row's figures come from one pass over its raw logits. What it draws from, and by which noise, is
+Where there is Triton it is two kernels (`draw_kernel`). The same in operations of PyTorch, below: a
+row's figures come from one pass over its raw logits. What it draws from, and by which noise, is
 the business of `cuts` and `noise`; here the winner is found. Of all tokens of a row the `_REACH`
 with the highest bounds are looked at: a token's bound is its height and the largest noise of its
 group. A token outside of them could win only if more than `_REACH` bounds lay above the winner's
@@ -10,7 +11,6 @@ in 64 for coming before the winner, whatever the logits: the odds are 1e-14 a dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -23,11 +23,14 @@ from ...sampling.metrics import MEMBERS, n_groups
 from ...sampling.sampler import BROKEN, NOTHING, DrawResult
 from ..base import HostDraws
 from . import cuts
+from .cuts import put, some
 from .noise import NoiseOfGroups, group_noise
 from .passes import MANY_LOGITS, TorchPasses
-from .seats import KNOWN_FILTERS, Rank, Seats, upload
+from .seats import KNOWN_FILTERS, Place, Rank, Seats
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from numpy.typing import NDArray
 
     from ...sampling.sampler import Chain, DrawBatch
@@ -38,8 +41,8 @@ _SQUARE = MEMBERS * MEMBERS
 # after the other, and is done sooner.
 DEVICES = frozenset(("cuda",))
 # Rows are drawn for in blocks of this many logits at most: a draw's working memory is some 30 bytes
-# a logit, 60 with top-p.
-_BLOCK = 1 << 25
+# a logit, 60 with top-p; by kernels 4, and only where logits are edited.
+_BLOCK, _BLOCK_OF_KERNELS = 1 << 25, 1 << 27
 
 
 class TorchDraws:
@@ -50,13 +53,11 @@ class TorchDraws:
 
     __slots__ = ("_arrived", "_has_kept", "_host", "_result", "ids")
 
-    def __init__(self, ids: Tensor, figures: Tensor) -> None:
-        """Start the copy to the host. ids: int64 [B]. figures: float32 [2 or 3, B]."""
-        self.ids = ids
-        self._has_kept = len(figures) == 3
+    def __init__(self, packed: Tensor) -> None:
+        """Start the copy to the host. packed: see `pack`."""
+        self.ids = packed[0]
+        self._has_kept = len(packed) == 4
         self._result: DrawResult | None = None
-        # One copy: the bits of the floats as whole numbers beside the ids.
-        packed = torch.cat((ids[None], figures.view(torch.int32).long()))
         self._arrived: torch.cuda.Event | None = None
         if packed.device.type == "cuda":
             self._host = torch.empty(packed.shape, dtype=torch.int64, pin_memory=True)
@@ -85,6 +86,14 @@ class TorchDraws:
         return self._result
 
 
+def pack(ids: Tensor, figures: Tensor) -> Tensor:
+    """Put ids int64 [B] and figures float32 [n, B] together, so that one copy brings both.
+
+    Returns int64 [1 + n, B]: the figures as their bits.
+    """
+    return torch.cat((ids[None], figures.view(torch.int32).long()))
+
+
 class Drawer:
     """Draws for chains on one device, and keeps their seats as long as they live.
 
@@ -92,8 +101,10 @@ class Drawer:
     copies nothing to the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
+        """kernels: draw by those of Triton; None: where there is CUDA and Triton is installed."""
         self._device = device
+        self._kernels = _kernels() if kernels or kernels is None and device.type == "cuda" else None
         self._passes = TorchPasses()
         self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
 
@@ -119,71 +130,65 @@ class Drawer:
         chain = batch.chain
         seated = self._seated.get(chain)
         if seated is None:
-            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device)
+            most = _BLOCK if self._kernels is None else _BLOCK_OF_KERNELS
+            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device, most)
         seated.update(batch)
         drawn = [
-            draw(seated.rows(logits, number), seats, kept=batch.kept)
-            for number, seats in enumerate(seated.blocks)
+            self._of_block(logits, seats, place, kept=batch.kept)
+            for seats, place in zip(seated.blocks, seated.places, strict=True)
         ]
         if not drawn:
-            none = torch.zeros((3, 0), device=logits.device)
-            return TorchDraws(none[0].long(), none if batch.kept else none[:2])
-        if len(drawn) == 1:
-            return TorchDraws(*drawn[0])
-        ids, figures = zip(*drawn, strict=True)
-        return TorchDraws(torch.cat(ids), torch.cat(figures, dim=1))
+            n_figures = 3 if batch.kept else 2
+            return TorchDraws(
+                torch.zeros((1 + n_figures, 0), dtype=torch.int64, device=self._device)
+            )
+        return TorchDraws(drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1))
+
+    def _of_block(self, logits: Tensor, seats: Seats, place: Place, *, kept: bool) -> Tensor:
+        if self._kernels is None:
+            return pack(*draw(place.of(logits).float(), seats, kept=kept))
+        return self._kernels.draw_tokens(self._kernels.Chances.of(logits, place, seats), kept=kept)
+
+
+def _kernels() -> ModuleType | None:
+    try:
+        from . import draw_kernel
+    except ImportError:  # no Triton
+        return None
+    return draw_kernel
 
 
 class _Seated:
     """A chain's seats, block by block, and what of the last step's host arrays they still hold."""
 
-    def __init__(self, chain: Chain, n_vocab: int, device: torch.device) -> None:
+    def __init__(self, chain: Chain, n_vocab: int, device: torch.device, most: int) -> None:
+        """most: logits of a block."""
         self._device = device
         self._n_vocab = n_vocab
-        step = max(1, _BLOCK // n_vocab)
+        step = max(1, most // n_vocab)
         # Samplers, not the chain: it must go when nobody else holds it.
         self._members = [
             chain.samplers[first : first + step] for first in range(0, len(chain.samplers), step)
         ]
-        self.blocks = [Seats.of(some, n_vocab, device) for some in self._members]
+        self.blocks = [Seats.of(samplers, n_vocab, device) for samplers in self._members]
         self._rows: NDArray[np.int64] | None = None
-        self._starts: list[int | Tensor] = []
+        self.places: list[Place] = []
 
     def update(self, batch: DrawBatch) -> None:
         """Write what is another for this step."""
         bits = batch.chain.allowed(self._n_vocab)
         first = 0
-        for seats, some in zip(self.blocks, self._members, strict=True):
-            last = first + len(some)
+        for seats, samplers in zip(self.blocks, self._members, strict=True):
+            last = first + len(samplers)
             seats.place(batch.positions[first:last])
-            seats.count(some)
+            seats.count(samplers)
             if bits is not None:
                 seats.allow(bits[first:last])
             first = last
         if self._rows is None or not np.array_equal(self._rows, batch.rows):
             self._rows = batch.rows.copy()
-            self._starts = _starts(self._rows, [len(some) for some in self._members], self._device)
-
-    def rows(self, logits: Tensor, number: int) -> Tensor:
-        """Return the logits of a block: float32 [B, V]; a view where they are neighbours."""
-        start = self._starts[number]
-        if isinstance(start, int):
-            return logits[start : start + len(self._members[number])].float()
-        return logits.index_select(0, start).float()
-
-
-def _starts(
-    rows: NDArray[np.int64], sizes: Sequence[int], device: torch.device
-) -> list[int | Tensor]:
-    """Return of each block its first row, where the others follow it, or all of its rows."""
-    out: list[int | Tensor] = []
-    first = 0
-    for n in sizes:
-        some = rows[first : first + n]
-        neighbours = bool((np.diff(some) == 1).all())
-        out.append(int(some[0]) if neighbours else upload(some, device))
-        first += n
-    return out
+            ends = np.cumsum([len(samplers) for samplers in self._members])
+            self.places = [Place.at(rows, self._device) for rows in np.split(self._rows, ends)[:-1]]
 
 
 def draw(logits: Tensor, seats: Seats, *, kept: bool = False) -> tuple[Tensor, Tensor]:
@@ -225,17 +230,17 @@ def _chosen(edited: Tensor, seats: Seats, *, kept: bool) -> tuple[Tensor, Tensor
     left = edited.new_zeros(len(edited))
     if seats.greedy is not None:
         rows = seats.greedy.rows
-        ids = _put(ids, rows, _some(edited, rows).argmax(1))  # of equals the first
+        ids = put(ids, rows, some(edited, rows).argmax(1))  # of equals the first
     if seats.wide is None and not seats.ranked:
         return ids, left
     noise = group_noise(seats.keys, n_groups(edited.shape[1]))
     if seats.wide is not None:
         rows = seats.wide.rows
-        won, share = _wide(_some(edited, rows), seats, _heard(noise, rows), kept=kept)
-        ids, left = _put(ids, rows, won), _put(left, rows, share)
+        won, share = _wide(some(edited, rows), seats, _heard(noise, rows), kept=kept)
+        ids, left = put(ids, rows, won), put(left, rows, share)
     for rank in seats.ranked:
-        won, share = _ranked(_some(edited, rank.rows), seats, _heard(noise, rank.rows), rank)
-        ids, left = _put(ids, rank.rows, won), _put(left, rank.rows, share)
+        won, share = _ranked(some(edited, rank.rows), seats, _heard(noise, rank.rows), rank)
+        ids, left = put(ids, rank.rows, won), put(left, rank.rows, share)
     return ids, left
 
 
@@ -245,18 +250,9 @@ def _wide(
     """Draw for rows that are not ranked. logits: float32 [n, V], edited."""
     assert seats.wide is not None
     rows = seats.wide.rows
-    early, late = _some(seats.early, rows), _some(seats.late, rows)
+    early, late = some(seats.early, rows), some(seats.late, rows)
     top = logits.amax(1)
-    if seats.nucleus is not None:
-        some = seats.nucleus.rows
-        few = _some(logits, some)
-        share = _some(_some(seats.filters["top_p"], rows), some)
-        inside = cuts.nucleus(few, _some(top, some), _some(early, some), share)
-        cut = few.masked_fill(~inside, -torch.inf)
-        logits = cut if some is None else logits.index_copy(0, some, cut)
-    if seats.lowest:
-        least = cuts.floors(top, early, _some(seats.filters["min_p"], rows))
-        logits = logits.masked_fill(logits < least[:, None], -torch.inf)
+    logits = cuts.left_of_wide(logits, seats)
     heat = (1 / (early * late)).float()
     below = logits - top[:, None]
     n = min(_REACH, logits.shape[1])
@@ -303,13 +299,5 @@ def _ranked(
     return ids.gather(1, best)[:, 0], share.float()
 
 
-def _some(values: Tensor, rows: Tensor | None) -> Tensor:
-    return values if rows is None else values.index_select(0, rows)
-
-
 def _heard(noise: NoiseOfGroups, rows: Tensor | None) -> NoiseOfGroups:
     return noise if rows is None else noise.take(rows)
-
-
-def _put(into: Tensor, rows: Tensor | None, values: Tensor) -> Tensor:
-    return values if rows is None else into.index_copy(0, rows, values)

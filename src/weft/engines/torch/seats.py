@@ -39,16 +39,38 @@ class Rank:
     depth: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rows of a step's logits some samplers draw from.
+
+    rows: int64 [B], on the device. first: of the first, where the others follow it; None elsewhere.
+    """
+
+    rows: Tensor
+    first: int | None
+
+    @classmethod
+    def at(cls, rows: NDArray[np.int64], device: torch.device) -> Place:
+        follow = bool((np.diff(rows) == 1).all())
+        return cls(upload(rows, device), int(rows[0]) if follow else None)
+
+    def of(self, logits: Tensor) -> Tensor:
+        """Return these rows of logits [R, V]: [B, V]; a view where they are neighbours."""
+        if self.first is None:
+            return logits.index_select(0, self.rows)
+        return logits[self.first : self.first + len(self.rows)]
+
+
 @dataclass(slots=True)
 class Seats:
     """Some rows of a chain, B of them.
 
-    streams: int64 [B], the bits of uint64. early, late, filters: as `SamplingArrays`,
-    float64 [B] and by name. repetition, presence, frequency: float32 [B].
+    streams: int64 [B], the bits of uint64. early, late, filters: as `SamplingArrays`, float64 [B]
+    and by name. repetition, presence, frequency: float32 [B].
     bias_ids, bias: int64 and float32 [B, P], padded with 0 for token 0; None where no row has any.
-    greedy: rows that take the largest logit. wide: rows whose filters, if any, need no order but of
-    the value; nucleus: those among the wide, numbered there, that ask for top-p. ranked: the rest.
-    lowest: whether a wide row asks for min-p.
+    is_greedy: int32 [B], 1 for rows that take the largest logit; greedy: the same rows. wide: rows
+    whose filters, if any, need no order but of the value; nucleus: those among the wide, numbered
+    there, that ask for top-p. ranked: the rest. lowest: whether a wide row asks for min-p.
 
     Overwritten each step: keys: int64 [B], of the streams at the positions of the tokens to be
     drawn; seen: int32 [2, B, H], ids and counts of tokens that penalties look at, count -1 where
@@ -60,6 +82,7 @@ class Seats:
     keys: Tensor
     early: Tensor
     late: Tensor
+    is_greedy: Tensor
     filters: dict[str, Tensor]
     repetition: Tensor
     presence: Tensor
@@ -106,6 +129,7 @@ class Seats:
             keys=torch.zeros(len(samplers), dtype=torch.int64, device=device),
             early=upload(arrays.early, device),
             late=upload(arrays.late, device),
+            is_greedy=upload(arrays.greedy.astype(np.int32), device),
             filters={name: upload(arrays.filters[name], device) for name in KNOWN_FILTERS},
             repetition=upload(arrays.repetition, device),
             presence=upload(arrays.presence, device),
@@ -118,6 +142,15 @@ class Seats:
             lowest=bool(arrays.filters["min_p"][wide].any()),
             ranked=tuple(rank for rank, _ in made if rank is not None),
         )
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether tokens have other logits than the model's, beside those that are banned."""
+        return self.bias is not None or self.seen is not None
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.ranked) or self.nucleus is not None or self.lowest
 
     def place(self, positions: NDArray[np.uint64]) -> None:
         """Write the keys of the tokens to be drawn at uint64 [B] positions.

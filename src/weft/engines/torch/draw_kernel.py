@@ -1,0 +1,293 @@
+"""The draw in Triton: one look at every tile of a row's logits, then one at what its tiles found.
+
+A tile is a square of ids, 64 members of each of 64 groups (`sampling.metrics`):
+
+    tile   moments of the raw logits · the token that leads, by noise in float32
+    row    moments of all its tiles · the winner among those that lead, in float64 · its figures
+
+Logits are read once, in the model's own dtype, and nothing of their size is written. The winner is
+the reference's; two tokens of one tile may change places where their scores are level to float32's
+rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...sampling.metrics import MEMBERS
+from ...sampling.sampler import BROKEN, NOTHING
+from . import cuts
+from .seats import Place, Seats
+
+_SQUARE = tl.constexpr(MEMBERS * MEMBERS)
+_SIDE = tl.constexpr(MEMBERS)
+_NOTHING, _BROKEN = tl.constexpr(NOTHING), tl.constexpr(BROKEN)
+_NO_TOKEN = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def splitmix(key, counter):
+    """`rng.splitmix` for uint64 numbers."""
+    out = (counter + 1) * 0x9E3779B97F4A7C15 + key
+    out = (out ^ (out >> 30)) * 0xBF58476D1CE4E5B9
+    out = (out ^ (out >> 27)) * 0x94D049BB133111EB
+    return out ^ (out >> 31)
+
+
+@triton.jit
+def times_of(words, dtype: tl.constexpr):
+    """Standard exponential times from the upper 23 bits of uint64 words, as `rng` has them."""
+    return -tl.log(1 - ((words >> 41).to(dtype) + 0.5) / 8388608)
+
+
+@triton.jit
+def noise_of(key, ids):
+    """`rng.token_noise` of some ids under one key: float64."""
+    group = splitmix(key, (ids // _SQUARE * _SIDE + ids % _SIDE).to(tl.uint64))
+    time = times_of(group, tl.float64) / _SIDE
+    later = times_of(splitmix(key, ids.to(tl.uint64) + 4294967296), tl.float64)
+    is_first = (group % _SIDE).to(tl.int64) == ids // _SIDE % _SIDE
+    return -tl.log(tl.where(is_first, time, time + later))
+
+
+@triton.jit
+def look_at_tile(
+    raw_ptr,
+    left_ptr,
+    row_ptr,
+    left_row_ptr,
+    allowed_ptr,
+    key_ptr,
+    greedy_ptr,
+    early_ptr,
+    late_ptr,
+    moment_ptr,
+    best_ptr,
+    raw_stride,
+    left_stride,
+    n_words,
+    N_VOCAB: tl.constexpr,
+    N_TILES: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_KEPT: tl.constexpr,
+):
+    """Find a tile's moments, and the token of it that its sampler would draw."""
+    sampler, tile = (tl.program_id(0) // N_TILES).to(tl.int64), tl.program_id(0) % N_TILES
+    member, group = tl.arange(0, _SIDE)[:, None], tl.arange(0, _SIDE)[None, :]
+    ids = tile * _SQUARE + member * _SIDE + group
+    inside = ids < N_VOCAB
+    raw_at = raw_ptr + tl.load(row_ptr + sampler) * raw_stride + ids
+    raw = tl.load(raw_at, mask=inside, other=float("-inf")).to(tl.float32)
+    is_number = raw < float("inf")
+    has_others = tl.min((is_number | ~inside).to(tl.int32)) == 0
+    raw = tl.where(is_number, raw, float("-inf"))
+    peak = tl.max(raw)
+    below = raw - tl.where(peak > float("-inf"), peak, 0.0)
+    weights = tl.exp(below)
+    out = moment_ptr + sampler * 5 * N_TILES + tile
+    # A peak that is none breaks the row, and no other figure of the tile counts.
+    tl.store(out, tl.where(has_others, float("inf"), peak))
+    tl.store(out + N_TILES, tl.where(has_others, 0.0, tl.sum(weights)))
+    tl.store(out + 2 * N_TILES, tl.sum(tl.where(weights > 0, below, 0.0) * weights))
+
+    left, left_at = raw, raw_at
+    if HAS_LEFT:
+        left_at = left_ptr + tl.load(left_row_ptr + sampler) * left_stride + ids
+        left = tl.load(left_at, mask=inside, other=float("-inf")).to(tl.float32)
+        left = tl.where(left < float("inf"), left, float("-inf"))
+    if HAS_MASK:
+        word = tl.load(allowed_ptr + sampler * n_words + ids // 32, mask=inside, other=0)
+        left = tl.where((word >> (ids % 32)) & 1 != 0, left, float("-inf"))
+    top = tl.max(left)
+    tl.store(out + 3 * N_TILES, top)
+    top = tl.where(top > float("-inf"), top, 0.0)
+
+    early, late = tl.load(early_ptr + sampler), tl.load(late_ptr + sampler)
+    key = tl.load(key_ptr + sampler).to(tl.uint64, bitcast=True)
+    heights = (left - top) * (1 / (early * late)).to(tl.float32)
+    if HAS_KEPT:
+        tl.store(out + 4 * N_TILES, tl.sum(tl.exp(heights)))
+    score = left
+    if tl.load(greedy_ptr + sampler) == 0:
+        words = splitmix(key, (tile * _SIDE + group).to(tl.uint64))
+        first = times_of(words, tl.float32) / _SIDE
+        later = times_of(splitmix(key, ids.to(tl.uint64) + 4294967296), tl.float32)
+        is_first = (words % _SIDE).to(tl.int32) == member
+        score = heights - tl.log(tl.where(is_first, first, first + later))
+    best = tl.max(score)
+    winner = tl.min(tl.where(score == best, ids, _NO_TOKEN))
+    tl.store(best_ptr + sampler * N_TILES + tile, tl.where(best > float("-inf"), winner, -1))
+
+
+@triton.jit
+def look_at_row(
+    raw_ptr,
+    left_ptr,
+    row_ptr,
+    left_row_ptr,
+    key_ptr,
+    greedy_ptr,
+    early_ptr,
+    late_ptr,
+    moment_ptr,
+    best_ptr,
+    out_ptr,
+    raw_stride,
+    left_stride,
+    n_samplers,
+    N_TILES: tl.constexpr,
+    PAD: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_KEPT: tl.constexpr,
+):
+    """Make one token and its figures of a sampler's tiles."""
+    sampler = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, PAD)
+    inside = tile < N_TILES
+    at = moment_ptr + sampler * 5 * N_TILES + tile
+    peaks = tl.load(at, mask=inside, other=float("-inf"))
+    totals = tl.load(at + N_TILES, mask=inside, other=0.0).to(tl.float64)
+    means = tl.load(at + 2 * N_TILES, mask=inside, other=0.0).to(tl.float64)
+    peak = tl.max(peaks)
+    is_broken = (peak == float("inf")) | (peak == float("-inf"))
+    peak = tl.where(is_broken, 0.0, peak)
+    away = tl.where(totals > 0, peaks - peak, 0.0).to(tl.float64)
+    shares = tl.exp(away)
+    total = tl.maximum(tl.sum(totals * shares), 1e-300)
+    log_total = tl.log(total)
+    mean = tl.sum((means + away * totals) * shares) / total
+    entropy = tl.where(is_broken, 0.0, tl.maximum(log_total - mean, 0.0))
+
+    early, late = tl.load(early_ptr + sampler), tl.load(late_ptr + sampler)
+    key = tl.load(key_ptr + sampler).to(tl.uint64, bitcast=True)
+    is_greedy = tl.load(greedy_ptr + sampler) != 0
+    tops = tl.load(at + 3 * N_TILES, mask=inside, other=float("-inf"))
+    top = tl.max(tops)
+    is_dead = top == float("-inf")
+    top = tl.where(is_dead, 0.0, top)
+    best = tl.load(best_ptr + sampler * N_TILES + tile, mask=inside, other=-1)
+    raw_row = raw_ptr + tl.load(row_ptr + sampler) * raw_stride
+    left_row = raw_row
+    if HAS_LEFT:
+        left_row = left_ptr + tl.load(left_row_ptr + sampler) * left_stride
+    left = tl.load(left_row + best, mask=best >= 0, other=float("-inf")).to(tl.float64)
+    height = (left - top) / early / late
+    noise = tl.where(is_greedy, 0.0, noise_of(key, tl.maximum(best, 0)))
+    score = height + noise
+    won = tl.min(tl.where(score == tl.max(score), best, _NO_TOKEN))
+    is_drawn = (won >= 0) & (won < _NO_TOKEN) & ~is_broken & ~is_dead
+    raw = tl.load(raw_row + won, mask=is_drawn, other=0.0).to(tl.float64)
+    logprob = tl.where(is_drawn, raw - peak - log_total, 0.0)
+
+    out = out_ptr + sampler
+    token = tl.where(is_broken, _BROKEN, tl.where(is_drawn, won, _NOTHING))
+    tl.store(out, token.to(tl.int64))
+    tl.store(out + n_samplers, bits_of(logprob))
+    tl.store(out + 2 * n_samplers, bits_of(entropy))
+    if HAS_KEPT:
+        weights = tl.load(at + 4 * N_TILES, mask=inside, other=0.0).to(tl.float64)
+        depth = tl.where(weights > 0, (tops.to(tl.float64) - top) / early / late, 0.0)
+        log_left = tl.log(tl.maximum(tl.sum(weights * tl.exp(depth)), 1e-300))
+        share = tl.sum(tl.where(best == won, height, 0.0)) - log_left
+        tl.store(out + 3 * n_samplers, bits_of(tl.where(is_greedy | ~is_drawn, 0.0, share)))
+
+
+@triton.jit
+def bits_of(figure):
+    """The bits of a figure as float32, in an int64."""
+    return figure.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
+
+
+class Chances(NamedTuple):
+    """What B samplers draw from, and by.
+
+    raw: [R, V] of any float dtype, rows: int64 [B], the row of each. left: [L, V] and left_rows:
+    the logits after edits and filters, -inf for what is gone; None: the raw ones. allowed: int32
+    [B, words], a bit a token. keys: int64 [B]; greedy: int32 [B]; early, late: float64 [B]: see
+    `Seats`.
+    """
+
+    raw: Tensor
+    rows: Tensor
+    keys: Tensor
+    greedy: Tensor
+    early: Tensor
+    late: Tensor
+    left: Tensor | None = None
+    left_rows: Tensor | None = None
+    allowed: Tensor | None = None
+
+    @classmethod
+    def of(cls, logits: Tensor, place: Place, seats: Seats) -> Chances:
+        """Put together what some samplers draw from. logits: [R, V]."""
+        by = (seats.keys, seats.is_greedy, seats.early, seats.late)
+        if not (seats.is_edited or seats.is_filtered):
+            return cls(logits, place.rows, *by, allowed=seats.allowed)
+        left = cuts.left(cuts.edited(place.of(logits).float(), seats), seats)
+        every = torch.arange(len(left), device=left.device)
+        return cls(logits, place.rows, *by, left=left, left_rows=every)
+
+
+def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
+    """Draw one token a sampler, in two launches that nobody waits for.
+
+    Returns int64 [3, B]: ids, and the bits of float32 logprobs and entropies; kept: a fourth line,
+    `DrawResult.kept`. A sampler that nothing is left to gets NOTHING, one whose logits are no
+    numbers BROKEN, and figures that mean nothing.
+    """
+    raw, n = chances.raw, len(chances.rows)
+    n_tiles = triton.cdiv(raw.shape[1], MEMBERS * MEMBERS)
+    out = torch.empty((4 if kept else 3, n), dtype=torch.int64, device=raw.device)
+    if not n:
+        return out
+    moments = torch.empty((n, 5, n_tiles), dtype=torch.float32, device=raw.device)
+    best = torch.empty((n, n_tiles), dtype=torch.int32, device=raw.device)
+    left = raw if chances.left is None else chances.left
+    left_rows = chances.rows if chances.left_rows is None else chances.left_rows
+    by = (chances.keys, chances.greedy, chances.early, chances.late)
+    has_left = chances.left is not None
+    with torch.cuda.device_of(raw):
+        look_at_tile[(n * n_tiles,)](
+            raw,
+            left,
+            chances.rows,
+            left_rows,
+            best if chances.allowed is None else chances.allowed,
+            *by,
+            moments,
+            best,
+            raw.stride(0),
+            left.stride(0),
+            0 if chances.allowed is None else chances.allowed.shape[1],
+            N_VOCAB=raw.shape[1],
+            N_TILES=n_tiles,
+            HAS_LEFT=has_left,
+            HAS_MASK=chances.allowed is not None,
+            HAS_KEPT=kept,
+            num_warps=8,
+        )
+        look_at_row[(n,)](
+            raw,
+            left,
+            chances.rows,
+            left_rows,
+            *by,
+            moments,
+            best,
+            out,
+            raw.stride(0),
+            left.stride(0),
+            n,
+            N_TILES=n_tiles,
+            PAD=int(triton.next_power_of_2(n_tiles)),
+            HAS_LEFT=has_left,
+            HAS_KEPT=kept,
+            num_warps=1,
+        )
+    return out

@@ -1,0 +1,238 @@
+"""The draw in Triton beside the NumPy reference: same tokens, same figures, two launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+import weft  # noqa: E402
+from drawing import allowing, assert_draws_agree, random_logits, random_sampler  # noqa: E402
+from families import N_VOCAB, build  # noqa: E402
+from on_sm_90 import compiled_for_sm_90  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft.constraints.grammar import Regex  # noqa: E402
+from weft.engines.base import KeptRow, Row  # noqa: E402
+from weft.engines.torch import TorchEngine, draw_kernel, draws  # noqa: E402
+from weft.engines.torch.draws import Drawer  # noqa: E402
+from weft.engines.torch.paged import kernel  # noqa: E402
+from weft.sampling.params import SamplingParams  # noqa: E402
+from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
+
+# The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.kernels,
+    # What lies too far below the top for a float32 is at -inf, as it should be.
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+# Scores of one tile that are as near as this may change places: they are found in float32.
+LEVEL = 1e-5
+
+
+def there(logits: np.ndarray) -> Any:
+    return torch.from_numpy(logits).to(DEVICE)
+
+
+def drawer() -> Drawer:
+    return Drawer(DEVICE, kernels=True)
+
+
+@pytest.mark.parametrize(
+    ("n_vocab", "rounds", "n"), [(150, 12, 16), (700, 6, 16), (4500, 4, 12), (9000, 3, 8)]
+)
+def test_draws_equal_the_reference(n_vocab: int, rounds: int, n: int) -> None:
+    """Any parameters, mixed in one batch; ties within rounding are proved, and rare."""
+    n_ties = 0
+    for seed in range(rounds):
+        random = np.random.default_rng((n_vocab, seed))
+        samplers = [random_sampler(random, n_vocab) for _ in range(n)]
+        logits = random_logits(random, n, n_vocab)
+        logits[0] = [np.nan, -np.inf, logits[0, 0]][seed % 3]
+        rows = random.permutation(n) if seed % 2 else np.arange(n)
+        positions = random.integers(2**63, size=n, dtype=np.uint64)
+        batch = DrawBatch(rows, Chain(samplers), positions, kept=seed % 3 == 0)
+        theirs = batch.on_host(logits)
+        mine = drawer().draw(there(logits), batch).result()
+        n_ties += assert_draws_agree(samplers, logits, rows, positions, mine, theirs, LEVEL)
+    assert n_ties <= rounds * n / 50
+
+
+def test_many_samplers_of_few_rows_draw_as_the_reference() -> None:
+    """Plain rules over two rows, 200 draws; none may differ but by a proved tie."""
+    random = np.random.default_rng(1)
+    logits = random_logits(random, 2, 5000)
+    samplers = [Sampler(SamplingParams(temperature=[1.0, 0.3][i % 2]), i) for i in range(200)]
+    rows, at = random.integers(2, size=200), np.arange(200, dtype=np.uint64)
+    batch = DrawBatch(rows, Chain(samplers), at)
+    mine, theirs = drawer().draw(there(logits), batch).result(), batch.on_host(logits)
+    assert assert_draws_agree(samplers, logits, rows, at, mine, theirs, LEVEL) == 0
+
+
+def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
+    logits = torch.randn((6, 4200), generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.bfloat16, torch.float16):
+        held = logits.to(dtype)
+        chain = Chain([Sampler(SamplingParams(temperature=0.8), i) for i in range(6)])
+        batch = DrawBatch(np.arange(6), chain, np.zeros(6, dtype=np.uint64), kept=True)
+        mine, theirs = (
+            drawer().draw(held.to(DEVICE), batch).result(),
+            batch.on_host(held.float().numpy()),
+        )
+        assert_draws_agree(
+            chain.samplers, held.float().numpy(), np.arange(6), batch.positions, mine, theirs, LEVEL
+        )
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0}, {"top_k": 1}, {"top_p": 1e-12}, {"min_p": 1.0}]
+)
+def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
+    logits = torch.zeros((1, 9000), device=DEVICE)
+    logits[0, [4000, 4097, 8999]] = 5.0
+    chain = Chain([Sampler(SamplingParams(**options), seed) for seed in range(20)])
+    batch = DrawBatch(np.zeros(20, np.int64), chain, np.zeros(20, np.uint64))
+    seen = set(drawer().draw(logits, batch).result().ids.tolist())
+    # min-p keeps all that is as likely, and the noise says which.
+    assert seen == ({4000, 4097, 8999} if "min_p" in options else {4000})
+
+
+def test_nothing_left_and_no_numbers_are_marked() -> None:
+    logits = np.random.default_rng(5).standard_normal((8, 4200)).astype(np.float32)
+    logits[1], logits[2, 3], logits[3, 4150], logits[6] = -np.inf, np.inf, np.nan, np.nan
+    params = SamplingParams(temperature=0.7)
+    samplers = [Sampler(params, i) for i in range(8)]
+    samplers[4] = Sampler(params, 4, allowing([], 4200))
+    samplers[5] = Sampler(SamplingParams(logit_bias=dict.fromkeys(range(4200), -np.inf)), 5)
+    rows, at = np.arange(8), np.full(8, 9, dtype=np.uint64)
+    for some in (samplers, [*samplers[:5], Sampler(params, 5), *samplers[6:]]):
+        batch = DrawBatch(rows, Chain(some), at, kept=True)
+        want, got = batch.on_host(logits), drawer().draw(there(logits), batch).result()
+        assert want.ids[1:5].tolist() == [BROKEN] * 3 + [NOTHING]
+        assert np.array_equal(got.ids, want.ids)
+        assert_draws_agree(some, logits, rows, at, got, want, LEVEL)
+
+
+def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(7)
+    samplers = [random_sampler(random, 500) for _ in range(11)]
+    logits = there(random_logits(random, 11, 500))
+    batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
+    whole = drawer().draw(logits, batch)
+    monkeypatch.setattr(draws, "_BLOCK_OF_KERNELS", 500 * 4)
+    parts = drawer().draw(logits, batch)
+    assert torch.equal(whole.ids, parts.ids)
+    assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
+
+
+def test_a_draw_without_rows_launches_nothing() -> None:
+    batch = DrawBatch(np.zeros(0, np.int64), Chain([]), np.zeros(0, np.uint64), kept=True)
+    drawn = drawer().draw(torch.zeros((1, 5), device=DEVICE), batch).result()
+    assert len(drawn.ids) == 0
+    assert drawn.kept is not None
+
+
+def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temperature, greedy and masks make nothing as large as the logits."""
+    seen: list[draw_kernel.Chances] = []
+    whole = draw_kernel.draw_tokens
+
+    def noted(chances: draw_kernel.Chances, **options: Any) -> Any:
+        seen.append(chances)
+        return whole(chances, **options)
+
+    monkeypatch.setattr(draw_kernel, "draw_tokens", noted)
+    logits = torch.randn((3, 300), device=DEVICE)
+    samplers = [
+        Sampler(SamplingParams(temperature=0.8), 1),
+        Sampler(SamplingParams(temperature=0), 2),
+        Sampler(SamplingParams(), 3, allowing([7, 9, 200], 300)),
+    ]
+    batch = DrawBatch(np.array([2, 0, 0]), Chain(samplers), np.zeros(3, np.uint64))
+    drawer().draw(logits, batch)
+    (chances,) = seen
+    assert chances.raw is logits
+    assert chances.left is None
+    assert chances.allowed is not None
+
+
+@pytest.fixture
+def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
+    """Let engines draw by kernels; what they drew."""
+    drawn: list[DrawBatch] = []
+    whole, made = Drawer.draw, Drawer.__init__
+
+    def noted(self: Drawer, logits: Any, batch: DrawBatch) -> Any:
+        drawn.append(batch)
+        return whole(self, logits, batch)
+
+    monkeypatch.setattr(draws, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(Drawer, "__init__", lambda self, device: made(self, device, kernels=True))
+    monkeypatch.setattr(Drawer, "draw", noted)
+    return drawn
+
+
+def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
+    on_the_device: list[DrawBatch],
+) -> None:
+    engine = TorchEngine.adopt(build("llama").to(DEVICE))
+    output = engine.forward([Row((), [5, 9, 40, 7], 0, None, (0, 1, 2, 3))])
+    logits = np.stack([output.logits(i) for i in range(4)])
+    random = np.random.default_rng(8)
+    samplers = [random_sampler(random, N_VOCAB) for _ in range(6)]
+    rows, at = np.array([0, 0, 1, 2, 3, 1]), np.arange(6, dtype=np.uint64)
+    batch = DrawBatch(rows, Chain(samplers), at)
+    want = batch.on_host(logits)
+    assert_draws_agree(samplers, logits, rows, at, output.draw(batch).result(), want, LEVEL)
+    kept = [KeptRow(output.keep([i]), 0) for i in range(4)]
+    assert np.array_equal(engine.draw(kept, batch).result().ids, want.ids)
+    assert len(on_the_device) == 2
+
+
+def test_texts_of_kernels_are_those_of_the_host(
+    on_the_device: list[DrawBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of many rules side by side, penalties and a constraint among them."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.8, "n": 3},
+        {"temperature": 0},
+        {"top_p": 0.9, "repetition_penalty": 1.3, "n": 2},
+        {"top_k": 20, "constraint": Regex("[a-z ]{4,12}")},
+    ]
+
+    def texts() -> list[str]:
+        with weft.load(str(shallow()), engine="torch") as lm, weft.Loom(lm, "The old") as loom:
+            grown = [loom.grow(max_tokens=8, seed=3, **each) for each in options]
+            return [node.text for nodes in grown for node in nodes]
+
+    found = texts()
+    assert len(on_the_device) > 20
+    monkeypatch.setattr(draws, "DEVICES", frozenset())
+    assert texts() == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("has_all", [False, True])
+def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None:
+    """Without a card: nothing spills, and two programs share a processor."""
+    fixed = {"N_VOCAB": 128256, "N_TILES": 32, "num_warps": 8}
+    fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_KEPT"), has_all)
+    made = compiled_for_sm_90("draw_kernel", "look_at_tile", fixed, raw_ptr=dtype)
+    assert made.stack == 0
+    assert made.registers <= 128
+
+
+@pytest.mark.slow
+def test_the_look_at_a_row_compiles_for_sm_90() -> None:
+    fixed = {"N_TILES": 38, "PAD": 64, "HAS_LEFT": True, "HAS_KEPT": True, "num_warps": 1}
+    assert compiled_for_sm_90("draw_kernel", "look_at_row", fixed).stack == 0
