@@ -263,6 +263,17 @@ def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) 
     assert twin.step(ragged(twin), SPECS[name]) < NEAR
 
 
+@pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
+def test_keys_that_all_of_a_tile_see_are_met_as_others(window: int | None) -> None:
+    """Long nodes, so that whole blocks lie before, between and behind those that are masked."""
+    twin = Twin(4, 2)
+    trunk = twin.node(None, 333)
+    leaves = [twin.node(trunk, n) for n in (0, 70, 129)]
+    rows: list[Part] = [(trunk, leaf, n) for leaf, n in zip(leaves, (1, 21, 1), strict=True)]
+    assert twin.step(rows, Spec(0.3, window=window)) < NEAR
+    assert twin.step([(trunk, leaf, 1) for leaf in leaves], Spec(0.3, 2.0, window)) < NEAR
+
+
 def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_CHUNK", 64)
     twin = Twin(4, 1)

@@ -18,7 +18,7 @@ from ..base import Fragment, Fragments, Row
 
 
 class Spec(NamedTuple):
-    """How one layer attends, as its attention module says."""
+    """How one layer attends, as its attention module says. scale: above 0."""
 
     scale: float
     softcap: float | None = None

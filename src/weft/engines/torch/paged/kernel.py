@@ -32,6 +32,78 @@ _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
+@triton.jit
+def meet_keys(
+    acc,
+    top,
+    total,
+    q,
+    position,
+    low,
+    high,
+    slots_at,
+    first,
+    k_ptr,
+    v_ptr,
+    scale,
+    softcap,
+    window,
+    SLOT_KEYS: tl.constexpr,
+    SLOT_VALUES: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    BN: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_OPEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Let a tile of queries meet the keys low … high of an item; return acc, top and total.
+
+    IS_OPEN: all of the queries see all of these keys, which are whole blocks of BN.
+    """
+    d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
+    # Logits are scaled, and made powers of two, by one multiplication as they are shifted.
+    factor = _LOG2E if HAS_CAP else scale * _LOG2E
+    for start in range(low, high, BN):
+        number = start + tl.arange(0, BN)
+        is_key = number < high
+        if IS_OPEN:
+            slot = tl.load(slots_at + number).to(tl.int64)
+        else:
+            slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
+        key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
+        if IS_OPEN and KEY_DIM == KEY_PAD:
+            k = tl.load(key_at)
+        else:
+            k = tl.load(key_at, mask=is_key[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if HAS_CAP:
+            x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E * scale / softcap)) + 1))  # tanh
+        if not IS_OPEN:
+            place = first + number
+            seen = is_key[None, :] & (place[None, :] <= position[:, None])
+            if HAS_WINDOW:
+                seen = seen & (place[None, :] > position[:, None] - window)
+            x = tl.where(seen, x, float("-inf"))
+        higher = tl.maximum(top, tl.max(x, 1) * factor)
+        base = higher if IS_OPEN else tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(x * factor - base[:, None])
+        shrink = tl.exp2(top - base)
+        value_at = v_ptr + (slot * SLOT_VALUES)[:, None] + d_value[None, :]
+        if IS_OPEN and VALUE_DIM == VALUE_PAD:
+            v = tl.load(value_at)
+        else:
+            v = tl.load(value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        total = total * shrink + tl.sum(p, 1)
+        top = higher
+    return acc, top, total
+
+
 @triton.jit(do_not_specialize=["window"])
 def tree_part(
     q_ptr,
@@ -61,8 +133,10 @@ def tree_part(
     PRECISION: tl.constexpr,
 ):
     """Meet the keys of one item with one tile of queries, for one KV head."""
-    kv_head = tl.program_id(1)
-    item = item_ptr + tl.program_id(0) * 8
+    N_KV: tl.constexpr = N_HEADS // GROUP
+    # KV heads first: programs side by side read what lies side by side in a slot.
+    kv_head = tl.program_id(0) % N_KV
+    item = item_ptr + tl.program_id(0) // N_KV * 8
     at, n, first = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     token0, n_rows, m0 = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
     ordinal = tl.load(item + 6)
@@ -79,45 +153,40 @@ def tree_part(
         other=0.0,
     )
 
+    # Keys:  low ── some queries ── open ── all queries see them ── shut ── some queries ── end
     end = tl.minimum(n, tl.max(position, 0) - first + 1)
     low = 0
+    opens = 0
     if HAS_WINDOW:
         oldest = tl.min(tl.where(is_row, position, 1 << 30), 0)
         low = tl.maximum(0, oldest - window + 1 - first)
+        late = tl.maximum(low, tl.max(position, 0) - window + 1 - first)
+        opens = low + tl.cdiv(late - low, BN) * BN
+    shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
+    shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
     acc = tl.zeros([BM, VALUE_PAD], tl.float32)
-    top = tl.full([BM], _HIDDEN, tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    for start in range(low, end, BN):
-        number = start + tl.arange(0, BN)
-        is_key = number < end
-        slot = tl.load(table_ptr + at + number, mask=is_key, other=0).to(tl.int64)
-        key_row = slot * (N_HEADS // GROUP * KEY_DIM) + kv_head * KEY_DIM
-        k = tl.load(
-            k_ptr + key_row[:, None] + d_key[None, :],
-            mask=is_key[:, None] & (d_key < KEY_DIM)[None, :],
-            other=0.0,
-        )
-        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if HAS_CAP:
-            x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E / softcap)) + 1))  # tanh
-        x = x * _LOG2E
-        place = first + number
-        seen = is_key[None, :] & (place[None, :] <= position[:, None])
-        if HAS_WINDOW:
-            seen = seen & (place[None, :] > position[:, None] - window)
-        x = tl.where(seen, x, _HIDDEN)
-        higher = tl.maximum(top, tl.max(x, 1))
-        p = tl.where(seen, tl.exp2(x - higher[:, None]), 0.0)
-        shrink = tl.exp2(top - higher)
-        value_row = slot * (N_HEADS // GROUP * VALUE_DIM) + kv_head * VALUE_DIM
-        v = tl.load(
-            v_ptr + value_row[:, None] + d_value[None, :],
-            mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :],
-            other=0.0,
-        )
-        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
-        total = total * shrink + tl.sum(p, 1)
-        top = higher
+    slots_at = table_ptr + at
+    k_ptr += kv_head * KEY_DIM
+    v_ptr += kv_head * VALUE_DIM
+    if HAS_WINDOW:
+        until = tl.minimum(opens, end)
+        acc, top, total = meet_keys(
+            acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale, softcap,
+            window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
+            HAS_CAP, True, False, PRECISION,
+        )  # fmt: skip
+    acc, top, total = meet_keys(
+        acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale, softcap,
+        window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
+        HAS_CAP, HAS_WINDOW, True, PRECISION,
+    )  # fmt: skip
+    acc, top, total = meet_keys(
+        acc, top, total, q, position, shuts, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
+        window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
+        HAS_CAP, HAS_WINDOW, False, PRECISION,
+    )  # fmt: skip
 
     has_seen = total > 0
     below = tl.where(has_seen, total, 1.0)
@@ -221,7 +290,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
         for n_rows, items in ((NARROW, work.narrow), (WIDE, work.wide)):
             if len(items):
-                tree_part[(len(items), n_kv)](
+                tree_part[(len(items) * n_kv,)](
                     query,
                     keys,
                     values,
