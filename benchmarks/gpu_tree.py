@@ -263,8 +263,8 @@ def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
         loom.grow(n=n, max_tokens=n_new + 2, temperature=1.0)
         return {"ms": ours.step_s(n, n_new) * 1e3}
 
-    def asked(as_torch: bool) -> dict[str, Any]:
-        model = weft.AsyncLM(ours.lm, as_torch=as_torch)
+    def asked(way: dict[str, bool]) -> dict[str, Any]:
+        model = weft.AsyncLM(ours.lm, **way)
 
         async def one(number: int) -> None:
             path = list(ids)
@@ -291,9 +291,8 @@ def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
 
     record.attempt("sampled decode", sampled, callers=n)
     ours.forget()
-    for as_torch in (True, False):
-        job = partial(asked, as_torch)
-        record.attempt("callers", job, callers=n, tokens=n_new, as_torch=as_torch)
+    for way in ({"on_device": True}, {"as_torch": True}, {"as_torch": False}):
+        record.attempt("callers", partial(asked, way), callers=n, tokens=n_new, **way)
         ours.forget()
     ours.lm.close()
 

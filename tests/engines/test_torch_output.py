@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft.engines.torch.output import TorchOutput  # noqa: E402
+import weft  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft.engines.torch.output import TorchOutput, TorchRows  # noqa: E402
+from weft.sampling.metrics import log_softmax  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -35,3 +40,51 @@ def test_kept_rows_keep_their_dtype_and_only_what_is_wanted(
         own = output.logits(index)
         own[:] = 0
         assert np.array_equal(output.logits(index), expected)
+
+
+def test_log_probabilities_are_found_where_the_rows_are() -> None:
+    with torch.inference_mode():
+        kept = TorchOutput(torch.randn(5, 300).bfloat16(), []).keep([1, 4, 2])
+    for number in range(3):
+        want = log_softmax(kept.logits(number))
+        array, tensor = (kept.logprobs(number, on_host=on_host) for on_host in (True, False))
+        np.testing.assert_allclose(array, want, atol=1e-5)
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.dtype == torch.float32
+        assert not tensor.is_inference()  # a program may go on with it in any way
+        array[:] = 0  # the caller's own
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_callers_get_far_rows_without_their_logits_on_the_host(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a card: every answer that nobody had read before is made of what the engine keeps."""
+    contexts = [[5, 9, 40 + i] for i in range(6)] + [[5, 9, 40]]
+    with weft.load(str(shallow()), engine="torch") as lm:
+        near = weft.AsyncLM(lm)
+        want = [row.numpy() for row in near.batch_next_token_logprobs_sync(contexts)]
+        near.clear_cache()
+        lm.engine.info = replace(lm.engine.info, far_rows=True)
+        model = weft.AsyncLM(lm, on_device=on_device)
+        with monkeypatch.context() as patch:
+            patch.setattr(TorchRows, "logits", lambda self, number: pytest.fail("it was fetched"))
+
+            async def ask() -> list[torch.Tensor]:
+                return await asyncio.gather(*map(model.next_token_logprobs, contexts))
+
+            single = asyncio.run(ask())
+            again = model.next_token_logprobs_sync(contexts[2])
+            together = model.batch_next_token_logprobs_sync(contexts)
+            depths = model.prefix_logprobs_sync(contexts[0])
+            tops = model.batch_top_logprobs_sync(contexts[:2], 3)
+        for row, expected in zip(single, want, strict=True):
+            np.testing.assert_allclose(row.numpy(), expected, atol=1e-5)
+        np.testing.assert_allclose(again.numpy(), want[2], atol=1e-5)
+        np.testing.assert_allclose(together.numpy(), np.stack(want), atol=1e-5)
+        np.testing.assert_allclose(depths.numpy()[-1], want[0], atol=1e-5)
+        assert tops.ids.tolist()[0][0] == int(want[0].argmax())
+        # A row that came to the host for somebody else is as good.
+        weft.Loom(lm, contexts[1]).next(1)
+        mixed = model.batch_next_token_logprobs_sync(contexts[:3])
+        np.testing.assert_allclose(mixed.numpy(), np.stack(want[:3]), atol=1e-5)

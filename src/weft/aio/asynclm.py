@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import whole_number
+from ..engines.base import HostRows, KeptRow
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow, ForwardError
 from ..kv.place import Place
 from ..lm import LM
@@ -272,7 +273,7 @@ class AsyncLM(AbstractAsyncLM):
         place = self._place(token_ids, lora_name)
         if self.strict:
             return self._given((await self._exact.arows([place]))[0])
-        ((row,),) = await self._aread([read_of(place)])
+        ((row,),) = await self._aread([self._read_of(place)])
         return self._given(row)
 
     def next_token_logprobs_sync(
@@ -282,7 +283,7 @@ class AsyncLM(AbstractAsyncLM):
         place = self._place(token_ids, lora_name)
         if self.strict:
             return self._given(self._exact.rows([place])[0])
-        ((row,),) = self._read([read_of(place)])
+        ((row,),) = self._read([self._read_of(place)])
         return self._given(row)
 
     async def batch_next_token_logprobs(
@@ -361,9 +362,31 @@ class AsyncLM(AbstractAsyncLM):
         self, paths: Iterable[tuple[list[int], Sequence[int]]], lora_name: str | None
     ) -> list[Extend]:
         return [
-            Extend(self.lm.place(ids, namespace=lora_name), (), tuple(map(Logits, depths)))
-            for ids, depths in paths
+            self._read_of(self.lm.place(ids, namespace=lora_name), *depths) for ids, depths in paths
         ]
+
+    def _read_of(self, place: Place, *depths: int) -> Extend:
+        """Ask for the logits at a place, or at depths before it, computing what is missing."""
+        is_far = self.lm.info.far_rows
+        wants = tuple(Logits(depth, lent=is_far) for depth in depths or (place.depth,))
+        return Extend(place, (), wants)
+
+    def _rows_of(self, ticket: Ticket) -> list[Floats]:
+        """Return the log-probabilities of a read's answers."""
+        try:
+            return [self._logprobs(answer) for answer in ticket.result()]
+        except Cancelled as error:
+            raise BatchAbandoned("the query was reset before it was answered") from error
+
+    def _logprobs(self, answer: Any) -> Any:
+        """Return those of raw logits [V], or of a row where an engine keeps it: on its device
+        where they are wanted there.
+        """
+        if not isinstance(answer, KeptRow):
+            return log_softmax(answer)
+        if isinstance(answer.rows, HostRows):
+            return log_softmax(answer.logits())
+        return answer.rows.logprobs(answer.number, on_host=self._device is None)
 
     async def _aread(self, reads: list[Extend]) -> list[list[Floats]]:
         """Return the rows of each read. With a batch_size, that many are in flight at most."""
@@ -373,7 +396,7 @@ class AsyncLM(AbstractAsyncLM):
         tickets = await self.lm.asubmit(reads)
         self._waiting.update(tickets)
         await self.lm.adrive(tickets)
-        return [rows_of(ticket) for ticket in tickets]
+        return [self._rows_of(ticket) for ticket in tickets]
 
     async def _agated(self, gate: asyncio.Semaphore, reads: list[Extend]) -> list[list[Floats]]:
         async def one(read: Extend) -> list[Floats]:
@@ -381,7 +404,7 @@ class AsyncLM(AbstractAsyncLM):
                 (ticket,) = await self.lm.asubmit([read])
                 self._waiting.add(ticket)
                 await self.lm.adrive([ticket])
-                return rows_of(ticket)
+                return self._rows_of(ticket)
 
         return list(await asyncio.gather(*map(one, reads)))
 
@@ -392,7 +415,7 @@ class AsyncLM(AbstractAsyncLM):
             tickets = self.lm.submit(reads[at : at + size])
             self._waiting.update(tickets)
             self.lm.drive(tickets)
-            answers += map(rows_of, tickets)
+            answers += map(self._rows_of, tickets)
         return answers
 
     # Sampling ---------------------------------------------------------------------------------
@@ -500,7 +523,10 @@ class AsyncLM(AbstractAsyncLM):
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return number
 
-    def _given(self, values: NDArray[Any]) -> Any:
+    def _given(self, values: Any) -> Any:
+        """Return an array as what is asked for; what is a tensor on the device already is that."""
+        if not isinstance(values, np.ndarray):
+            return values
         as_torch = self._as_torch
         if as_torch is None:
             as_torch = known_token_class() is not None
@@ -514,7 +540,11 @@ class AsyncLM(AbstractAsyncLM):
     def _stacked(self, rows: Sequence[Floats]) -> Any:
         if not rows:
             return self._given(np.zeros((0, self.lm.info.n_vocab), dtype=np.float32))
-        return self._given(np.stack(rows))
+        if all(isinstance(row, np.ndarray) for row in rows):
+            return self._given(np.stack(rows))
+        import torch
+
+        return torch.stack([torch.as_tensor(row, device=self._device) for row in rows])
 
 
 class Paths:
@@ -551,19 +581,6 @@ def every_depth(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
     """Return a context, and the depths of all its prefixes."""
     ids = checked_ids(token_ids)
     return ids, range(1, len(ids) + 1)
-
-
-def read_of(place: Place) -> Extend:
-    """Ask for the logits at a place, computing what is missing before it."""
-    return Extend(place, (), (Logits(place.depth),))
-
-
-def rows_of(ticket: Ticket) -> list[Floats]:
-    """Return the log-probabilities of a read's answers."""
-    try:
-        return [log_softmax(logits) for logits in ticket.result()]
-    except Cancelled as error:
-        raise BatchAbandoned("the query was reset before it was answered") from error
 
 
 def known_token_class() -> Any:

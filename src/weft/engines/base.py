@@ -114,6 +114,8 @@ class EngineInfo:
     not count against the `n_batch` of an LM: as many of them as this step in each forward, and up
     to `n_batch` others beside them. None: an LM's `n_batch` is the bound of all.
     owner_thread: every call must come from the thread that made the first one.
+    far_rows: rows that `Output.keep` gives lie on a device of their own, where their
+    log-probabilities are found sooner than on the host: see `KeptRows.logprobs`.
     n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
     files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
     abilities: what it can do with this model. temperature_first: its native runs divide by the
@@ -144,6 +146,7 @@ class EngineInfo:
     overlap: bool = False
     step_tokens: int | None = None
     owner_thread: bool = False
+    far_rows: bool = False
     n_embd: int = 0
     pooling: Pooling | None = None
     abilities: Abilities = Abilities()
@@ -333,6 +336,15 @@ class KeptRows(ABC):
 
         Waits. Any thread may call, also while a step runs.
         """
+
+
+    def logprobs(self, number: int, *, on_host: bool) -> Any:
+        """Log-probabilities of entry `number`: float32 [V], nats, the caller's own.
+
+        Of engines with `far_rows` alone. on_host: an array; else a tensor of the engine's library,
+        left on its device. Waits for what comes to the host. Any thread may call.
+        """
+        raise Unsupported("rows of this engine have their log-probabilities found on the host")
 
 
 class KeptRow(NamedTuple):

@@ -146,6 +146,8 @@ def _answer(want: Any, need: Need, desk: Desk) -> Any:
     if isinstance(want, Scores):
         return join_scores(answers)
     lent: LentRow = answers[0]
+    if want.lent:
+        return lent.at
     return lent.row if want.kept else desk.rows.read_lent(lent)
 
 

@@ -319,6 +319,7 @@ class TorchEngine(ModelEngine):
             device=str(self._device),
             overlap=self._device.type == "cuda",
             step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
+            far_rows=self._device.type == "cuda",
             n_embd=n_embd,
             abilities=OWN["torch"],
             extra=self._extra,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,12 @@ class TorchRows(KeptRows):
     def logits(self, number: int) -> NDArray[np.float32]:
         """Return a row on the host: float32 [V], perhaps the tensor's own memory. Waits."""
         return _on_host(self.tensor[self.place(number)])
+
+    def logprobs(self, number: int, *, on_host: bool) -> Any:
+        """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device."""
+        with torch.no_grad():
+            row = self.tensor[self.place(number)].float().log_softmax(-1)
+            return row.cpu().numpy() if on_host else row
 
 
 class TorchOutput(Output):
