@@ -285,6 +285,16 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     assert len(work.narrow) > 0
 
 
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 4, device=DEVICE)])
+def test_more_parts_than_are_merged_at_once(sinks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(4, 2)
+    trunk, other = twin.node(None, 1100), twin.node(None, 5)
+    parts: list[Part] = [(trunk, twin.node(trunk, 0), 1), (other, None, 1), (trunk, None, 2)]
+    assert twin.step(parts, Spec(0.3, sinks=sinks)) < NEAR
+    assert twin.memory._plan.work(2).n_parts > 3 * 17
+
+
 def test_parts_are_merged_where_that_takes_many_programs() -> None:
     twin = Twin(16, 4)
     trunk = twin.node(None, 5)
@@ -576,8 +586,9 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
 @pytest.mark.parametrize("size", [128, 256])
 def test_the_merge_fills_a_processor(size: int) -> None:
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
-    fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": 8, "HAS_SINKS": True}
-    made = compiled_for_sm_90("paged.kernel", "tree_merge", {**fixed, "num_warps": 2})
+    fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": 1, "BP": 16}
+    fixed |= {"HAS_SINKS": True, "num_warps": 2}
+    made = compiled_for_sm_90("paged.kernel", "tree_merge", fixed)
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 

@@ -337,7 +337,6 @@ class KeptRows(ABC):
         Waits. Any thread may call, also while a step runs.
         """
 
-
     def logprobs(self, number: int, *, on_host: bool) -> Any:
         """Log-probabilities of entry `number`: float32 [V], nats, the caller's own.
 

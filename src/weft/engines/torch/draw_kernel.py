@@ -125,7 +125,7 @@ def look_at_tile(
     tl.store(best_ptr + sampler * N_TILES + tile, tl.where(best > float("-inf"), winner, -1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_samplers"])
 def look_at_row(
     raw_ptr,
     left_ptr,

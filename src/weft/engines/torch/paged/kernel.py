@@ -26,8 +26,8 @@ from ..memory import Spec
 NARROW, WIDE = 16, 64
 ITEM_FIELDS = 8
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
-_MERGED_ROWS = 8
-_INTERPRETED_ROWS = 1024  # the interpreter runs programs one after the other
+_MERGED_ROWS, _MERGED_PARTS = 1, 16  # of a program, at once
+_INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -212,9 +212,13 @@ def tree_merge(
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
     BM: tl.constexpr,
+    BP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Make one output of the parts of each of some rows, token by token and head by head."""
+    """Make one output of the parts of each of some rows, token by token and head by head.
+
+    So many parts are read at once: one after the other would wait for memory each time.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     is_row = m < n_tokens * N_HEADS
     token, head = m // N_HEADS, m % N_HEADS
@@ -227,19 +231,20 @@ def tree_merge(
     if HAS_SINKS:  # a key without a value
         top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
         total += 1.0
-    for number in range(tl.max(end - first, 0)):
-        is_part = first + number < end
-        row = (first + number).to(tl.int64) * N_HEADS + head
+    for start in range(0, tl.max(end - first, 0), BP):
+        number = first[:, None] + start + tl.arange(0, BP)[None, :]
+        is_part = number < end[:, None]
+        row = number.to(tl.int64) * N_HEADS + head[:, None]
         lse = tl.load(lse_ptr + row, mask=is_part, other=_HIDDEN)
-        higher = tl.maximum(top, lse)
-        weight, shrink = tl.exp2(lse - higher), tl.exp2(top - higher)
+        higher = tl.maximum(top, tl.max(lse, 1))
+        weight, shrink = tl.exp2(lse - higher[:, None]), tl.exp2(top - higher)
         found = tl.load(
-            part_ptr + row[:, None] * VALUE_DIM + d[None, :],
-            mask=is_part[:, None] & (d < VALUE_DIM)[None, :],
+            part_ptr + row[:, :, None] * VALUE_DIM + d[None, None, :],
+            mask=is_part[:, :, None] & (d < VALUE_DIM)[None, None, :],
             other=0.0,
         )
-        acc = acc * shrink[:, None] + found * weight[:, None]
-        total = total * shrink + weight
+        acc = acc * shrink[:, None] + tl.sum(found * weight[:, :, None], 1)
+        total = total * shrink + tl.sum(weight, 1)
         top = higher
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(
@@ -328,6 +333,7 @@ def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
         BM=n_rows,
+        BP=_MERGED_PARTS,
         HAS_SINKS=sinks is not None,
         num_warps=2,
     )
