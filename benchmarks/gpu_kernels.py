@@ -1,9 +1,12 @@
-"""Tree attention on a card, alone: beside a plain softmax over every path, and its time.
+"""The kernels on a card, alone: beside what they stand for, and their time.
 
-Head sizes, windows, caps, sinks, groups and dtypes over one small tree, whose rows each have their
-path gathered and attended by PyTorch in float32; then the trees of `gpu_tree` in bfloat16, one
-layer: whether they agree, milliseconds a layer, and what share of the card's measured copy rate the
-reads of the unique KV are.
+  tree    the trees of `gpu_tree` in bfloat16, one layer: milliseconds, and what share of the card's
+          measured copy rate the reads of the unique KV are
+  kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
+  draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
+
+Rows of attention each have their path gathered and attended by PyTorch in float32, drawn tokens are
+those of the NumPy reference: an error is a figure that failed.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ from gpu_model import Record, Shape, copy_rate, device, timed, tree_rows, trees
 from torch import Tensor
 
 from weft.engines.base import Row
+from weft.engines.torch.draws import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Spec
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory
+from weft.sampling.params import SamplingParams
+from weft.sampling.rng import stream_of
+from weft.sampling.sampler import Chain, DrawBatch, Sampler
 
 # Largest error of an output, whose numbers are near one.
 NEAR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -123,6 +130,44 @@ def check(case: Case, shape: Shape, *, most: int = 1 << 20, least_s: float = 0.2
     return {"worst": worst, "ms": seconds * 1e3}
 
 
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature 0.8": {"temperature": 0.8},
+    "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "top_k 40, top_p 0.95": {"top_k": 40, "top_p": 0.95},
+    "min_p 0.05": {"min_p": 0.05},
+}
+FLAT = 0.6  # deviation of a random model's logits
+
+
+@torch.inference_mode()
+def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
+    """Draw n tokens by one rule, by kernels and by operations; see which rows the reference draws
+    otherwise.
+    """
+    n_vocab = 5000 if dry else 128256
+    random = torch.Generator(device()).manual_seed(n)
+    shape = (n, n_vocab)
+    made = torch.randn(shape, device=device(), generator=random) * FLAT
+    logits = made if dry else made.bfloat16()
+    params = SamplingParams(**RULES[rule])
+    samplers = [Sampler(params, stream_of(1, (i,))) for i in range(n)]
+    batch = DrawBatch(np.arange(n), Chain(samplers), np.full(n, 7, np.uint64))
+    figures: dict[str, Any] = {}
+    some = min(n, 16)
+    few = DrawBatch(batch.rows[:some], Chain(samplers[:some]), batch.positions[:some])
+    want = few.on_host(logits[:some].float().cpu().numpy())
+    for name, has_kernels in (("kernels", True), ("operations", False)):
+        drawer = Drawer(device(), kernels=has_kernels)
+        got = drawer.draw(logits, batch).result()
+        figures[f"{name}_ms"] = timed(partial(drawer.draw, logits, batch), 0.05) * 1e3
+        n_others = int((got.ids[:some] != want.ids).sum())
+        off = float(np.abs(got.logprobs[:some] - want.logprobs).max())
+        if n_others or not off < 1e-3:
+            raise AssertionError(f"by {name} {n_others} of {some} differ, logprobs by {off:.3g}")
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
@@ -140,6 +185,10 @@ def main() -> None:
 
     for name, shape in trees(dry=dry).items():
         record.attempt("tree", partial(one, shape), tree=name)
+
+    for rule in RULES:
+        for n in (1, 3) if dry else (1, 64, 512):
+            record.attempt("draw", partial(draw, rule, n, dry=dry), rule=rule, rows=n)
 
     small = Shape((1, 3), (40, 5)) if dry else Shape((1, 4, 12), (300, 70, 9))
     for case in cases(dry=dry):

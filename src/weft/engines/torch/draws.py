@@ -102,9 +102,10 @@ class Drawer:
     """
 
     def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
-        """kernels: draw by those of Triton; None: where there is CUDA and Triton is installed."""
+        """kernels: draw by those of Triton; None: where there are CUDA and Triton."""
         self._device = device
-        self._kernels = _kernels() if kernels or kernels is None and device.type == "cuda" else None
+        has_kernels = device.type == "cuda" if kernels is None else kernels
+        self._kernels = _kernels() if has_kernels else None
         self._passes = TorchPasses()
         self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
 
