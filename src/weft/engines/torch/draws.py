@@ -128,6 +128,11 @@ class Drawer:
         logits: [R, V], raw, of any float dtype.
         Raises: ConfigError for a biased or counted token outside of the vocabulary.
         """
+        return TorchDraws(self.packed(logits, batch))
+
+    @torch.inference_mode()
+    def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:
+        """Draw as `draw` does, and leave what is drawn on the device: see `pack`."""
         chain = batch.chain
         seated = self._seated.get(chain)
         if seated is None:
@@ -139,11 +144,9 @@ class Drawer:
             for seats, place in zip(seated.blocks, seated.places, strict=True)
         ]
         if not drawn:
-            n_figures = 3 if batch.kept else 2
-            return TorchDraws(
-                torch.zeros((1 + n_figures, 0), dtype=torch.int64, device=self._device)
-            )
-        return TorchDraws(drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1))
+            shape = (4 if batch.kept else 3, 0)
+            return torch.zeros(shape, dtype=torch.int64, device=self._device)
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1)
 
     def _of_block(self, logits: Tensor, seats: Seats, place: Place, *, kept: bool) -> Tensor:
         if self._kernels is None:
