@@ -370,7 +370,6 @@ def weigh_next(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    HAS_K: tl.constexpr,
 ):
     """Add up, by the next digit, what has the bits found so far of top-p's edge.
 
@@ -392,14 +391,12 @@ def weigh_next(
     ids = tile * TILE + tl.arange(0, TILE)
     y = _tile(logits_ptr, rows_ptr, allowed_ptr, stride, n_words, n_vocab, ids, HAS_MASK)
     falling = _falling(y, WIDTH)
-    is_left = y > _NONE
-    if HAS_K:
-        is_left = is_left & (falling.to(tl.int64) < tl.load(first + _EDGE))
+    # What top-k dropped is less likely than the edge: it is added up behind it, and nobody asks.
     if LEFT == 0:
-        _count(record, falling, prefix, is_left, LEFT, N)
+        _count(record, falling, prefix, y > _NONE, LEFT, N)
     else:
         weights = _weight(y, top, scale)
-        inside = is_left & (((falling >> LEFT) // N) == prefix.to(tl.uint32)) & (weights > 0)
+        inside = (((falling >> LEFT) // N) == prefix.to(tl.uint32)) & (weights > 0)
         tl.atomic_add(record + ((falling >> LEFT) & (N - 1)), weights, mask=inside, sem="relaxed")
 
 
