@@ -34,13 +34,14 @@ class Part(NamedTuple):
 
 
 PARTS = [
-    Part("kernels", ["gpu_kernels.py"], 70),
+    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 70),
     Part("trees", ["gpu_tree.py", "--parts", "trees"], 150),
     Part("laws", ["gpu_laws.py", "--parts", "truth"], 50),
-    Part("contract", ["gpu_laws.py", "--parts", "contract"], 80),
+    Part("contract", ["gpu_laws.py", "--parts", "contract"], 70),
+    Part("draws", ["gpu_kernels.py", "--parts", "draws"], 35),
     Part("prefill", ["gpu_tree.py", "--parts", "prefill"], 40),
     Part("callers", ["gpu_tree.py", "--parts", "callers"], 45),
-    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 85),
+    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 60),
 ]
 TOTAL_S = 525.0
 LOST = 75  # of a part whose process the card answers no more, as after a wrong address
@@ -57,7 +58,7 @@ def run(part: Part, limit: float, options: argparse.Namespace) -> dict[str, Any]
             command += ["--seconds", str(limit - 5)]
         if options.dry:
             command.append("--dry")
-        if part.name != "kernels":
+        if part.command[0] != "gpu_kernels.py":
             command += [word for pair in options.option for word in ("--option", *pair)]
         told = _ended(command, limit, options)
         while told.get("code") == LOST and (left := limit - (time.monotonic() - began)) > 10:

@@ -135,7 +135,6 @@ RULES: dict[str, dict[str, Any]] = {
     "temperature 0.8": {"temperature": 0.8},
     "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
     "top_k 40, top_p 0.95": {"top_k": 40, "top_p": 0.95},
-    "min_p 0.05": {"min_p": 0.05},
 }
 FLAT = 0.6  # deviation of a random model's logits
 
@@ -171,12 +170,7 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
-    parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
-    options = parser.parse_args()
-    record, dry = Record(options.json), options.dry
+def run_attention(record: Record, *, dry: bool) -> None:
     rate = record.attempt("copy", lambda: {"bytes_s": copy_rate(dry=dry)})
     llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
 
@@ -189,14 +183,30 @@ def main() -> None:
     for name, shape in trees(dry=dry).items():
         record.attempt("tree", partial(one, shape), tree=name)
 
-    for rule in RULES:
-        for n in (1, 3) if dry else (1, 64, 512):
-            record.attempt("draw", partial(draw, rule, n, dry=dry), rule=rule, rows=n)
-
     small = Shape((1, 3), (40, 5)) if dry else Shape((1, 4, 12), (300, 70, 9))
     for case in cases(dry=dry):
         named = {"case": case.name, "dtype": str(case.dtype).removeprefix("torch.")}
         record.attempt("kernel", partial(check, case, small, least_s=0.02), **named)
+
+
+def run_draws(record: Record, *, dry: bool) -> None:
+    for rule in RULES:
+        for n in (1, 3) if dry else (1, 64, 512):
+            record.attempt("draw", partial(draw, rule, n, dry=dry), rule=rule, rows=n)
+
+
+PARTS = {"attention": run_attention, "draws": run_draws}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
+    parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
+    options = parser.parse_args()
+    record = Record(options.json)
+    for part in options.parts:
+        PARTS[part](record, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def test_a_draw_without_rows_launches_nothing() -> None:
 
 
 def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Temperature, greedy and masks make nothing as large as the logits."""
+    """Temperature, greedy, filters and masks make nothing as large as the logits."""
     seen: list[draw_kernel.Chances] = []
     whole = draw_kernel.draw_tokens
 
@@ -153,9 +153,9 @@ def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(draw_kernel, "draw_tokens", noted)
     logits = torch.randn((3, 300), device=DEVICE)
     samplers = [
-        Sampler(SamplingParams(temperature=0.8), 1),
+        Sampler(SamplingParams(temperature=0.8, top_p=0.9), 1),
         Sampler(SamplingParams(temperature=0), 2),
-        Sampler(SamplingParams(), 3, allowing([7, 9, 200], 300)),
+        Sampler(SamplingParams(top_k=5, min_p=0.1), 3, allowing([7, 9, 200], 300)),
     ]
     batch = DrawBatch(np.array([2, 0, 0]), Chain(samplers), np.zeros(3, np.uint64))
     drawer().draw(logits, batch)
@@ -163,6 +163,7 @@ def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch)
     assert chances.raw is logits
     assert chances.left is None
     assert chances.allowed is not None
+    assert chances.edges is not None
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_texts_of_kernels_are_those_of_the_host(
 def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None:
     """Without a card: nothing spills, and two programs share a processor."""
     fixed = {"N_VOCAB": 128256, "N_TILES": 32, "num_warps": 8}
-    fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_KEPT"), has_all)
+    fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_EDGE", "HAS_KEPT"), has_all)
     made = compiled_for_sm_90("draw_kernel", "look_at_tile", fixed, raw_ptr=dtype)
     assert made.stack == 0
     assert made.registers <= 128

@@ -23,7 +23,7 @@ from weft.engines.torch.paged import kernel  # noqa: E402
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 DEVICE = torch.device("cpu") if kernel.is_interpreted() else torch.device("cuda")
 # So near to top-p's share rounding may decide: weights are float32, a 2**40th at least.
 NEAR = 1e-5

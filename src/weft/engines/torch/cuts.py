@@ -52,21 +52,16 @@ def _penalised(logits: Tensor, seats: Seats, seen: Tensor) -> Tensor:
     return logits.scatter(1, ids, torch.where(counts < 0, given, pushed.clamp(max=_HUGE)))
 
 
-def left(logits: Tensor, seats: Seats) -> Tensor:
-    """Return logits [B, V], -inf for what the filters drop; themselves where there are none.
+def left_of_typical(logits: Tensor, seats: Seats) -> Tensor:
+    """Return logits, -inf for what filters drop of the rows that ask for typical_p.
 
     logits: float32 [B, V], edited; not modified.
     """
-    out = logits
-    if seats.wide is not None and (seats.nucleus is not None or seats.lowest):
-        rows = seats.wide.rows
-        out = put(out, rows, left_of_wide(some(logits, rows), seats))
-    for rank in seats.ranked:
-        few = some(logits, rank.rows)
-        ids, heights, _ = ranking(few, seats, rank.rows, rank.depth)
-        values = few.gather(1, ids).masked_fill(heights.isneginf(), -torch.inf)
-        out = put(out, rank.rows, torch.full_like(few, -torch.inf).scatter(1, ids, values))
-    return out
+    rows = seats.typical
+    few = some(logits, rows)
+    ids, heights, _ = ranking(few, seats, rows, logits.shape[1])
+    values = few.gather(1, ids).masked_fill(heights.isneginf(), -torch.inf)
+    return put(logits, rows, torch.full_like(few, -torch.inf).scatter(1, ids, values))
 
 
 def left_of_wide(logits: Tensor, seats: Seats) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ...sampling.metrics import MEMBERS
 from ...sampling.sampler import BROKEN, NOTHING
 from . import cuts
+from .edges import Edges, find_edges
 from .seats import Place, Seats
 
 _SQUARE = tl.constexpr(MEMBERS * MEMBERS)
@@ -62,6 +63,8 @@ def look_at_tile(
     row_ptr,
     left_row_ptr,
     allowed_ptr,
+    least_ptr,
+    last_ptr,
     key_ptr,
     greedy_ptr,
     early_ptr,
@@ -75,6 +78,7 @@ def look_at_tile(
     N_TILES: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_MASK: tl.constexpr,
+    HAS_EDGE: tl.constexpr,
     HAS_KEPT: tl.constexpr,
 ):
     """Find a tile's moments, and the token of it that its sampler would draw."""
@@ -104,6 +108,10 @@ def look_at_tile(
     if HAS_MASK:
         word = tl.load(allowed_ptr + sampler * n_words + ids // 32, mask=inside, other=0)
         left = tl.where((word >> (ids % 32)) & 1 != 0, left, float("-inf"))
+    if HAS_EDGE:
+        least, last = tl.load(least_ptr + sampler), tl.load(last_ptr + sampler)
+        is_kept = (left > least) | ((left == least) & (ids <= last))
+        left = tl.where(is_kept, left, float("-inf"))
     top = tl.max(left)
     tl.store(out + 3 * N_TILES, top)
     top = tl.where(top > float("-inf"), top, 0.0)
@@ -208,9 +216,9 @@ class Chances(NamedTuple):
     """What B samplers draw from, and by.
 
     raw: [R, V] of any float dtype, rows: int64 [B], the row of each. left: [L, V] and left_rows:
-    the logits after edits and filters, -inf for what is gone; None: the raw ones. allowed: int32
-    [B, words], a bit a token. keys: int64 [B]; greedy: int32 [B]; early, late: float64 [B]: see
-    `Seats`.
+    the logits after edits, -inf for what is gone; None: the raw ones. allowed: int32 [B, words], a
+    bit a token. edges: where filters cut what is left and allowed. keys: int64 [B]; greedy: int32
+    [B]; early, late: float64 [B]: see `Seats`.
     """
 
     raw: Tensor
@@ -222,16 +230,25 @@ class Chances(NamedTuple):
     left: Tensor | None = None
     left_rows: Tensor | None = None
     allowed: Tensor | None = None
+    edges: Edges | None = None
 
     @classmethod
     def of(cls, logits: Tensor, place: Place, seats: Seats) -> Chances:
         """Put together what some samplers draw from. logits: [R, V]."""
         by = (seats.keys, seats.is_greedy, seats.early, seats.late)
-        if not (seats.is_edited or seats.is_filtered):
-            return cls(logits, place.rows, *by, allowed=seats.allowed)
-        left = cuts.left(cuts.edited(place.of(logits).float(), seats), seats)
-        every = torch.arange(len(left), device=left.device)
-        return cls(logits, place.rows, *by, left=left, left_rows=every)
+        left, rows, allowed = logits, place.rows, seats.allowed
+        is_edited = seats.is_edited or seats.typical is not None
+        if is_edited:
+            left, allowed = cuts.edited(place.of(logits).float(), seats), None
+            rows = torch.arange(len(left), device=left.device)
+        if seats.typical is not None:
+            left = cuts.left_of_typical(left, seats)
+        edges = None
+        if seats.cut:
+            edges = find_edges(left, rows, seats.early, allowed=allowed, **seats.cut)
+        if not is_edited:
+            return cls(logits, place.rows, *by, allowed=allowed, edges=edges)
+        return cls(logits, place.rows, *by, left=left, left_rows=rows, edges=edges)
 
 
 def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
@@ -259,6 +276,7 @@ def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
             chances.rows,
             left_rows,
             best if chances.allowed is None else chances.allowed,
+            *((moments, chances.rows) if chances.edges is None else chances.edges),
             *by,
             moments,
             best,
@@ -269,6 +287,7 @@ def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
             N_TILES=n_tiles,
             HAS_LEFT=has_left,
             HAS_MASK=chances.allowed is not None,
+            HAS_EDGE=chances.edges is not None,
             HAS_KEPT=kept,
             num_warps=8,
         )

@@ -21,6 +21,8 @@ from .noise import keys_of
 
 # The filters that there are tensors for. A row that asks for another one is drawn for on the host.
 KNOWN_FILTERS = frozenset(("top_k", "typical_p", "top_p", "min_p"))
+# Those that leave what lies above an edge, and where they are off.
+EDGES = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 # Rows that ask for more of the likeliest than this have all of their tokens ranked.
 _DEEPEST = 2048
 _NO_ENTRY = -1
@@ -68,6 +70,9 @@ class Seats:
     streams: int64 [B], the bits of uint64. early, late, filters: as `SamplingArrays`, float64 [B]
     and by name. repetition, presence, frequency: float32 [B].
     bias_ids, bias: int64 and float32 [B, P], padded with 0 for token 0; None where no row has any.
+    cut: the filters that leave what lies above an edge, by name, [B]: those that any row asks for.
+    typical: rows that ask for the one that does not, int64 [n]: all of their filters are left out
+    of `cut`, as those of greedy rows are.
     is_greedy: int32 [B], 1 for rows that take the largest logit; greedy: the same rows. wide: rows
     whose filters, if any, need no order but of the value; nucleus: those among the wide, numbered
     there, that ask for top-p. ranked: the rest. lowest: whether a wide row asks for min-p.
@@ -89,6 +94,8 @@ class Seats:
     frequency: Tensor
     bias_ids: Tensor | None
     bias: Tensor | None
+    cut: dict[str, Tensor]
+    typical: Tensor | None
     greedy: Rank | None
     wide: Rank | None
     nucleus: Rank | None
@@ -110,8 +117,8 @@ class Seats:
         deep = np.zeros(len(samplers), dtype=bool)  # ranked, and all of it
         top_k = arrays.filters["top_k"]
         near = (top_k > 0) & (top_k <= min(_DEEPEST, n_vocab))
-        if "typical_p" in arrays.asked:
-            deep |= arrays.asked["typical_p"]
+        typical = arrays.asked.get("typical_p", deep) & ~arrays.greedy
+        deep |= typical
         deep |= top_k > 0
         deep &= ~(near | arrays.greedy)
         near &= ~arrays.greedy
@@ -136,6 +143,8 @@ class Seats:
             frequency=upload(arrays.frequency, device),
             bias_ids=None if bias_ids is None else upload(bias_ids, device),
             bias=None if bias is None else upload(bias, device),
+            cut={name: upload(values, device) for name, values in _cut(arrays).items()},
+            typical=upload(np.flatnonzero(typical), device) if typical.any() else None,
             greedy=_rank(arrays.greedy, device),
             wide=_rank(wide, device),
             nucleus=_rank(mass, device) if mass.any() else None,
@@ -147,10 +156,6 @@ class Seats:
     def is_edited(self) -> bool:
         """Whether tokens have other logits than the model's, beside those that are banned."""
         return self.bias is not None or self.seen is not None
-
-    @property
-    def is_filtered(self) -> bool:
-        return bool(self.ranked) or self.nucleus is not None or self.lowest
 
     def place(self, positions: NDArray[np.uint64]) -> None:
         """Write the keys of the tokens to be drawn at uint64 [B] positions.
@@ -223,6 +228,12 @@ def _rank(wanted: NDArray[np.bool_], device: torch.device, depth: int = 0) -> Ra
     if not len(rows):
         return None
     return Rank(None if len(rows) == len(wanted) else upload(rows, device), depth)
+
+
+def _cut(arrays: SamplingArrays) -> dict[str, NDArray[Any]]:
+    other = arrays.greedy | arrays.asked.get("typical_p", np.zeros_like(arrays.greedy))
+    found = {name: np.where(other, off, arrays.filters[name]) for name, off in EDGES.items()}
+    return {name: values for name, values in found.items() if (values != EDGES[name]).any()}
 
 
 def _padded_bias(
