@@ -121,16 +121,17 @@ def look_at_tile(
     heights = (left - top) * (1 / (early * late)).to(tl.float32)
     if HAS_KEPT:
         tl.store(out + 4 * N_TILES, tl.sum(tl.exp(heights)))
-    score = left
+    # Tokens arrive at a rate of exp(height), and the first one is drawn: largest height and noise.
+    arrival = tl.where(left == top, 0.0, float("inf"))
     if tl.load(greedy_ptr + sampler) == 0:
         words = splitmix(key, (tile * _SIDE + group).to(tl.uint64))
         first = times_of(words, tl.float32) / _SIDE
         later = times_of(splitmix(key, ids.to(tl.uint64) + 4294967296), tl.float32)
         is_first = (words % _SIDE).to(tl.int32) == member
-        score = heights - tl.log(tl.where(is_first, first, first + later))
-    best = tl.max(score)
-    winner = tl.min(tl.where(score == best, ids, _NO_TOKEN))
-    tl.store(best_ptr + sampler * N_TILES + tile, tl.where(best > float("-inf"), winner, -1))
+        arrival = tl.where(is_first, first, first + later) * tl.exp(-heights)
+    soonest = tl.min(arrival)
+    winner = tl.min(tl.where(arrival == soonest, ids, _NO_TOKEN))
+    tl.store(best_ptr + sampler * N_TILES + tile, tl.where(soonest < float("inf"), winner, -1))
 
 
 @triton.jit(do_not_specialize=["n_samplers"])
