@@ -166,6 +166,32 @@ def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch)
     assert chances.edges is not None
 
 
+def test_where_kernels_do_not_run_operations_draw(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a machine without a C compiler, which Triton asks for at its first launch."""
+
+    def fails(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler.\nSet CC")
+
+    logits = np.random.default_rng(2).standard_normal((3, 200)).astype(np.float32)
+    chain = Chain([Sampler(SamplingParams(), i) for i in range(3)])
+    batch = DrawBatch(np.arange(3), chain, np.zeros(3, np.uint64))
+    want = batch.on_host(logits).ids
+    drawer_without = drawer()
+    with monkeypatch.context() as patch:
+        patch.setattr(draw_kernel, "draw_tokens", fails)
+        assert np.array_equal(drawer_without.draw(there(logits), batch).result().ids, want)
+    assert np.array_equal(drawer_without.draw(there(logits), batch).result().ids, want)
+    assert len(caplog.messages) == 1
+    assert "Failed to find C compiler" in caplog.text
+    drawer_with = drawer()
+    drawer_with.draw(there(logits), batch)
+    monkeypatch.setattr(draw_kernel, "draw_tokens", fails)
+    with pytest.raises(RuntimeError):  # what has run is no question of the machine
+        drawer_with.draw(there(logits), batch)
+
+
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let engines draw by kernels; what they drew."""

@@ -11,6 +11,7 @@ in 64 for coming before the winner, whatever the logits: the odds are 1e-14 a dr
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ForwardError
+from ...errors import ForwardError, WeftError
 from ...sampling.metrics import MEMBERS, n_groups
 from ...sampling.sampler import BROKEN, NOTHING, DrawResult
 from ..base import HostDraws
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...sampling.sampler import Chain, DrawBatch
+
+_log = logging.getLogger("weft.engines.torch")
 
 _REACH = 2048
 _SQUARE = MEMBERS * MEMBERS
@@ -102,10 +105,11 @@ class Drawer:
     """
 
     def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
-        """kernels: draw by those of Triton; None: where there are CUDA and Triton."""
+        """kernels: draw by those of Triton; None: where a card and its Triton have them."""
         self._device = device
-        has_kernels = device.type == "cuda" if kernels is None else kernels
+        has_kernels = _is_for_triton(device) if kernels is None else kernels
         self._kernels = _kernels() if has_kernels else None
+        self._have_run = False
         self._passes = TorchPasses()
         self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
 
@@ -149,9 +153,32 @@ class Drawer:
         return drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1)
 
     def _of_block(self, logits: Tensor, seats: Seats, place: Place, *, kept: bool) -> Tensor:
-        if self._kernels is None:
-            return pack(*draw(place.of(logits).float(), seats, kept=kept))
-        return self._kernels.draw_tokens(self._kernels.Chances.of(logits, place, seats), kept=kept)
+        if self._kernels is not None:
+            try:
+                chances = self._kernels.Chances.of(logits, place, seats)
+                drawn: Tensor = self._kernels.draw_tokens(chances, kept=kept)
+            except Exception as error:
+                # Triton compiles at the first use, for which a machine may lack what it takes.
+                if self._have_run or isinstance(error, (WeftError, torch.OutOfMemoryError)):
+                    raise
+                self._kernels = None
+                said = f"{type(error).__name__}: {error}".partition("\n")[0]
+                _log.warning(
+                    "tokens are drawn by operations of PyTorch, which is slower, as the kernels do"
+                    " not run here: %s",
+                    said,
+                )
+            else:
+                self._have_run = True
+                return drawn
+        return pack(*draw(place.of(logits).float(), seats, kept=kept))
+
+
+def _is_for_triton(device: torch.device) -> bool:
+    """Whether Triton's own documentation names such a card: of NVIDIA's, from 8.0 on."""
+    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _kernels() -> ModuleType | None:
