@@ -487,6 +487,37 @@ def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.Monkey
     assert made.n == 4
 
 
+def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves of several chunks end as nodes join, so what is cut is as much as before."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(2, 1)
+    runs, made = Runs(twin), Planned(monkeypatch)
+    runs.live = [n for n in runs.live if len(twin.nodes[n].held[0]) < 60]
+    trunk = twin.nodes[runs.live[0]].parent
+    for _ in range(4):
+        long = twin.node(trunk, 150)
+        runs.live.append(long)
+        runs.step(2)
+        runs.live.remove(long)
+        runs.live.append(twin.node(twin.node(trunk, 150), 0))
+        runs.step(2)
+        runs.step(4)
+    assert made.n == 1
+
+
+def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of several tokens a row go by no plan, however many there are."""
+    monkeypatch.setattr(paged_step, "_MOST_LOST", 16)
+    twin = Twin(2, 1)
+    trunk = twin.node(None, 8)
+    rows = twin.rows([(trunk, twin.node(trunk, 0), 1)])
+    assert_met_once(twin, rows, 2)
+    for _ in range(40):
+        twin.memory.begin(twin.rows([(trunk, None, 2)]))
+        assert len(twin.memory.table.lost) <= 17
+    assert_met_once(twin, rows, 2)
+
+
 def test_a_plan_goes_along_with_what_happens_to_its_fragments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,7 +74,8 @@ class TreePlan:
         self._n_planned, self._now = len(rows), _positions(rows)
         self._above = _Above(pool)
         self._is_steady = max(sizes, default=0) == 1
-        self._cuts: dict[int, _Cut] = {}
+        self._groups: list[int] = []
+        self._cuts: dict[int, _Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
         self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
         self._lines, room = _begun(self.lists, sizes, self._now, pool)
@@ -98,23 +99,25 @@ class TreePlan:
         was = np.arange(n) if is_same else self._numbers_before(dests, paths)
         lines = self._lines.take(was, 0)
         self._reserve(lines, was, now)
-        fresh = np.flatnonzero(was < 0).tolist()
-        is_same = not fresh and np.array_equal(was, np.arange(len(self.lists)))
+        is_same = len(was) == len(self.lists) and bool((was == np.arange(n)).all())
         if not is_same and not self._change(dests, paths, lines, was, now):
             return False
         self._paths, self._lines = paths, lines
         if is_same:
             self._advance(now)
         table.lost.clear()
-        return True
+        return self._above.is_whole()
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""
         found = self._works.get(group)
         if found is None:
-            found = self._works[group] = self._work(group)
+            self._groups.append(group)  # from now on they come with the rest
+            items, n_wide = self._items(group)
+            found = self._work(upload(items, self._pool.layout.device), n_wide)
         elif found.table is not self.table:
-            found = self._works[group] = found._replace(table=self.table)
+            found = found._replace(table=self.table)
+        self._works[group] = found
         return found
 
     # What has changed
@@ -204,7 +207,7 @@ class TreePlan:
             lines[fresh] = made
         self._lines, self._bottoms, self._now = lines, bottoms, now
         self._pack()
-        if len(self._above.lines) > self._most_above or not self._above.is_whole():
+        if len(self._above.lines) > self._most_above:
             return False
         self._lay()
         return True
@@ -247,20 +250,28 @@ class TreePlan:
             sizes = packed[:, _SIZE]
             packed = packed.repeat(sizes, 0)
             now = now.repeat(sizes) + np.arange(n) - packed[:, _START]
-        sent = np.zeros((3, -(-(n + 1) // _ALIGN) * _ALIGN), np.int32)
-        np.subtract(packed[:, _AT], packed[:, _FIRST], out=sent[0, :n])
-        sent[1, :n] = now
-        np.add(packed[:, _BEFORE], packed[:, _CHUNKS]).cumsum(out=sent[2, 1 : n + 1])
-        self._n_parts = int(sent[2, n])
-        bases, positions, first_part = upload(sent, self._pool.layout.device).unbind()
+        width = -(-(n + 1) // _ALIGN) * _ALIGN
+        head = np.zeros((3, width), np.int32)
+        np.subtract(packed[:, _AT], packed[:, _FIRST], out=head[0, :n])
+        head[1, :n] = now
+        np.add(packed[:, _BEFORE], packed[:, _CHUNKS]).cumsum(out=head[2, 1 : n + 1])
+        self._n_parts = int(head[2, n])
+        made = [(group, *self._items(group)) for group in self._groups]
+        lists = [head.reshape(-1, ITEM_FIELDS), *[items for _, items, _ in made]]
+        sent = upload(np.concatenate(lists), self._pool.layout.device)
+        at = 3 * width // ITEM_FIELDS
+        bases, positions, first_part = sent[:at].view(3, width).unbind()
         self._bases, self.positions = bases[:n], positions[:n]
         self._first_part = first_part[: n + 1]
-        self._works: dict[int, Work] = {}
         self._find_slots()
+        self._works: dict[int, Work] = {}
+        for group, items, n_wide in made:
+            self._works[group] = self._work(sent[at : at + len(items)], n_wide)
+            at += len(items)
 
     def _advance(self, now: Ints) -> None:
         """Find where the packed tokens are: one on from the last step, on the device alone."""
-        if np.array_equal(now, self._now + 1):
+        if (now == self._now + 1).all():
             self.positions += 1
         else:
             overwrite(self.positions, now.take(self._order).astype(np.int32))
@@ -271,33 +282,39 @@ class TreePlan:
         self.table = self._pool.table.on_device()
         self.slots = self.table.index_select(0, self._bases + self.positions).long()
 
-    def _work(self, group: int) -> Work:
+    def _work(self, items: Tensor, n_wide: int) -> Work:
+        return Work(
+            table=self.table,
+            narrow=items[n_wide:],
+            wide=items[:n_wide],
+            first_part=self._first_part,
+            positions=self.positions,
+            n_parts=self._n_parts,
+        )
+
+    def _items(self, group: int) -> tuple[Ints, int]:
+        """Return the items for heads in groups of this size, and how many are wide: they lead."""
         lines, packed = self._above.lines, self._packed
         # Rows of one tile and one chunk are nearly items.
         is_short = (packed[:, _CHUNKS] == 1) & (packed[:, _SIZE] <= NARROW // group)
-        if not is_short.all():
+        is_all = bool(is_short.all())
+        if not is_all:
             lines, packed = np.concatenate([lines, packed[~is_short]]), packed[is_short]
         n_rows = lines[:, _SIZE] * group
         n_tiles = _tiles(n_rows)
-        cut = self._cuts.get(group)
-        if cut is None or len(packed) < len(is_short) or not np.array_equal(cut.n_tiles, n_tiles):
-            cut = self._cuts[group] = _cut_items(lines, n_tiles, self._above.chunk)
-        n_cut, n_wide = len(cut.items), cut.n_wide
+        cut = self._cuts.get(group) if is_all else None
+        if cut is None or not np.array_equal(cut.n_tiles, n_tiles):
+            cut = _cut_items(lines, n_tiles, self._above.chunk)
+        if is_all:
+            self._cuts[group] = cut
+        n_cut = len(cut.items)
         items = np.concatenate([cut.items, packed])
         items[:n_cut, _START] = lines[:, _START].take(cut.of)
         items[:n_cut, _N_ROWS] = n_rows.take(cut.of)
         items[n_cut:, _N_ROWS] *= group
         items[n_cut:, _M0] = 0
         items[:, _LIMIT] = 0
-        sent = upload(items, self._pool.layout.device)
-        return Work(
-            table=self.table,
-            narrow=sent[n_wide:],
-            wide=sent[:n_wide],
-            first_part=self._first_part,
-            positions=self.positions,
-            n_parts=self._n_parts,
-        )
+        return items, cut.n_wide
 
     def _chunk_of(self, *lines: Ints) -> int:
         """Return how many slots a chunk has, so that there are programs enough."""
@@ -343,16 +360,18 @@ class _Above:
         lines[:, _BEFORE] = before
 
     def lose(self, lost: set[SlotList]) -> None:
-        """Know stretches no more of which slots may have gone."""
+        """Know stretches no more that lie elsewhere now."""
         if self._held.isdisjoint(lost):
             return
-        self._lost += [number for number, kv in enumerate(self._lists) if kv in lost]
+        for number, kv in enumerate(self._lists):
+            if kv in lost and not (self._pool.table.has(kv) and kv.at == self._found[number][_AT]):
+                self._lost.append(number)
         gone = set(self._lost)
         self._numbers = {key: n for key, n in self._numbers.items() if n not in gone}
 
     def is_whole(self) -> bool:
         """Whether no row lies below one that was lost."""
-        return not self.lines[self._lost, _SIZE].any()
+        return not self._lost or not self.lines[self._lost, _SIZE].any()
 
     def _bottom(self, path: Path) -> int:
         number = 0
@@ -407,7 +426,7 @@ def _tiles(n_rows: Ints) -> Ints:
     """Return how many tiles of each class lines have, one after the other: [len(_CLASSES), n]."""
     n_wide, rest = np.divmod(n_rows, WIDE)
     is_narrow = (rest > 0) & (rest <= NARROW)
-    return np.stack([n_wide + ((rest > 0) & ~is_narrow), is_narrow])
+    return np.array([n_wide + ((rest > 0) & ~is_narrow), is_narrow])
 
 
 class _Cut(NamedTuple):

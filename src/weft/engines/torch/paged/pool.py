@@ -70,7 +70,9 @@ class SlotTable:
         self._host = np.zeros(_TABLE if device.type == "cpu" else _TABLE_ON_CARD, np.int32)
         self._on_device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
         self._end = self._waste = 0
-        self._written: list[tuple[int, int]] = []  # since it was on the device
+        self._written: list[
+            int
+        ] = []  # from where to where, again and again, since it was on the device
 
     def has(self, kv: SlotList) -> bool:
         """Whether the list is in its region."""
@@ -90,7 +92,7 @@ class SlotTable:
         """Write what the list has from entry `first` on into its region."""
         low, high = kv.at + first, kv.at + len(kv.slots)
         self._host[low:high] = kv.slots[first:]
-        self._written.append((low, high))
+        self._written += (low, high)
 
     def drop(self, kv: SlotList) -> None:
         """Give a list's region up."""
@@ -115,13 +117,15 @@ class SlotTable:
         """Return the table, with all that was written."""
         if len(self._on_device) != len(self._host):
             self._on_device = upload(self._host, self._device)
-        elif 1 < len(self._written) <= _FEW:  # here and there, as leaves take slots anew
-            at = np.concatenate([np.arange(low, high) for low, high in self._written])
-            sent = upload(np.stack([at, self._host.take(at)]), self._device)
-            self._on_device.index_copy_(0, sent[0], sent[1].int())
+        elif 2 < len(self._written) <= 2 * _FEW:  # here and there, as leaves take slots anew
+            low, high = np.array(self._written).reshape(-1, 2).T
+            ends = (high - low).cumsum()
+            at = np.arange(int(ends[-1])) + (high - ends).repeat(high - low)
+            sent = upload(np.concatenate([at, self._host.take(at)]), self._device)
+            self._on_device.index_copy_(0, sent[: len(at)], sent[len(at) :].int())
         elif self._written:
-            low, high = min(self._written)[0], max([high for _, high in self._written])
-            overwrite(self._on_device[low:high], self._host[low:high])
+            first, end = min(self._written), max(self._written)
+            overwrite(self._on_device[first:end], self._host[first:end])
         self._written.clear()
         return self._on_device
 

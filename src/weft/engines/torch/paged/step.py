@@ -18,6 +18,7 @@ from .pool import SlotList, SlotPool, own
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
+_MOST_LOST = 4096  # lists that a plan is told of, which no step has gone by for a while
 
 
 class PagedMemory(SlotPool):
@@ -35,7 +36,11 @@ class PagedMemory(SlotPool):
         self.forget_passing()
         dests, sizes = [row.dest for row in rows], _sizes(rows)
         if max(sizes, default=0) != 1 or None in dests:
-            return PagedStep(rows, self._planned(rows, sizes), self)
+            step = PagedStep(rows, self._planned(rows, sizes), self)
+            if self._plan is None or len(self.table.lost) > _MOST_LOST:
+                self._plan = None
+                self.table.lost.clear()
+            return step
         # One that is half changed by what fails is of no use.
         plan, self._plan = self._plan, None
         if plan is None or not plan.follow(rows, dests):
@@ -48,7 +53,8 @@ class PagedMemory(SlotPool):
         lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
         self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
         for kv, n in zip(lists, sizes, strict=True):
-            self.reserve(kv, n)
+            if kv.length + n > len(kv.slots):
+                self.reserve(kv, n)
         return TreePlan(rows, sizes, lists, self)
 
     def forget_passing(self) -> None:
@@ -113,8 +119,8 @@ class PagedStep(KVStep):
 def _sizes(rows: Sequence[Row]) -> list[int]:
     """Return how many tokens each row has."""
     tokens = [row.tokens for row in rows]
-    if set(map(type, tokens)) == {LateTokens}:
-        return [1] * len(tokens)
+    if LateTokens not in set(map(type, tokens)):
+        return list(map(len, tokens))
     return [1 if type(each) is LateTokens else len(each) for each in tokens]
 
 
