@@ -52,7 +52,7 @@ class TreePlan:
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions, slots: of every packed token. table: the lists' slots. lists: the rows' own, by row
-    number; each has room for its row's tokens.
+    number; each has room for its row's tokens. is_steady: every row has one token, and keeps it.
 
     The last chunk of a row's own list is open, so its line holds as the row grows.
     """
@@ -73,7 +73,7 @@ class TreePlan:
         self._held = set[Fragment | None](lists)
         self._n_planned, self._now = len(rows), _positions(rows)
         self._above = _Above(pool)
-        self._is_steady = max(sizes, default=0) == 1
+        self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
         self._groups: list[int] = []
         self._cuts: dict[int, _Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
@@ -220,7 +220,7 @@ class TreePlan:
         ranks = above.ranks.take(self._bottoms)
         self._order = order = ranks.argsort(kind="stable")
         self._starts = np.arange(len(order) + 1)
-        if not self._is_steady:
+        if not self.is_steady:
             self._lines[:, _SIZE].take(order).cumsum(out=self._starts[1:])
         first, end = self._starts.take(ranks.take(order).searchsorted(above.bounds))
         above.lines[:, _START] = first
@@ -246,7 +246,7 @@ class TreePlan:
         starts[order] = first
         self.order, self.starts = order.tolist(), starts.tolist()
         now = self._now.take(order)
-        if not self._is_steady:
+        if not self.is_steady:
             sizes = packed[:, _SIZE]
             packed = packed.repeat(sizes, 0)
             now = now.repeat(sizes) + np.arange(n) - packed[:, _START]

@@ -298,6 +298,12 @@ class SlotPool(KVMemory):
         kv.length += n
         self._slots += n
 
+    def grew_all(self, lists: Sequence[SlotList]) -> None:
+        """Count one more in each of many lists."""
+        for kv in lists:
+            kv.length += 1
+        self._slots += len(lists)
+
     @torch.inference_mode()
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of the first `length` slots, a layer each: [1, K, length, D]."""

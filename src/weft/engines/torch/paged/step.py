@@ -110,6 +110,9 @@ class PagedStep(KVStep):
         return gated(both)
 
     def commit(self) -> None:
+        if self._plan.is_steady:
+            self._memory.grew_all(self._plan.lists)
+            return
         for row, kv in zip(self.rows, self._plan.lists, strict=True):
             if row.dest is not None:
                 self._memory.grew(kv, row.n_tokens)
