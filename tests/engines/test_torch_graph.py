@@ -103,6 +103,21 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
                 torch.testing.assert_close(*(torch.from_numpy(k[name]) for k in (one, two)))
 
 
+def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
+    """The plan changes beneath what was captured: what it reads is filled anew."""
+    played, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(played, 5), Leaves(plain, 5)
+    for number in range(8):
+        for leaves in (ours, theirs) if number > 3 else ():
+            gone = leaves.rows.pop(number % 5)
+            leaves.engine.fragments.free(gone.dest)
+            fresh = leaves.engine.fragments.new(None)
+            leaves.rows.insert(number % 3, Row(gone.path, [number], 9, fresh, (0,)))
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    assert played.told()["captured"] == 1
+    assert played.told()["played"] == 6
+
+
 def test_prompts_are_played_too() -> None:
     played, plain = engine_of(), engine_of(graphs=False)
     held = Leaves(played, 1)  # a pool that has nothing in it may go

@@ -115,7 +115,7 @@ class Twin:
 
     def step(self, parts: Sequence[Part], spec: Spec, rows: list[Row] | None = None) -> float:
         """Run one layer of a step; return the worst error against a softmax."""
-        step = self.memory.begin(self.rows(parts) if rows is None else rows)
+        self.last = step = self.memory.begin(self.rows(parts) if rows is None else rows)
         total = len(step.positions)
         q = self.normal(1, self.heads, total, self.dims[0])
         k, v = (self.normal(1, self.kv, total, d) for d in self.dims)
@@ -280,7 +280,7 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     trunk = twin.node(None, 200)
     parts: list[Part] = [(trunk, None, 23), (trunk, twin.node(trunk, 0), 1), (None, None, 70)]
     assert twin.step(parts, Spec(0.3)) < NEAR
-    work = twin.memory._plan.work(4)
+    work = twin.last.work(4)
     assert len(work.wide) > 8
     assert len(work.narrow) > 0
 
@@ -358,32 +358,38 @@ def test_leaves_reserve_some_slots_and_give_them_back() -> None:
     assert sum(len(leaf.slots) for leaf in leaves) == memory.usage().slots == 64 * 400
 
 
-def assert_met_once(twin: Twin, rows: list[Row], group: int) -> None:
+def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.PagedStep:
     """Every slot of every path and list is in one part of each query, in order."""
     step = twin.memory.begin(rows)
-    work, table = twin.memory._plan.work(group), twin.memory.table._host
+    work, table = step.work(group), twin.memory.table.on_device().cpu().numpy()
+    positions, first_part = step.positions.tolist(), work.first_part.tolist()
     met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
     for items, n_rows in ((work.narrow, kernel.NARROW), (work.wide, kernel.WIDE)):
         for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
             for m in range(m0, min(m0 + n_rows, n_query)):
                 token = start + m // group
-                n_seen = max(0, min(n, int(step.positions[token]) + 1 - first))
+                n_seen = max(0, min(n, positions[token] + 1 - first))
                 found = met.setdefault((token, m % group), {})
                 assert ordinal not in found
                 found[ordinal] = table[at : at + n_seen].tolist()
     n_met = 0
-    for row, kv, start in zip(rows, twin.memory._plan.lists, step.starts, strict=True):
+    assert sorted(step.order) == list(range(len(rows)))
+    for row, kv, start in zip(rows, step._plan.lists, step.starts, strict=True):
         path = [slot for span in row.path for slot in span.fragment.slots[: span.length]]
         held = 0 if row.dest is None else row.dest.length
         for token in range(start, start + row.n_tokens):
             want = [*path, *kv.slots[: held + token - start + 1]]
+            assert positions[token] == row.position + token - start
+            assert step.slots[token] == want[-1]
             for head in range(group):
                 found = met[token, head]
                 n_met += 1
                 assert sorted(found) == list(range(len(found)))
                 assert [slot for part in sorted(found) for slot in found[part]] == want
-            assert work.first_part[token + 1] - work.first_part[token] == len(found)
+            assert first_part[token + 1] - first_part[token] == len(found)
     assert n_met == len(met)
+    assert work.n_parts == first_part[-1]
+    return step
 
 
 def bushy(twin: Twin) -> list[int]:
@@ -406,44 +412,199 @@ def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPa
     assert_met_once(twin, twin.rows(parts), 3)
 
 
-def test_a_plan_without_some_rows_is_as_good_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves end one by one, while the others grow."""
+class Planned:
+    """Counts the plans that are made, and keeps the last one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n = 0
+        new = PagedMemory._planned
+
+        def counted(*given: Any) -> plan.TreePlan:
+            self.n += 1
+            return new(*given)
+
+        monkeypatch.setattr(PagedMemory, "_planned", counted)
+
+
+class Runs:
+    """Leaves of a tree that take a token a step; any of them may end, and others join."""
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin = twin
+        bushy(twin)
+        self.live = twin.leaves()
+
+    def step(self, group: int, others: Sequence[Part] = ()) -> paged_step.PagedStep:
+        """Step once, look at all that is met, and go on."""
+        parts: list[Part] = [(self.twin.nodes[n].parent, n, 1) for n in self.live]
+        parts += others
+        step = assert_met_once(self.twin, self.twin.rows(parts), group)
+        step.commit()
+        for _, number, n in parts:
+            if number is not None:
+                node = self.twin.nodes[number]
+                node.held = [torch.zeros(len(h) + n, *h.shape[1:]) for h in node.held]
+        return step
+
+    def end(self, n: int = 1) -> None:
+        """Every other leaf that ends is forgotten."""
+        for _ in range(min(n, len(self.live) - 1)):
+            number = self.live.pop(self.twin.random.randrange(len(self.live)))
+            if self.twin.random.random() < 0.5:
+                self.twin.memory.free(self.twin.nodes.pop(number).fragment)
+
+    def join(self, n: int = 1, *, parents: Sequence[int | None] = ()) -> None:
+        nodes = parents or [node.parent for node in self.twin.nodes.values()]
+        for _ in range(n):
+            at = self.twin.random.choice([len(self.live), self.twin.random.randrange(9)])
+            self.live.insert(at, self.twin.node(self.twin.random.choice(nodes), 0))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_a_plan_goes_along_as_rows_end_and_join(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, several at once, one for another; only so many others ask for a new plan."""
     monkeypatch.setattr(plan, "_CHUNK", 64)
-    twin = Twin(3, 1)
-    bushy(twin)
-    rows = twin.rows([(twin.nodes[n].parent, n, 1) for n in twin.leaves()])
-    made: list[plan.TreePlan] = []
-    new = PagedMemory._planned
-    monkeypatch.setattr(PagedMemory, "_planned", lambda *given: made.append(p := new(*given)) or p)
-    n_rows = len(rows)
-    while len(rows) > 1:
-        for _ in range(3):
-            assert_met_once(twin, rows, 3)
-            twin.memory.begin(rows).commit()
-            for row in rows:
-                row.position += 1
-        rows.pop(twin.random.randrange(len(rows)))
-    assert n_rows > 10
-    assert len(made) < 6  # one, and one whenever half of the rows are gone
+    twin = Twin(4, 1)
+    runs, made = Runs(twin), Planned(monkeypatch)
+    runs.join(8)
+    for _ in range(6):
+        for act in (lambda: runs.end(), lambda: runs.join(), lambda: runs.join(3)):
+            act()
+            runs.step(group)
+        runs.end(2)
+        runs.join(2)
+        runs.step(group)
+        runs.step(group)
+        runs.end(2)
+        runs.step(group)
+    assert made.n == 1
 
 
-def test_leaves_that_grow_keep_their_plan() -> None:
-    """For hundreds of tokens; where they are is found on the device."""
+def test_rows_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = Twin(2, 1)
+    runs, made = Runs(twin), Planned(monkeypatch)
+    for _ in range(6):
+        twin.random.shuffle(runs.live)
+        runs.end()
+        runs.join()
+        runs.step(2)
+    assert made.n == 1
+
+
+def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of several tokens a row has a plan of its own, and the leaves go on with theirs."""
+    twin = Twin(2, 1)
+    runs, made = Runs(twin), Planned(monkeypatch)
+    runs.step(2)
+    for _ in range(3):
+        fresh = twin.node(None, 0)
+        runs.step(2, [(None, fresh, 40), (runs.live[0], None, 3)])
+        runs.live.append(fresh)
+        runs.step(2)
+        runs.step(2)
+    assert made.n == 4
+
+
+def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves of several chunks end as nodes join, so what is cut is as much as before."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(2, 1)
+    runs, made = Runs(twin), Planned(monkeypatch)
+    runs.live = [n for n in runs.live if len(twin.nodes[n].held[0]) < 60]
+    trunk = twin.nodes[runs.live[0]].parent
+    for _ in range(4):
+        long = twin.node(trunk, 150)
+        runs.live.append(long)
+        runs.step(2)
+        runs.live.remove(long)
+        runs.live.append(twin.node(twin.node(trunk, 150), 0))
+        runs.step(2)
+        runs.step(4)
+    assert made.n == 1
+
+
+def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of several tokens a row go by no plan, however many there are."""
+    monkeypatch.setattr(paged_step, "_MOST_LOST", 16)
+    twin = Twin(2, 1)
+    trunk = twin.node(None, 8)
+    rows = twin.rows([(trunk, twin.node(trunk, 0), 1)])
+    assert_met_once(twin, rows, 2)
+    for _ in range(40):
+        twin.memory.begin(twin.rows([(trunk, None, 2)]))
+        assert len(twin.memory.table.lost) <= 17
+    assert_met_once(twin, rows, 2)
+
+
+def test_a_plan_goes_along_with_what_happens_to_its_fragments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fragments are split, joined, trimmed, settled, freed and moved between steps in which leaves
+    end and join; regions are small, so that lists move and tables are made anew.
+    """
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
+    monkeypatch.setattr(pool, "GROW_BY", 4)
+    monkeypatch.setattr(pool, "_REGION", 64)
+    monkeypatch.setattr(pool, "_TABLE", 64)
+    twin = Twin(2, 1)
+    runs, made = Runs(twin), Planned(monkeypatch)
+    acts = [twin.split, twin.join, twin.trim, twin.settle, twin.free, twin.move]
+    n_steps = 90
+    for number in range(n_steps):
+        twin.random.choice([lambda: None, runs.end, runs.join])()
+        if number % 3 == 0:
+            twin.random.choice(acts)()
+        inner = {node.parent for node in twin.nodes.values()}
+        runs.live = [n for n in runs.live if n in twin.nodes and n not in inner]
+        runs.join(max(0, 6 - len(runs.live)))
+        others: list[Part] = [(twin.random.choice(runs.live), None, 3)] if number % 5 == 0 else []
+        runs.step(twin.random.choice([1, 2, 4]), others)
+    assert twin.memory.table.age > 0
+    assert made.n < n_steps
+
+
+def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For hundreds of tokens, past their regions; where they are is found on the device."""
     twin = Twin()
     trunk = twin.node(None, 10)
-    parts: list[Part] = [(trunk, twin.node(trunk, 30 + i), 1) for i in range(3)]
-    rows = twin.rows(parts)
-    plans = []
-    for _ in range(300):
+    parts: list[Part] = [(trunk, twin.node(trunk, 30 + 7 * i), 1) for i in range(5)]
+    rows, made = twin.rows(parts), Planned(monkeypatch)
+    for _ in range(600):
         step = twin.memory.begin(rows)
-        plans.append(twin.memory._plan)
         assert step.positions.tolist() == [row.position for row in rows]
-        slots = [row.dest.slots[row.dest.length] for row in rows]
-        assert plans[-1].slots.tolist() == slots
+        assert step.slots.tolist() == [row.dest.slots[row.dest.length] for row in rows]
         step.commit()
         for row in rows:
             row.position += 1
-    assert len({id(each) for each in plans}) == 2
+    assert made.n == 1
+
+
+def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither items nor parts nor the table: what has ended leaves nothing behind."""
+    monkeypatch.setattr(pool, "_TABLE", 512)
+    twin = Twin(2, 1)
+    trunk = twin.node(None, 20)
+    live = [twin.node(trunk, 0) for _ in range(6)]
+    sizes, made = set[tuple[int, ...]](), Planned(monkeypatch)
+    for number in range(300):
+        gone = live.pop(twin.random.randrange(6))
+        twin.memory.free(twin.nodes.pop(gone).fragment)
+        # Now and then below what the plan does not know.
+        above = twin.node(trunk, 3) if number % 4 == 0 else trunk
+        live.append(twin.node(above, 0))
+        step = twin.memory.begin(twin.rows([(twin.nodes[n].parent, n, 1) for n in live]))
+        work = step.work(2)
+        sizes.add((len(work.narrow), len(work.wide), work.n_parts))
+        step.commit()
+        for n in live:
+            twin.nodes[n].held = [torch.zeros(len(h) + 1, *h.shape[1:]) for h in twin.nodes[n].held]
+    assert max(narrow for narrow, _, _ in sizes) <= 6 + 1 + 6
+    assert max(parts for _, _, parts in sizes) <= 18
+    assert twin.memory.table._end < 40 * pool._REGION
+    assert made.n < 100
 
 
 def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:

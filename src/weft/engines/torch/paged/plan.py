@@ -1,4 +1,4 @@
-"""What a step's rows meet: one flat list of work, made on the host when the tree's shape changes.
+"""What a step's rows meet: one flat list of work, which goes along as the tree's shape changes.
 
 Rows are packed depth first, so the queries below a fragment are a slice:
 
@@ -7,19 +7,23 @@ Rows are packed depth first, so the queries below a fragment are a slice:
                ├ a's parent ┤ ├ b's ┤
                a1 … each row's own list: its tail and its new tokens
     items      a stretch's slots in chunks, times its query rows in tiles
+
+What is known of a row's list or a stretch is a line of eight numbers, nearly an item. Where rows
+end and others join, lines are taken over and few are made; the rest is arithmetic on arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from itertools import compress, count, islice, repeat
+from operator import is_not
+from typing import NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base import Row, Span
+from ...base import Fragment, Row, Span
 from ..seats import overwrite, upload
 from .kernel import ITEM_FIELDS, NARROW, WIDE, Work
 from .pool import SlotList, SlotPool, own
@@ -29,19 +33,28 @@ _PROGRAMS = 528
 _CHUNK = 256  # slots of an item at least
 _TOKENS = 16  # query tokens of a tile, as far as that is known before heads are
 _ALIGN = 64
+_SPARE_STRETCHES = 64  # that a plan may have more than twice those it was made with
 
-Ints = NDArray[np.int64]
+# A line: N entries of the table from AT on, the first of position FIRST, met by the packed query
+# tokens START … START + SIZE, in so many CHUNKS, after BEFORE others on the path. A row's own list
+# is good for tokens up to position LIMIT.
+_AT, _N, _FIRST, _START, _SIZE, _CHUNKS, _BEFORE, _LIMIT = range(ITEM_FIELDS)
+# An item is the line of its chunk, with query rows for tokens, and here the first of its tile.
+_N_ROWS, _M0 = _SIZE, _CHUNKS
+_CLASSES = (WIDE, NARROW)  # rows of a tile; `_tiles` chooses
+
+Ints = NDArray[np.signedinteger]
+Path = tuple[Span, ...]
 
 
 class TreePlan:
     """How one set of rows is packed, and what each meets.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    positions, slots: of every packed token, once `advance` has found them. table: the lists' slots.
-    lists: the rows' own, by row number; each has room for its row's tokens.
+    positions, slots: of every packed token. table: the lists' slots. lists: the rows' own, by row
+    number; each has room for its row's tokens. is_steady: every row has one token, and keeps it.
 
-    Paths' stretches come first, parents before children, then each row's own in packed order. The
-    last chunk of these is open, so a plan of rows of one token holds as they grow.
+    The last chunk of a row's own list is open, so its line holds as the row grows.
     """
 
     order: list[int]
@@ -49,265 +62,406 @@ class TreePlan:
     positions: Tensor
     slots: Tensor
     table: Tensor
-    _bases: Tensor
-    _works: dict[int, Work]
-    _expected: list[int] | None
 
     def __init__(
         self, rows: Sequence[Row], sizes: list[int], lists: Sequence[SlotList], pool: SlotPool
     ) -> None:
         """sizes: the rows' tokens."""
         pool.table.tidy()  # what is met is placed anew below
-        self.lists = lists
-        self.order, bottoms, above, met = _packed(rows, sizes, pool)
-        self._paths = [row.path for row in rows]
-        self._n_rows_planned = len(rows)
-        self._is_steady = max(sizes, default=0) == 1 and all([row.dest is not None for row in rows])
-        self._device = pool.layout.device
-        self._cut(rows, sizes, above, bottoms, pool)
-        self._stamps = [kv.stamp for kv in lists]
-        self._above = [(kv, kv.stamp) for kv in met]
+        self._pool, self._age = pool, pool.table.age
+        self.lists, self._paths = list(lists), [row.path for row in rows]
+        self._held = set[Fragment | None](lists)
+        self._n_planned, self._now = len(rows), _positions(rows)
+        self._above = _Above(pool)
+        self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
+        self._groups: list[int] = []
+        self._cuts: dict[int, _Cut] = {}  # by group, of what lies above rows alone
+        self._bottoms = self._above.bottoms(self._paths)
+        self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
+        self._lines, room = _begun(self.lists, sizes, self._now, pool)
+        self._pack()
+        self._above.cut(self._chunk_of(self._above.lines, self._lines))
+        self._cut(self._lines, room, self._bottoms, self.lists)
+        self._lay()
 
-    def goes_on(self, rows: Sequence[Row], pool: SlotPool) -> bool:
-        """Whether planning these rows would give this plan again; their lists have room then."""
-        if not self._is_steady or len(rows) != len(self.lists):
-            return False
-        for row, path, kv, stamp, end in zip(
-            rows, self._paths, self.lists, self._stamps, self._ends, strict=True
-        ):
-            n = kv.length
-            if row.dest is not kv or row.path is not path or n >= end or row.n_tokens != 1:
-                return False
-            if n >= len(kv.slots):
-                pool.reserve(kv, 1)
-            if kv.stamp != stamp:
-                return False
-        return all([kv.stamp == stamp for kv, stamp in self._above])
+    def follow(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
+        """Be the plan of these rows of one token each, most of which it has had.
 
-    def without(self, rows: Sequence[Row], pool: SlotPool) -> TreePlan | None:
-        """Return the plan of these rows where they are its own less a few, in their order."""
-        if not self._is_steady or 2 * len(rows) < self._n_rows_planned:
-            return None
-        kept: list[int] = []
-        numbers = iter(enumerate(self.lists))
-        for row in rows:
-            for number, kv in numbers:
-                if kv is row.dest:
-                    kept.append(number)
-                    break
-            else:
-                return None
-        if len(kept) == len(self.lists):
-            return None
-        plan = copy(self)
-        plan.lists = [self.lists[number] for number in kept]
-        plan._paths = [self._paths[number] for number in kept]
-        plan._stamps = [self._stamps[number] for number in kept]
-        plan._ends = [self._ends[number] for number in kept]
-        if not plan.goes_on(rows, pool):
-            return None
-        plan._keep(kept)
-        return plan
-
-    def advance(self, rows: Sequence[Row], pool: SlotPool) -> None:
-        """Find where the packed tokens are now: positions, slots.
-
-        One on from the last step, that is found on the device alone.
+        False: they ask for a new one, and this one is of no use any more.
         """
-        if self._is_steady:
-            positions = [rows[i].position for i in self.order]
-        else:
-            ranges = [range(r.position, r.position + r.n_tokens) for r in rows]
-            positions = [position for i in self.order for position in ranges[i]]
-        if positions == self._expected:
-            self.positions += 1
-        else:
-            overwrite(self.positions, np.array(positions, np.int32))
-        self._expected = [position + 1 for position in positions] if self._is_steady else None
-        self.table = pool.table.on_device()
-        self.slots = self.table[(self._bases + self.positions).long()].long()
+        table, n = self._pool.table, len(rows)
+        if table.is_waste or table.age != self._age:
+            return False
+        if not self._n_planned <= 2 * n <= 4 * self._n_planned:
+            return False
+        paths, now = [row.path for row in rows], _positions(rows)
+        is_same = not table.lost and dests == self.lists and paths == self._paths
+        was = np.arange(n) if is_same else self._numbers_before(dests, paths)
+        lines = self._lines.take(was, 0)
+        self._reserve(lines, was, now)
+        is_same = len(was) == len(self.lists) and bool((was == np.arange(n)).all())
+        if not is_same and not self._change(dests, paths, lines, was, now):
+            return False
+        self._paths, self._lines = paths, lines
+        if is_same:
+            self._advance(now)
+        table.lost.clear()
+        return self._above.is_whole()
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""
         found = self._works.get(group)
-        if found is None or found.table is not self.table:
-            found = self._works[group] = self._work(group)
+        if found is None:
+            self._groups.append(group)  # from now on they come with the rest
+            items, n_wide = self._items(group)
+            found = self._work(upload(items, self._pool.layout.device), n_wide)
+        elif found.table is not self.table:
+            found = found._replace(table=self.table)
+        self._works[group] = found
         return found
+
+    # What has changed
+
+    def _numbers_before(self, dests: Sequence[Fragment | None], paths: list[Path]) -> Ints:
+        """Return which rows these were, by number; -1 for those that are new or read elsewhere."""
+        lost = self._pool.table.lost
+        self._above.lose(lost)
+        runs = self._runs(dests)
+        was, before = np.full(len(dests), -1), paths.copy()
+        if runs is None:  # in another order
+            self._held = set[Fragment | None](dests)
+            numbers = dict[Fragment | None, int](zip(self.lists, count()))
+            was = np.fromiter(map(numbers.get, dests, repeat(-1)), np.int64, len(dests))
+            for number in np.flatnonzero(was >= 0).tolist():
+                before[number] = self._paths[was[number]]
+        for at, old, n in runs or ():
+            was[at : at + n] = np.arange(old, old + n)
+            before[at : at + n] = self._paths[old : old + n]
+        if before != paths:
+            was[[one != other for one, other in zip(before, paths, strict=True)]] = -1
+        if not self._held.isdisjoint(lost):
+            was[[kv in lost for kv in dests]] = -1
+        return was
+
+    def _runs(self, dests: Sequence[Fragment | None]) -> list[tuple[int, int, int]] | None:
+        """Return the runs of rows that still lie side by side: from where, from where before, how
+        many. None where one has overtaken another.
+        """
+        lists, held, runs = self.lists, self._held, list[tuple[int, int, int]]()
+        ended = list[SlotList]()
+        at = old = 0
+        while at < len(dests):
+            pairs = map(is_not, islice(dests, at, None), islice(lists, old, None))
+            n = next(compress(count(), pairs), min(len(dests) - at, len(lists) - old))
+            if n:
+                runs.append((at, old, n))
+                at, old = at + n, old + n
+            elif dests[at] not in held:
+                held.add(dests[at])
+                at += 1
+            else:
+                first = old
+                while old < len(lists) and lists[old] is not dests[at]:
+                    old += 1
+                if old == len(lists):
+                    return None
+                ended += lists[first:old]
+        held.difference_update(ended, lists[old:])
+        return runs
+
+    def _reserve(self, lines: Ints, was: Ints, now: Ints) -> None:
+        """Let known rows' lists have room; what outgrows its line is to be made anew."""
+        full = np.flatnonzero((now >= lines[:, _LIMIT]) & (was >= 0))
+        if not len(full):
+            return
+        lost, limits = self._pool.table.lost, list[int]()
+        for number, line in zip(was[full].tolist(), lines[full].tolist(), strict=True):
+            kv = self.lists[number]
+            self._pool.reserve(kv, 1)
+            limits.append(0 if kv in lost else line[_FIRST] + min(len(kv.slots), line[_N]))
+        lines[full, _LIMIT] = limits
+        was[full[now[full] >= limits]] = -1
+
+    def _change(
+        self,
+        dests: Sequence[Fragment | None],
+        paths: list[Path],
+        lines: Ints,
+        was: Ints,
+        now: Ints,
+    ) -> bool:
+        """Make the lines of new rows, and lay all anew; False where that asks for another plan."""
+        fresh = np.flatnonzero(was < 0)
+        numbers = fresh.tolist()
+        if 2 * len(numbers) > len(dests):
+            return False
+        bottoms = self._bottoms.take(was)
+        self.lists = cast(list[SlotList], dests)
+        if numbers:
+            lists = [own(self.lists[number]) for number in numbers]
+            for kv in lists:
+                self._pool.reserve(kv, 1)
+            made, room = _begun(lists, [1] * len(lists), now[fresh], self._pool)
+            bottoms[fresh] = below = self._above.bottoms([paths[number] for number in numbers])
+            self._cut(made, room, below, lists)
+            lines[fresh] = made
+        self._lines, self._bottoms, self._now = lines, bottoms, now
+        self._pack()
+        if len(self._above.lines) > self._most_above:
+            return False
+        self._lay()
+        return True
 
     # Making it
 
-    def _cut(
-        self,
-        rows: Sequence[Row],
-        row_sizes: list[int],
-        above: list[list[int]],
-        bottoms: list[int],
-        pool: SlotPool,
-    ) -> None:
-        """Cut all stretches into chunks; see the class."""
-        order, n_above = np.array(self.order, np.int64), len(above)
-        own_at, room, lengths = pool.places(self.lists)[:, order]
-        sizes = np.array(row_sizes, np.int64)[order]
-        firsts = np.array([row.position for row in rows], np.int64)[order] - lengths
-        after = sizes.cumsum()
-        starts = np.empty_like(after)
-        starts[order] = after - sizes
-        self.starts = starts.tolist()
-        fields = np.array(above, np.int64).reshape(n_above, 6).T
-        mine = (own_at, lengths + sizes, firsts, after - sizes, sizes, np.array(bottoms, np.int64))
-        self._at, now, self._first, self._start, self._size, parent = (
-            np.concatenate(pair) for pair in zip(fields, mine, strict=True)
-        )
-        n_programs = int((now * -(-self._size // _TOKENS)).sum()) * pool.layout.groups[0][0].n_heads
-        self._chunk = chunk = max(_CHUNK, -(-n_programs // _PROGRAMS // _ALIGN) * _ALIGN)
-        self._n_chunks = n_chunks = np.maximum(1, -(-now // chunk))
-        self._n = now
-        # The last chunk of a row's own list takes one more, as far as there is room.
-        now[n_above:] = np.minimum(room, (n_chunks[n_above:] + 1) * chunk)
-        ends = np.empty_like(room)
-        ends[order] = now[n_above:]
-        self._ends: list[int] = ends.tolist()
+    def _pack(self) -> None:
+        """Put rows in order, and find the query tokens below every stretch."""
+        above = self._above
+        ranks = above.ranks.take(self._bottoms)
+        self._order = order = ranks.argsort(kind="stable")
+        self._starts = np.arange(len(order) + 1)
+        if not self.is_steady:
+            self._lines[:, _SIZE].take(order).cumsum(out=self._starts[1:])
+        first, end = self._starts.take(ranks.take(order).searchsorted(above.bounds))
+        above.lines[:, _START] = first
+        above.lines[:, _SIZE] = end - first
 
-        self._before = before = np.zeros(len(parent), np.int64)  # chunks above, on the path
-        for number, upper in enumerate(parent[:n_above].tolist()):
-            if upper >= 0:
-                before[number] = before[upper] + n_chunks[upper]
-        if n_above:
-            below = parent[n_above:]
-            before[n_above:] = np.where(below >= 0, before[below] + n_chunks[below], 0)
-        n_parts = (before + n_chunks)[n_above:].repeat(sizes)
-        self._first_part = np.zeros(len(n_parts) + 1, np.int32)
-        n_parts.cumsum(out=self._first_part[1:])
-        self._host_bases = (own_at - firsts).repeat(sizes).astype(np.int32)
-        self._to_device()
+    def _cut(self, lines: Ints, room: Ints, bottoms: Ints, lists: Sequence[SlotList]) -> None:
+        """Cut rows' own lists into chunks."""
+        chunk, above = self._above.chunk, self._above.lines.take(bottoms, 0)
+        chunks = np.maximum(1, -(-lines[:, _N] // chunk))
+        lines[:, _CHUNKS] = chunks
+        lines[:, _BEFORE] = above[:, _BEFORE] + above[:, _CHUNKS]
+        # The last one takes one more, as far as there is room.
+        lines[:, _N] = np.minimum(room, (chunks + 1) * chunk)
+        n_slots = np.array([len(kv.slots) for kv in lists], np.int64)
+        lines[:, _LIMIT] = lines[:, _FIRST] + np.minimum(n_slots, lines[:, _N])
 
-    def _keep(self, kept: list[int]) -> None:
-        """Close the gaps that other rows left. Stretches that nobody is below any more stay."""
-        is_kept = np.zeros(len(self.order), bool)
-        is_kept[kept] = True
-        order = np.array(self.order, np.int64)
-        is_packed = is_kept[order]  # a row is a token
-        n_before = np.zeros(len(order) + 1, np.int64)
-        is_packed.cumsum(out=n_before[1:])
-        ends = n_before[self._start + self._size]
-        self._start = n_before[self._start]
-        self._size = ends - self._start
-        stays = np.ones(len(self._start), bool)
-        stays[len(stays) - len(order) :] = is_packed
-        self._at, self._n, self._first, self._start, self._size, self._n_chunks, self._before = (
-            each[stays]
-            for each in (
-                self._at,
-                self._n,
-                self._first,
-                self._start,
-                self._size,
-                self._n_chunks,
-                self._before,
-            )
-        )
-        order = (is_kept.cumsum() - 1)[order[is_packed]]
-        self.order = order.tolist()
+    def _lay(self) -> None:
+        """Lay the packed tokens out on the device."""
+        order, first, n = self._order, self._starts[:-1], int(self._starts[-1])
+        self._packed = packed = self._lines.take(order, 0)
+        packed[:, _START] = first
         starts = np.empty_like(order)
-        starts[order] = np.arange(len(order))
-        self.starts = starts.tolist()
-        n_parts = np.diff(self._first_part)[is_packed]
-        self._first_part = np.zeros(len(n_parts) + 1, np.int32)
-        n_parts.cumsum(out=self._first_part[1:])
-        self._host_bases = self._host_bases[is_packed]
-        self._to_device()
+        starts[order] = first
+        self.order, self.starts = order.tolist(), starts.tolist()
+        now = self._now.take(order)
+        if not self.is_steady:
+            sizes = packed[:, _SIZE]
+            packed = packed.repeat(sizes, 0)
+            now = now.repeat(sizes) + np.arange(n) - packed[:, _START]
+        width = -(-(n + 1) // _ALIGN) * _ALIGN
+        head = np.zeros((3, width), np.int32)
+        np.subtract(packed[:, _AT], packed[:, _FIRST], out=head[0, :n])
+        head[1, :n] = now
+        np.add(packed[:, _BEFORE], packed[:, _CHUNKS]).cumsum(out=head[2, 1 : n + 1])
+        self._n_parts = int(head[2, n])
+        made = [(group, *self._items(group)) for group in self._groups]
+        lists = [head.reshape(-1, ITEM_FIELDS), *[items for _, items, _ in made]]
+        sent = upload(np.concatenate(lists), self._pool.layout.device)
+        at = 3 * width // ITEM_FIELDS
+        bases, positions, first_part = sent[:at].view(3, width).unbind()
+        self._bases, self.positions = bases[:n], positions[:n]
+        self._first_part = first_part[: n + 1]
+        self._find_slots()
+        self._works: dict[int, Work] = {}
+        for group, items, n_wide in made:
+            self._works[group] = self._work(sent[at : at + len(items)], n_wide)
+            at += len(items)
 
-    def _to_device(self) -> None:
-        self._bases = upload(self._host_bases, self._device)
-        self.positions = torch.empty(len(self._host_bases), dtype=torch.int32, device=self._device)
-        self._works = {}
-        self._expected = None
+    def _advance(self, now: Ints) -> None:
+        """Find where the packed tokens are: one on from the last step, on the device alone."""
+        if (now == self._now + 1).all():
+            self.positions += 1
+        else:
+            overwrite(self.positions, now.take(self._order).astype(np.int32))
+        self._now = now
+        self._find_slots()
 
-    def _work(self, group: int) -> Work:
-        n_rows = self._size * group
-        n_wide, rest = np.divmod(n_rows, WIDE)
-        is_narrow = (rest > 0) & (rest <= NARROW)
-        n_wide += (rest > 0) & ~is_narrow
-        everywhere = np.arange(len(n_rows))
-        narrow = everywhere[is_narrow]
-        wide = np.repeat(everywhere, n_wide)
-        tile = np.arange(len(wide)) - np.repeat(np.cumsum(n_wide) - n_wide, n_wide)
+    def _find_slots(self) -> None:
+        self.table = self._pool.table.on_device()
+        self.slots = self.table.index_select(0, self._bases + self.positions).long()
+
+    def _work(self, items: Tensor, n_wide: int) -> Work:
         return Work(
             table=self.table,
-            narrow=self._items(narrow, n_rows, n_rows[narrow] - rest[narrow]),
-            wide=self._items(wide, n_rows, tile * WIDE),
-            first_part=upload(self._first_part, self._device),
+            narrow=items[n_wide:],
+            wide=items[:n_wide],
+            first_part=self._first_part,
             positions=self.positions,
-            n_parts=int(self._first_part[-1]),
+            n_parts=self._n_parts,
         )
 
-    def _items(self, stretch: Ints, n_rows: Ints, m0: Ints) -> Tensor:
-        """Items of tiles: every chunk of the stretch with the rows from `m0` on."""
-        counts = self._n_chunks[stretch]
-        of = np.repeat(stretch, counts)
-        number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-        skipped = number * self._chunk
-        is_last = number == self._n_chunks[of] - 1
-        items = np.zeros((len(of), ITEM_FIELDS), np.int32)
-        items[:, 0] = self._at[of] + skipped
-        items[:, 1] = np.where(is_last, self._n[of] - skipped, self._chunk)
-        items[:, 2] = self._first[of] + skipped
-        items[:, 3] = self._start[of]
-        items[:, 4] = n_rows[of]
-        items[:, 5] = np.repeat(m0, counts)
-        items[:, 6] = self._before[of] + number
-        return upload(items, self._device)
+    def _items(self, group: int) -> tuple[Ints, int]:
+        """Return the items for heads in groups of this size, and how many are wide: they lead."""
+        lines, packed = self._above.lines, self._packed
+        # Rows of one tile and one chunk are nearly items.
+        is_short = (packed[:, _CHUNKS] == 1) & (packed[:, _SIZE] <= NARROW // group)
+        is_all = bool(is_short.all())
+        if not is_all:
+            lines, packed = np.concatenate([lines, packed[~is_short]]), packed[is_short]
+        n_rows = lines[:, _SIZE] * group
+        n_tiles = _tiles(n_rows)
+        cut = self._cuts.get(group) if is_all else None
+        if cut is None or not np.array_equal(cut.n_tiles, n_tiles):
+            cut = _cut_items(lines, n_tiles, self._above.chunk)
+        if is_all:
+            self._cuts[group] = cut
+        n_cut = len(cut.items)
+        items = np.concatenate([cut.items, packed])
+        items[:n_cut, _START] = lines[:, _START].take(cut.of)
+        items[:n_cut, _N_ROWS] = n_rows.take(cut.of)
+        items[n_cut:, _N_ROWS] *= group
+        items[n_cut:, _M0] = 0
+        items[:, _LIMIT] = 0
+        return items, cut.n_wide
+
+    def _chunk_of(self, *lines: Ints) -> int:
+        """Return how many slots a chunk has, so that there are programs enough."""
+        n = sum(int((each[:, _N] * -(-each[:, _SIZE] // _TOKENS)).sum()) for each in lines)
+        n_programs = n * self._pool.layout.groups[0][0].n_heads
+        return max(_CHUNK, -(-n_programs // _PROGRAMS // _ALIGN) * _ALIGN)
 
 
-def _packed(
-    rows: Sequence[Row], sizes: list[int], pool: SlotPool
-) -> tuple[list[int], list[int], list[list[int]], list[SlotList]]:
-    """Return row numbers depth first, the number of the stretch above each (-1: none), the
-    stretches of all paths, and their lists.
+class _Above:
+    """The stretches of paths, by number. 0 is above all, and has no slots.
 
-    A stretch is slots at … at + n of the table, the first at position `first`, and the packed query
-    tokens start … start + size below it: [at, n, first, start, size, number of its parent].
+    lines: one each. ranks: depth first. bounds: [2, n], the ranks of what lies below a stretch.
     """
-    of_tuple: dict[int, list[int]] = {}
-    of_path: dict[tuple[Span, ...], list[int]] = {}
-    for i, row in enumerate(rows):
-        members = of_tuple.get(id(row.path))
-        if members is None:
-            members = of_tuple[id(row.path)] = of_path.setdefault(row.path, [])
-        members.append(i)
-    numbers: dict[Span, int] = {}
-    keyed: list[tuple[list[int], list[Span], list[int]]] = []
-    for path, members in of_path.items():
-        spans = [span for span in path if span.length]
-        key = [numbers.setdefault(span, len(numbers)) for span in spans]
-        keyed.append((key, spans, members))
-    keyed.sort(key=_key_of)
-    order, bottoms, found, met = list[int](), list[int](), list[list[int]](), list[SlotList]()
-    before: list[int] = []
-    open_now: list[int] = []  # the stretches down to here
-    start = 0
-    for key, spans, members in keyed:
-        n_same = 0
-        while n_same < min(len(key), len(before)) and key[n_same] == before[n_same]:
-            n_same += 1
-        del open_now[n_same:]
-        first = sum([span.length for span in spans[:n_same]])
-        for fragment, length in spans[n_same:]:
-            kv = own(fragment)
-            parent = open_now[-1] if open_now else -1
-            open_now.append(len(found))
-            met.append(kv)
-            found.append([pool.place(kv), length, first, start, 0, parent])
-            first += length
-        n_tokens = sum([sizes[i] for i in members])
-        for number in open_now:
-            found[number][4] += n_tokens
-        order += members
-        bottoms += [open_now[-1] if open_now else -1] * len(members)
-        start += n_tokens
-        before = key
-    return order, bottoms, found, met
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self.chunk = 0  # until they are cut
+        self.lines: Ints = np.zeros((0, ITEM_FIELDS), np.int32)
+        self._numbers: dict[tuple[int, Span], int] = {}  # by the parent's, and the stretch
+        self._parents = [0]
+        self._found = [[0] * ITEM_FIELDS]
+        self._lists: list[SlotList | None] = [None]
+        self._held: set[SlotList] = set()
+        self._lost: list[int] = []
+
+    def bottoms(self, paths: Sequence[Path]) -> Ints:
+        """Return the number of the lowest stretch of each path; what is not there is added."""
+        ids = list(map(id, paths))
+        distinct = dict(zip(ids, paths, strict=True))
+        found = {number: self._bottom(path) for number, path in distinct.items()}
+        if len(self._found) > len(self.lines):
+            self._rank()
+        return np.fromiter(map(found.__getitem__, ids), np.int64, len(ids))
+
+    def cut(self, chunk: int) -> None:
+        """Cut them into chunks."""
+        self.chunk = chunk
+        lines = self.lines
+        lines[1:, _CHUNKS] = np.maximum(1, -(-lines[1:, _N] // chunk))
+        chunks, before = lines[:, _CHUNKS].tolist(), [0]
+        for parent in self._parents[1:]:
+            before.append(before[parent] + chunks[parent])
+        lines[:, _BEFORE] = before
+
+    def lose(self, lost: set[SlotList]) -> None:
+        """Know stretches no more that lie elsewhere now."""
+        if self._held.isdisjoint(lost):
+            return
+        for number, kv in enumerate(self._lists):
+            if kv in lost and not (self._pool.table.has(kv) and kv.at == self._found[number][_AT]):
+                self._lost.append(number)
+        gone = set(self._lost)
+        self._numbers = {key: n for key, n in self._numbers.items() if n not in gone}
+
+    def is_whole(self) -> bool:
+        """Whether no row lies below one that was lost."""
+        return not self._lost or not self.lines[self._lost, _SIZE].any()
+
+    def _bottom(self, path: Path) -> int:
+        number = 0
+        for span in path:
+            if span.length:
+                number = self._numbers.get((number, span)) or self._add(number, span)
+        return number
+
+    def _add(self, parent: int, span: Span) -> int:
+        kv, above, number = own(span.fragment), self._found[parent], len(self._found)
+        self._numbers[parent, span] = number
+        self._parents.append(parent)
+        self._lists.append(kv)
+        self._held.add(kv)
+        first = above[_FIRST] + above[_N]
+        self._found.append([self._pool.place(kv), span.length, first, 0, 0, 0, 0, 0])
+        return number
+
+    def _rank(self) -> None:
+        """Parents come before their children: once up and once down will do."""
+        self.lines = np.array(self._found, np.int32)
+        n = [1] * len(self._parents)
+        for number in range(len(n) - 1, 0, -1):
+            n[self._parents[number]] += n[number]
+        ranks, free = [0], [1]
+        for parent, n_below in zip(self._parents[1:], n[1:], strict=True):
+            ranks.append(free[parent])
+            free.append(free[parent] + 1)
+            free[parent] += n_below
+        self.ranks = np.array(ranks, np.int64)
+        self.bounds = np.stack([self.ranks, self.ranks + np.array(n, np.int64)])
+        if self.chunk:
+            self.cut(self.chunk)
 
 
-def _key_of(item: tuple[list[int], list[Span], list[int]]) -> list[int]:
-    return item[0]
+def _positions(rows: Sequence[Row]) -> Ints:
+    return np.fromiter([row.position for row in rows], np.int64, len(rows))
+
+
+def _begun(
+    lists: Sequence[SlotList], sizes: Sequence[int], now: Ints, pool: SlotPool
+) -> tuple[Ints, Ints]:
+    """Return lines of rows' own lists that are not cut yet, and the room of each."""
+    at, room, lengths = pool.places(lists)
+    lines = np.zeros((len(lists), ITEM_FIELDS), np.int32)
+    lines[:, _AT], lines[:, _FIRST], lines[:, _SIZE] = at, now - lengths, sizes
+    lines[:, _N] = lengths + lines[:, _SIZE]
+    return lines, room
+
+
+def _tiles(n_rows: Ints) -> Ints:
+    """Return how many tiles of each class lines have, one after the other: [len(_CLASSES), n]."""
+    n_wide, rest = np.divmod(n_rows, WIDE)
+    is_narrow = (rest > 0) & (rest <= NARROW)
+    return np.array([n_wide + ((rest > 0) & ~is_narrow), is_narrow])
+
+
+class _Cut(NamedTuple):
+    """Items of lines, class by class: all but their query tokens holds while `n_tiles` does.
+
+    of: whose line each is. n_wide: how many are of the first class.
+    """
+
+    n_tiles: Ints
+    items: Ints
+    of: Ints
+    n_wide: int
+
+
+def _cut_items(lines: Ints, n_tiles: Ints, chunk: int) -> _Cut:
+    """Cut lines: every chunk of a line with every tile of it."""
+    rows = np.array(_CLASSES)[:, None]
+    m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
+    size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()
+    tile_of = np.arange(len(m0)).repeat(n_tiles.ravel())
+    m0 = m0[tile_of] + size[tile_of] * _numbers_within(n_tiles.ravel())
+    whose = whose[tile_of]
+    chunks = lines[whose, _CHUNKS]
+    of, number = whose.repeat(chunks), _numbers_within(chunks)
+    items, skipped = lines.take(of, 0), number * chunk
+    is_last = number == items[:, _CHUNKS] - 1
+    items[:, _AT] += skipped
+    items[:, _N] = np.where(is_last, items[:, _N] - skipped, chunk)
+    items[:, _FIRST] += skipped
+    items[:, _BEFORE] += number
+    items[:, _M0] = m0.repeat(chunks)
+    return _Cut(n_tiles, items, of, int(chunks[: n_tiles[0].sum()].sum()))
+
+
+def _numbers_within(counts: Ints) -> Ints:
+    """Return 0 … count - 1 for each count, one after the other."""
+    ends = counts.cumsum()
+    return np.arange(int(ends[-1])) - (ends - counts).repeat(counts)

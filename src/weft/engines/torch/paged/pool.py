@@ -31,6 +31,7 @@ SMALLEST_POOL = 256  # slots
 SPARE = 32  # it grows by this share of itself, or by what is asked for
 _REGION = 256  # table entries that a growing list gets at least
 _TABLE = 4096
+_FEW = 64  # stretches of the table that are written one by one
 _TABLE_ON_CARD = 1 << 20  # there a table that moves costs what was captured over it
 _SHARE_OF_FREE = 4  # and a pool: it grows by half, and by no more than this part of what is free
 
@@ -42,16 +43,15 @@ class SlotList(Fragment):
     """A fragment: the slots of its tokens, then spare ones.
 
     at, room: its region of the table, which it has at the table's age `table_age` alone.
-    stamp: another number once the region is another one.
     """
 
-    __slots__ = ("at", "room", "slots", "stamp", "table_age")
+    __slots__ = ("at", "room", "slots", "table_age")
 
     def __init__(self) -> None:
         super().__init__(0)
         self.slots = _NONE
         self.table_age = -1
-        self.at = self.room = self.stamp = 0
+        self.at = self.room = 0
 
 
 class SlotTable:
@@ -59,15 +59,20 @@ class SlotTable:
 
     Lists get regions one after the other. What is given up stays as waste until half is waste, and
     then all begin anew: `age` is how often that was.
+
+    lost: lists that have lost their region, or slots in it; who goes by regions forgets them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.age = 0
+        self.lost: set[SlotList] = set()
         self._device = device
         self._host = np.zeros(_TABLE if device.type == "cpu" else _TABLE_ON_CARD, np.int32)
         self._on_device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
         self._end = self._waste = 0
-        self._dirty: tuple[int, int] | None = None
+        self._written: list[
+            int
+        ] = []  # from where to where, again and again, since it was on the device
 
     def has(self, kv: SlotList) -> bool:
         """Whether the list is in its region."""
@@ -80,7 +85,6 @@ class SlotTable:
             fresh[: self._end] = self._host[: self._end]
             self._host, self._on_device = fresh, torch.zeros(0, dtype=torch.int32)
         kv.at, kv.room, kv.table_age = self._end, room, self.age
-        kv.stamp += 1
         self._end += room
         self.write(kv, 0)
 
@@ -88,34 +92,41 @@ class SlotTable:
         """Write what the list has from entry `first` on into its region."""
         low, high = kv.at + first, kv.at + len(kv.slots)
         self._host[low:high] = kv.slots[first:]
-        if self._dirty is not None:
-            low, high = min(low, self._dirty[0]), max(high, self._dirty[1])
-        self._dirty = low, high
+        self._written += (low, high)
 
     def drop(self, kv: SlotList) -> None:
         """Give a list's region up."""
         if self.has(kv):
             self._waste += kv.room
+            self.lost.add(kv)
         kv.table_age = -1
-        kv.stamp += 1
 
-    def tidy(self) -> bool:
-        """Forget all regions, if most of them are waste; whether it did."""
-        if self._waste <= max(_TABLE, self._end // 2):
-            return False
-        self.age += 1
-        self._end = self._waste = 0
-        self._dirty = None
-        return True
+    @property
+    def is_waste(self) -> bool:
+        """Whether most of it is; a plan that is made anew tidies it then."""
+        return self._waste > max(_TABLE, self._end // 2)
+
+    def tidy(self) -> None:
+        """Forget all regions, if most of them are waste."""
+        if self.is_waste:
+            self.age += 1
+            self._end = self._waste = 0
+            self._written.clear()
 
     def on_device(self) -> Tensor:
         """Return the table, with all that was written."""
         if len(self._on_device) != len(self._host):
             self._on_device = upload(self._host, self._device)
-        elif self._dirty is not None:
-            low, high = self._dirty
-            overwrite(self._on_device[low:high], self._host[low:high])
-        self._dirty = None
+        elif 2 < len(self._written) <= 2 * _FEW:  # here and there, as leaves take slots anew
+            low, high = np.array(self._written).reshape(-1, 2).T
+            ends = (high - low).cumsum()
+            at = np.arange(int(ends[-1])) + (high - ends).repeat(high - low)
+            sent = upload(np.concatenate([at, self._host.take(at)]), self._device)
+            self._on_device.index_copy_(0, sent[: len(at)], sent[len(at) :].int())
+        elif self._written:
+            first, end = min(self._written), max(self._written)
+            overwrite(self._on_device[first:end], self._host[first:end])
+        self._written.clear()
         return self._on_device
 
 
@@ -155,7 +166,7 @@ class SlotPool(KVMemory):
             upper.at, upper.room, upper.table_age = lower.at, at, lower.table_age
             lower.at += at
             lower.room -= at
-            lower.stamp += 1
+            self.table.lost.add(lower)
         return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
@@ -168,13 +179,13 @@ class SlotPool(KVMemory):
         has_both = self.table.has(first) and self.table.has(second)
         if has_both and first.at + first.room == second.at and first.room == first.length:
             second.at, second.room = first.at, first.room + second.room
+            self.table.lost.update((first, second))
             first.table_age = -1
         else:
             self.table.drop(second)
         self.table.drop(first)
         second.slots = slots
         second.length += first.length
-        second.stamp += 1
         first.slots, first.length = _NONE, 0
 
     def trim(self, fragment: Fragment, length: int) -> None:
@@ -287,6 +298,12 @@ class SlotPool(KVMemory):
         kv.length += n
         self._slots += n
 
+    def grew_all(self, lists: Sequence[SlotList]) -> None:
+        """Count one more in each of many lists."""
+        for kv in lists:
+            kv.length += 1
+        self._slots += len(lists)
+
     @torch.inference_mode()
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of the first `length` slots, a layer each: [1, K, length, D]."""
@@ -312,6 +329,8 @@ class SlotPool(KVMemory):
             self._free[self._n_free : self._n_free + n] = kv.slots[length:][::-1]
             self._n_free += n
             kv.slots = kv.slots[:length]
+            if self.table.has(kv):
+                self.table.lost.add(kv)
             if self.layout.device.type == "cpu":
                 self.give_back()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ConfigError
-from ...base import Row, Usage
+from ...base import LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
 from .elementwise import gated, turn_heads
@@ -18,6 +18,7 @@ from .pool import SlotList, SlotPool, own
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
+_MOST_LOST = 4096  # lists that a plan is told of, which no step has gone by for a while
 
 
 class PagedMemory(SlotPool):
@@ -33,18 +34,27 @@ class PagedMemory(SlotPool):
 
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
-        plan = self._plan
-        if plan is None or not plan.goes_on(rows, self):
-            less = None if plan is None else plan.without(rows, self)
-            plan = self._plan = less or self._planned(rows)
+        dests, sizes = [row.dest for row in rows], _sizes(rows)
+        if max(sizes, default=0) != 1 or None in dests:
+            step = PagedStep(rows, self._planned(rows, sizes), self)
+            if self._plan is None or len(self.table.lost) > _MOST_LOST:
+                self._plan = None
+                self.table.lost.clear()
+            return step
+        # One that is half changed by what fails is of no use.
+        plan, self._plan = self._plan, None
+        if plan is None or not plan.follow(rows, dests):
+            plan = self._planned(rows, sizes)
+            self.table.lost.clear()
+        self._plan = plan
         return PagedStep(rows, plan, self)
 
-    def _planned(self, rows: Sequence[Row]) -> TreePlan:
+    def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreePlan:
         lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
         self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
-        sizes = [row.n_tokens for row in rows]
         for kv, n in zip(lists, sizes, strict=True):
-            self.reserve(kv, n)
+            if kv.length + n > len(kv.slots):
+                self.reserve(kv, n)
         return TreePlan(rows, sizes, lists, self)
 
     def forget_passing(self) -> None:
@@ -71,7 +81,6 @@ class PagedStep(KVStep):
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
-        plan.advance(rows, memory)
         self.positions = plan.positions.long()
 
     @property
@@ -101,10 +110,21 @@ class PagedStep(KVStep):
         return gated(both)
 
     def commit(self) -> None:
+        if self._plan.is_steady:
+            self._memory.grew_all(self._plan.lists)
+            return
         for row, kv in zip(self.rows, self._plan.lists, strict=True):
             if row.dest is not None:
                 self._memory.grew(kv, row.n_tokens)
         self._memory.forget_passing()
+
+
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    """Return how many tokens each row has."""
+    tokens = [row.tokens for row in rows]
+    if LateTokens not in set(map(type, tokens)):
+        return list(map(len, tokens))
+    return [1 if type(each) is LateTokens else len(each) for each in tokens]
 
 
 def _refuse(layout: Layout) -> None:
