@@ -2,6 +2,7 @@
 
   tree    the trees of `gpu_tree` in bfloat16, one layer: milliseconds, and what share of the card's
           measured copy rate the reads of the unique KV are
+  prompt  2,048 tokens more of a long prompt, one layer, with tiles of 128 rows and without
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
   draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
 
@@ -25,6 +26,7 @@ from weft.engines.base import Row
 from weft.engines.torch.draws import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Spec
+from weft.engines.torch.paged import plan
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory
 from weft.sampling.params import SamplingParams
@@ -170,6 +172,36 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     return figures
 
 
+@torch.inference_mode()
+def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, Any]:
+    """Run one layer of n more tokens of a prompt, and look at some of them."""
+    was, plan.BROAD_FROM = plan.BROAD_FROM, plan.BROAD_FROM if has_broad else 1 << 30
+    try:
+        tree = Tree(case, Shape((1, 1), (before, 0)))
+        (row,) = tree.rows
+        row.tokens = [5] * n
+        step = tree.memory.begin(tree.rows)
+        n_broad = len(step.work(case.heads[0] // case.heads[1]).broad)  # tiles are chosen here
+    finally:
+        plan.BROAD_FROM = was
+    fresh = tree.fresh(n)
+    out = step.attend(0, *fresh, tree.spec)[0].float()
+    assert row.dest is not None
+    worst = 0.0
+    for at in range(0, n, max(1, n // 4)):
+        row.dest.length = at  # the slots before it are there
+        want = tree.softmax(row, fresh[0][0, :, at])
+        worst = float(np.maximum(worst, (out[at] - want).abs().max().item()))
+    row.dest.length = 0
+    if not worst < NEAR[case.dtype]:
+        raise AssertionError(f"an output is {worst:.3g} off")
+    seconds, is_alone = timed_alone(lambda: step.attend(0, *fresh, tree.spec), 0.1)
+    n_met = n * before + n * (n + 1) // 2
+    done = 2 * n_met * case.heads[0] * sum(case.dims)
+    figures = {"worst": worst, "ms": seconds * 1e3, "alone": is_alone}
+    return {**figures, "flop_s": done / seconds, "broad_items": n_broad}
+
+
 def run_attention(record: Record, *, dry: bool) -> None:
     rate = record.attempt("copy", lambda: {"bytes_s": copy_rate(dry=dry)})
     llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
@@ -182,6 +214,11 @@ def run_attention(record: Record, *, dry: bool) -> None:
 
     for name, shape in trees(dry=dry).items():
         record.attempt("tree", partial(one, shape), tree=name)
+
+    before, n = (30, 260) if dry else (12288, 2048)
+    for has_broad in (True, False):
+        job = partial(read_on, llama, before, n, has_broad=has_broad)
+        record.attempt("prompt", job, before=before, tokens=n, has_broad=has_broad)
 
     small = Shape((1, 3), (40, 5)) if dry else Shape((1, 4, 12), (300, 70, 9))
     for case in cases(dry=dry):

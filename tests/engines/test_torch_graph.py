@@ -92,9 +92,9 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
     ours.step(5), theirs.step(5)
     ((frame, _),) = played._graphs._frames.values()
     work = frame.work(2)
-    n_rows = [int((items[:, 4] > 0).sum()) for items in (work.narrow, work.wide)]
+    n_rows = [int((items[:, 4] > 0).sum()) for items in work.by_tile]
     now = played.fragments._plan.work(2)
-    assert n_rows == [len(now.narrow), len(now.wide)]
+    assert n_rows == [len(items) for items in now.by_tile]
     assert frame.slots[5:].tolist() == [played.fragments.nobodys] * 3
     for mine, other in zip(ours.rows, theirs.rows, strict=True):
         one, two = (e.fragments.export(r.dest) for e, r in ((played, mine), (plain, other)))

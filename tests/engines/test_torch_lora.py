@@ -25,7 +25,6 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 from families import build  # noqa: E402
 from loopback_hub import Repo, point_at, serve  # noqa: E402
 from weft import AsyncLM, Branch, BranchStore, Loom, load  # noqa: E402
-from weft.aio.asynclm import read_of  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ModelLoadError,
@@ -35,7 +34,7 @@ from weft.errors import (  # noqa: E402
 )
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.sampler import Sampler  # noqa: E402
-from weft.sched.work import Run  # noqa: E402
+from weft.sched.work import Extend, Logits, Run  # noqa: E402
 from weft.store import sidecar  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
@@ -178,7 +177,7 @@ def test_a_name_taken_again_forgets_what_the_first_computed(tmp_path, text) -> N
     with pytest.raises(ConfigError, match="unknown LoRA adapter"):
         model.remove_lora("law")
     with pytest.raises(StaleHandle, match="'law' was removed"):
-        lm.submit([read_of(place)])
+        lm.submit([Extend(place, (), (Logits(place.depth),))])
 
 
 def test_a_removed_adapter_fails_what_waits_for_it_and_nothing_else(tmp_path, text) -> None:

@@ -285,6 +285,22 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     assert len(work.narrow) > 0
 
 
+@pytest.mark.parametrize(("dtype", "n_broad"), [("float16", 2 + 2), ("float32", 0)])
+def test_lines_of_many_queries_are_met_by_broad_tiles(
+    dtype: str, n_broad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(plan, "BROAD_FROM", 200)
+    twin = Twin(4, 2, dtype=dtype)
+    trunk = twin.node(None, 100)
+    parts: list[Part] = [(trunk, twin.node(trunk, 0), 101), (trunk, twin.node(trunk, 3), 1)]
+    assert twin.step(parts, Spec(0.3, window=90)) < (5e-3 if dtype == "float16" else NEAR)
+    work = twin.last.work(2)
+    assert (len(work.broad), len(work.narrow) > 0) == (n_broad, True)
+    assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
+
+
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 4, device=DEVICE)])
 def test_more_parts_than_are_merged_at_once(sinks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_CHUNK", 64)
@@ -292,7 +308,7 @@ def test_more_parts_than_are_merged_at_once(sinks: Any, monkeypatch: pytest.Monk
     trunk, other = twin.node(None, 1100), twin.node(None, 5)
     parts: list[Part] = [(trunk, twin.node(trunk, 0), 1), (other, None, 1), (trunk, None, 2)]
     assert twin.step(parts, Spec(0.3, sinks=sinks)) < NEAR
-    assert twin.memory._plan.work(2).n_parts > 3 * 17
+    assert twin.last.work(2).n_parts > 3 * 17
 
 
 def test_parts_are_merged_where_that_takes_many_programs() -> None:
@@ -364,7 +380,7 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
     work, table = step.work(group), twin.memory.table.on_device().cpu().numpy()
     positions, first_part = step.positions.tolist(), work.first_part.tolist()
     met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
-    for items, n_rows in ((work.narrow, kernel.NARROW), (work.wide, kernel.WIDE)):
+    for items, n_rows in zip(work.by_tile, kernel.TILES, strict=True):
         for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
             for m in range(m0, min(m0 + n_rows, n_query)):
                 token = start + m // group
@@ -597,7 +613,7 @@ def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch
         live.append(twin.node(above, 0))
         step = twin.memory.begin(twin.rows([(twin.nodes[n].parent, n, 1) for n in live]))
         work = step.work(2)
-        sizes.add((len(work.narrow), len(work.wide), work.n_parts))
+        sizes.add((len(work.narrow), len(work.wide) + len(work.broad), work.n_parts))
         step.commit()
         for n in live:
             twin.nodes[n].held = [torch.zeros(len(h) + 1, *h.shape[1:]) for h in twin.nodes[n].held]
@@ -770,14 +786,16 @@ def test_the_gate_fills_a_processor() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128, 256])
-@pytest.mark.parametrize("n_rows", [kernel.NARROW, kernel.WIDE])
+@pytest.mark.parametrize("n_rows", kernel.TILES)
 def test_tiles_compile_for_sm_90(size: int, n_rows: int) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
     made = compiled_for_sm_90(
         "paged.kernel", "tree_part", {**fixed, "HAS_CAP": True, "HAS_WINDOW": True}
     )
-    assert made.shared <= 227 * 1024 // 2
-    assert (made.has_wgmma, made.has_mma) == (n_rows == kernel.WIDE, n_rows != kernel.WIDE)
+    n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
+    assert made.shared <= 227 * 1024 // n_programs
+    is_narrow = n_rows == kernel.NARROW
+    assert (made.has_wgmma, made.has_mma) == (not is_narrow, is_narrow)
     assert made.stack == 0
     assert made.registers <= 255

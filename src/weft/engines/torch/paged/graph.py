@@ -62,7 +62,12 @@ class FrameSize(NamedTuple):
 
     narrow: int
     wide: int
+    broad: int
     parts: int
+
+    @classmethod
+    def of(cls, work: Work) -> FrameSize:
+        return cls(len(work.narrow), len(work.wide), len(work.broad), work.n_parts)
 
     def holds(self, other: FrameSize) -> bool:
         return all(mine >= asked for mine, asked in zip(self, other, strict=True))
@@ -103,6 +108,7 @@ class Frame(PagedStep):
             table=self._memory.table.on_device(),
             narrow=ints(room.narrow, ITEM_FIELDS),
             wide=ints(room.wide, ITEM_FIELDS),
+            broad=ints(room.broad, ITEM_FIELDS),
             first_part=ints(self.key.n_tokens + 1),
             positions=self._places,
             n_parts=room.parts,
@@ -129,7 +135,7 @@ class Frame(PagedStep):
             work = step.work(group)
             if self._filled.get(group) is not work:
                 self._filled[group] = work
-                for into, items in ((mine.narrow, work.narrow), (mine.wide, work.wide)):
+                for into, items in zip(mine.by_tile, work.by_tile, strict=True):
                     into[: len(items)].copy_(items)
                     into[len(items) :] = 0
                 mine.first_part[: n + 1].copy_(work.first_part)
@@ -211,10 +217,7 @@ class StepGraphs:
         if places != self._places:
             self.forget()
             self._places = places
-        rooms = tuple(
-            (group, FrameSize(len(work.narrow), len(work.wide), work.n_parts))
-            for group, work in works
-        )
+        rooms = tuple((group, FrameSize.of(work)) for group, work in works)
         found = self._fitting(Key(id(body), n, rooms))
         if found is not None:
             found[0].fill(ids, step)

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from ..memory import Spec
 
-# Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma).
-NARROW, WIDE = 16, 64
+# Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
+# the keys half as often, and their sums leave room for one program a processor.
+NARROW, WIDE, BROAD = 16, 64, 128
+TILES = BROAD, WIDE, NARROW
 ITEM_FIELDS = 8
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
 _MERGED_ROWS, _MERGED_PARTS = 1, 16  # of a program, at once
@@ -265,19 +267,25 @@ def is_interpreted() -> bool:
 class Work(NamedTuple):
     """A plan on the device, all int32.
 
-    table: slots, list after list. narrow, wide: items [n, 8] by tile class: where its slots begin
-    in the table, how many, the position of the first, the first query token, query rows (tokens
-    times heads of a group), the first of them in this tile, its number among a row's parts, 0. One
-    of zeros has no rows: it reads and writes nothing.
+    table: slots, list after list. narrow, wide, broad: items [n, 8] by tile class: where its slots
+    begin in the table, how many, the position of the first, the first query token, query rows
+    (tokens times heads of a group), the first of them in this tile, its number among a row's parts,
+    0. One of zeros has no rows: it reads and writes nothing.
     first_part: [T + 1], where each token's parts begin. positions: [T].
     """
 
     table: Tensor
     narrow: Tensor
     wide: Tensor
+    broad: Tensor
     first_part: Tensor
     positions: Tensor
     n_parts: int
+
+    @property
+    def by_tile(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Items in the order of TILES."""
+        return self.broad, self.wide, self.narrow
 
 
 def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: Spec) -> Tensor:
@@ -293,7 +301,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
     parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
     lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
-        for n_rows, items in ((NARROW, work.narrow), (WIDE, work.wide)):
+        for n_rows, items in zip(TILES, work.by_tile, strict=True):
             if len(items):
                 tree_part[(len(items) * n_kv,)](
                     query,
@@ -346,6 +354,7 @@ def tile_of(
     """Return what a tile class is compiled with; n_rows: of a tile, n_bytes: of a number."""
     key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)
+    is_large = widest > 128 or n_bytes > 2
     return {
         "N_HEADS": n_heads,
         "GROUP": n_heads // n_kv,
@@ -357,7 +366,7 @@ def tile_of(
         "BN": max(16, min(64, _TILE_BYTES // (widest * n_bytes))),
         "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
         # So many that sums and products fit their registers.
-        "num_warps": 8 if n_rows == WIDE and (widest > 128 or n_bytes > 2) else 4,
+        "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large) else 4,
         "num_stages": 3,
     }
 

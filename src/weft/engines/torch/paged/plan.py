@@ -25,13 +25,14 @@ from torch import Tensor
 
 from ...base import Fragment, Row, Span
 from ..seats import overwrite, upload
-from .kernel import ITEM_FIELDS, NARROW, WIDE, Work
+from .kernel import BROAD, ITEM_FIELDS, NARROW, TILES, WIDE, Work
 from .pool import SlotList, SlotPool, own
 
 # Programs that keep a card busy, all KV heads together: twice the 132 processors of sm_90, twice.
 _PROGRAMS = 528
 _CHUNK = 256  # slots of an item at least
-_TOKENS = 16  # query tokens of a tile, as far as that is known before heads are
+# Query tokens of a tile, as far as that is known before heads are: twice that where there are many.
+_TOKENS, _MANY_TOKENS = 16, 128
 _ALIGN = 64
 _SPARE_STRETCHES = 64  # that a plan may have more than twice those it was made with
 
@@ -41,7 +42,7 @@ _SPARE_STRETCHES = 64  # that a plan may have more than twice those it was made 
 _AT, _N, _FIRST, _START, _SIZE, _CHUNKS, _BEFORE, _LIMIT = range(ITEM_FIELDS)
 # An item is the line of its chunk, with query rows for tokens, and here the first of its tile.
 _N_ROWS, _M0 = _SIZE, _CHUNKS
-_CLASSES = (WIDE, NARROW)  # rows of a tile; `_tiles` chooses
+BROAD_FROM = 512  # query rows from which a line is met by tiles of 128
 
 Ints = NDArray[np.signedinteger]
 Path = tuple[Span, ...]
@@ -74,6 +75,8 @@ class TreePlan:
         self._n_planned, self._now = len(rows), _positions(rows)
         self._above = _Above(pool)
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
+        # Larger tiles of float32 do not fit registers.
+        self._has_broad = pool.layout.groups[0][0].key_dtype.itemsize == 2
         self._groups: list[int] = []
         self._cuts: dict[int, _Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
@@ -113,8 +116,8 @@ class TreePlan:
         found = self._works.get(group)
         if found is None:
             self._groups.append(group)  # from now on they come with the rest
-            items, n_wide = self._items(group)
-            found = self._work(upload(items, self._pool.layout.device), n_wide)
+            items, n_each = self._items(group)
+            found = self._work(upload(items, self._pool.layout.device), n_each)
         elif found.table is not self.table:
             found = found._replace(table=self.table)
         self._works[group] = found
@@ -265,8 +268,8 @@ class TreePlan:
         self._first_part = first_part[: n + 1]
         self._find_slots()
         self._works: dict[int, Work] = {}
-        for group, items, n_wide in made:
-            self._works[group] = self._work(sent[at : at + len(items)], n_wide)
+        for group, items, n_each in made:
+            self._works[group] = self._work(sent[at : at + len(items)], n_each)
             at += len(items)
 
     def _advance(self, now: Ints) -> None:
@@ -282,18 +285,20 @@ class TreePlan:
         self.table = self._pool.table.on_device()
         self.slots = self.table.index_select(0, self._bases + self.positions).long()
 
-    def _work(self, items: Tensor, n_wide: int) -> Work:
+    def _work(self, items: Tensor, n_each: list[int]) -> Work:
+        broad, wide, narrow = items.split(n_each)
         return Work(
             table=self.table,
-            narrow=items[n_wide:],
-            wide=items[:n_wide],
+            narrow=narrow,
+            wide=wide,
+            broad=broad,
             first_part=self._first_part,
             positions=self.positions,
             n_parts=self._n_parts,
         )
 
-    def _items(self, group: int) -> tuple[Ints, int]:
-        """Return the items for heads in groups of this size, and how many are wide: they lead."""
+    def _items(self, group: int) -> tuple[Ints, list[int]]:
+        """Return the items for heads in groups of this size, and how many each of TILES has."""
         lines, packed = self._above.lines, self._packed
         # Rows of one tile and one chunk are nearly items.
         is_short = (packed[:, _CHUNKS] == 1) & (packed[:, _SIZE] <= NARROW // group)
@@ -301,7 +306,7 @@ class TreePlan:
         if not is_all:
             lines, packed = np.concatenate([lines, packed[~is_short]]), packed[is_short]
         n_rows = lines[:, _SIZE] * group
-        n_tiles = _tiles(n_rows)
+        n_tiles = _tiles(n_rows, has_broad=self._has_broad)
         cut = self._cuts.get(group) if is_all else None
         if cut is None or not np.array_equal(cut.n_tiles, n_tiles):
             cut = _cut_items(lines, n_tiles, self._above.chunk)
@@ -314,11 +319,16 @@ class TreePlan:
         items[n_cut:, _N_ROWS] *= group
         items[n_cut:, _M0] = 0
         items[:, _LIMIT] = 0
-        return items, cut.n_wide
+        *before, last = cut.n_each
+        return items, [*before, last + len(packed)]
 
     def _chunk_of(self, *lines: Ints) -> int:
         """Return how many slots a chunk has, so that there are programs enough."""
-        n = sum(int((each[:, _N] * -(-each[:, _SIZE] // _TOKENS)).sum()) for each in lines)
+        n = 0
+        for each in lines:
+            size = each[:, _SIZE]
+            tiles = np.where(size < _MANY_TOKENS, -(-size // _TOKENS), -(-size // (2 * _TOKENS)))
+            n += int((each[:, _N] * tiles).sum())
         n_programs = n * self._pool.layout.groups[0][0].n_heads
         return max(_CHUNK, -(-n_programs // _PROGRAMS // _ALIGN) * _ALIGN)
 
@@ -422,28 +432,29 @@ def _begun(
     return lines, room
 
 
-def _tiles(n_rows: Ints) -> Ints:
-    """Return how many tiles of each class lines have, one after the other: [len(_CLASSES), n]."""
-    n_wide, rest = np.divmod(n_rows, WIDE)
+def _tiles(n_rows: Ints, *, has_broad: bool) -> Ints:
+    """Return how many tiles of each class lines have, one after the other: [len(TILES), n]."""
+    n_broad = np.where(n_rows >= BROAD_FROM, n_rows // BROAD, 0) if has_broad else 0 * n_rows
+    n_wide, rest = np.divmod(n_rows - n_broad * BROAD, WIDE)
     is_narrow = (rest > 0) & (rest <= NARROW)
-    return np.array([n_wide + ((rest > 0) & ~is_narrow), is_narrow])
+    return np.array([n_broad, n_wide + ((rest > 0) & ~is_narrow), is_narrow])
 
 
 class _Cut(NamedTuple):
     """Items of lines, class by class: all but their query tokens holds while `n_tiles` does.
 
-    of: whose line each is. n_wide: how many are of the first class.
+    of: whose line each is. n_each: how many items each of TILES has.
     """
 
     n_tiles: Ints
     items: Ints
     of: Ints
-    n_wide: int
+    n_each: list[int]
 
 
 def _cut_items(lines: Ints, n_tiles: Ints, chunk: int) -> _Cut:
     """Cut lines: every chunk of a line with every tile of it."""
-    rows = np.array(_CLASSES)[:, None]
+    rows = np.array(TILES)[:, None]
     m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
     size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()
     tile_of = np.arange(len(m0)).repeat(n_tiles.ravel())
@@ -458,7 +469,8 @@ def _cut_items(lines: Ints, n_tiles: Ints, chunk: int) -> _Cut:
     items[:, _FIRST] += skipped
     items[:, _BEFORE] += number
     items[:, _M0] = m0.repeat(chunks)
-    return _Cut(n_tiles, items, of, int(chunks[: n_tiles[0].sum()].sum()))
+    ends = np.concatenate([[0], chunks.cumsum()])[n_tiles.sum(1).cumsum()]
+    return _Cut(n_tiles, items, of, np.diff(ends, prepend=0).tolist())
 
 
 def _numbers_within(counts: Ints) -> Ints:
