@@ -343,7 +343,7 @@ def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor
         BM=n_rows,
         BP=_MERGED_PARTS,
         HAS_SINKS=sinks is not None,
-        num_warps=2,
+        num_warps=4,
     )
     return out
 
