@@ -301,6 +301,20 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
     assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
 
 
+def test_a_long_prompt_is_met_in_one_piece_by_each_of_its_steps() -> None:
+    """Tiles enough keep a card busy; a second part of each row would be written and read for it."""
+    memory = PagedMemory(Layout.of([LayerShape(8, 2, 2, torch.float16, torch.float16)], DEVICE))
+    kv = memory.new(None)
+    for position in range(0, 16384, 2048):
+        step = memory.begin([Row((), [0] * 2048, position, kv)])
+        assert step.work(4).n_parts == 2048, position
+        step.commit()
+    leaves = [memory.new(kv) for _ in range(300)]
+    path = (Span(kv, 16384),)
+    step = memory.begin([Row(path, [0], 16384, leaf) for leaf in leaves])
+    assert len(step.work(4).broad) * 8 > 132  # but where few tiles meet much, it is cut
+
+
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 4, device=DEVICE)])
 def test_more_parts_than_are_merged_at_once(sinks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_CHUNK", 64)

@@ -232,8 +232,7 @@ class TreePlan:
     def _cut(self, lines: Ints, room: Ints, bottoms: Ints, lists: Sequence[SlotList]) -> None:
         """Cut rows' own lists into chunks."""
         chunk, above = self._above.chunk, self._above.lines.take(bottoms, 0)
-        chunks = np.maximum(1, -(-lines[:, _N] // chunk))
-        lines[:, _CHUNKS] = chunks
+        lines[:, _CHUNKS] = chunks = _chunks(lines[:, _N], chunk)
         lines[:, _BEFORE] = above[:, _BEFORE] + above[:, _CHUNKS]
         # The last one takes one more, as far as there is room.
         lines[:, _N] = np.minimum(room, (chunks + 1) * chunk)
@@ -363,7 +362,7 @@ class _Above:
         """Cut them into chunks."""
         self.chunk = chunk
         lines = self.lines
-        lines[1:, _CHUNKS] = np.maximum(1, -(-lines[1:, _N] // chunk))
+        lines[1:, _CHUNKS] = _chunks(lines[1:, _N], chunk)
         chunks, before = lines[:, _CHUNKS].tolist(), [0]
         for parent in self._parents[1:]:
             before.append(before[parent] + chunks[parent])
@@ -430,6 +429,11 @@ def _begun(
     lines[:, _AT], lines[:, _FIRST], lines[:, _SIZE] = at, now - lengths, sizes
     lines[:, _N] = lengths + lines[:, _SIZE]
     return lines, room
+
+
+def _chunks(n: Ints, chunk: int) -> Ints:
+    """Return how many chunks lines of n slots have. A rest of a quarter goes with the last one."""
+    return np.maximum(1, -(-(n - chunk // 4) // chunk))
 
 
 def _tiles(n_rows: Ints, *, has_broad: bool) -> Ints:
