@@ -6,12 +6,16 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 
+import weft
 from sampling import naive
+from shallow import shallow
 from weft.constraints.base import Matcher, n_words
+from weft.constraints.grammar import Regex
 from weft.constraints.kinds import AllowMatcher
 from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Chain, DrawResult, Sampler
+from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 
 U64 = 2**64
 # Parameters as far from what they are as rounding may put an edge.
@@ -175,3 +179,32 @@ def everything(n_vocab: int) -> list[Sampler]:
     samplers = [Sampler(SamplingParams(**each), i) for i, each in enumerate(options)]
     samplers[6].prime([1, 2])
     return [*samplers, Sampler(SamplingParams(), 9, allowing([1, 2, n_vocab - 1], n_vocab))]
+
+
+def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
+    """Let any device draw as a card does, and note what is drawn."""
+    from weft.engines.torch.draws import Drawer
+
+    drawn: list[DrawBatch] = []
+    whole = Drawer.draw
+
+    def noted(self: Drawer, logits: Any, batch: DrawBatch) -> Any:
+        drawn.append(batch)
+        return whole(self, logits, batch)
+
+    monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(Drawer, "draw", noted)
+    return drawn
+
+
+def texts_of_many_rules() -> list[str]:
+    """What runs of many rules side by side write, penalties and a constraint among them."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.8, "n": 3},
+        {"temperature": 0},
+        {"top_p": 0.9, "repetition_penalty": 1.3, "n": 2},
+        {"top_k": 20, "constraint": Regex("[a-z ]{4,12}")},
+    ]
+    with weft.load(str(shallow()), engine="torch") as lm, weft.Loom(lm, "The old") as loom:
+        grown = [loom.grow(max_tokens=8, seed=3, **each) for each in options]
+        return [node.text for nodes in grown for node in nodes]

@@ -11,12 +11,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
-import weft  # noqa: E402
-from drawing import allowing, assert_draws_agree, random_logits, random_sampler  # noqa: E402
+from drawing import (  # noqa: E402
+    allowing,
+    assert_draws_agree,
+    note_draws,
+    random_logits,
+    random_sampler,
+    texts_of_many_rules,
+)
 from families import N_VOCAB, build  # noqa: E402
 from on_sm_90 import compiled_for_sm_90  # noqa: E402
-from shallow import shallow  # noqa: E402
-from weft.constraints.grammar import Regex  # noqa: E402
 from weft.engines.base import KeptRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine, draw_kernel, draws  # noqa: E402
 from weft.engines.torch.draws import Drawer  # noqa: E402
@@ -195,17 +199,9 @@ def test_where_kernels_do_not_run_operations_draw(
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let engines draw by kernels; what they drew."""
-    drawn: list[DrawBatch] = []
-    whole, made = Drawer.draw, Drawer.__init__
-
-    def noted(self: Drawer, logits: Any, batch: DrawBatch) -> Any:
-        drawn.append(batch)
-        return whole(self, logits, batch)
-
-    monkeypatch.setattr(draws, "DEVICES", frozenset(("cpu", "cuda")))
+    made = Drawer.__init__
     monkeypatch.setattr(Drawer, "__init__", lambda self, device: made(self, device, kernels=True))
-    monkeypatch.setattr(Drawer, "draw", noted)
-    return drawn
+    return note_draws(monkeypatch)
 
 
 def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
@@ -228,23 +224,10 @@ def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
 def test_texts_of_kernels_are_those_of_the_host(
     on_the_device: list[DrawBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of many rules side by side, penalties and a constraint among them."""
-    options: list[dict[str, Any]] = [
-        {"temperature": 0.8, "n": 3},
-        {"temperature": 0},
-        {"top_p": 0.9, "repetition_penalty": 1.3, "n": 2},
-        {"top_k": 20, "constraint": Regex("[a-z ]{4,12}")},
-    ]
-
-    def texts() -> list[str]:
-        with weft.load(str(shallow()), engine="torch") as lm, weft.Loom(lm, "The old") as loom:
-            grown = [loom.grow(max_tokens=8, seed=3, **each) for each in options]
-            return [node.text for nodes in grown for node in nodes]
-
-    found = texts()
+    found = texts_of_many_rules()
     assert len(on_the_device) > 20
     monkeypatch.setattr(draws, "DEVICES", frozenset())
-    assert texts() == found
+    assert texts_of_many_rules() == found
 
 
 @pytest.mark.slow

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import weft
-from drawing import allowing, assert_draws_agree, everything, random_logits, random_sampler
-from shallow import shallow
-from weft.constraints.grammar import Regex
+from drawing import (
+    allowing,
+    assert_draws_agree,
+    everything,
+    note_draws,
+    random_logits,
+    random_sampler,
+    texts_of_many_rules,
+)
 from weft.errors import ConfigError
 from weft.sampling import rng as reference
 from weft.sampling.params import PARAMETERS, SamplingParams
@@ -344,16 +349,7 @@ def test_seats_go_with_their_chain() -> None:
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let the CPU draw as a device does; what it drew."""
-    drawn: list[DrawBatch] = []
-    whole = Drawer.draw
-
-    def noted(self: Drawer, logits: Any, batch: DrawBatch) -> Any:
-        drawn.append(batch)
-        return whole(self, logits, batch)
-
-    monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset(("cpu",)))
-    monkeypatch.setattr(Drawer, "draw", noted)
-    return drawn
+    return note_draws(monkeypatch)
 
 
 def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
@@ -378,20 +374,7 @@ def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
 def test_texts_of_a_device_that_draws_are_those_of_the_host(
     on_the_device: list[DrawBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of many rules side by side, penalties and a constraint among them."""
-    options: list[dict[str, Any]] = [
-        {"temperature": 0.8, "n": 3},
-        {"temperature": 0},
-        {"top_p": 0.9, "repetition_penalty": 1.3, "n": 2},
-        {"top_k": 20, "constraint": Regex("[a-z ]{4,12}")},
-    ]
-
-    def texts() -> list[str]:
-        with weft.load(str(shallow()), engine="torch") as lm, weft.Loom(lm, "The old") as loom:
-            grown = [loom.grow(max_tokens=8, seed=3, **each) for each in options]
-            return [node.text for nodes in grown for node in nodes]
-
-    there = texts()
+    there = texts_of_many_rules()
     assert len(on_the_device) > 20
     monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset())
-    assert texts() == there
+    assert texts_of_many_rules() == there

@@ -23,7 +23,7 @@ from ...sampling.metrics import MEMBERS
 from ...sampling.sampler import BROKEN, NOTHING
 from . import cuts
 from .edges import Edges, find_edges
-from .seats import Place, Seats
+from .seats import FromRows, Seats
 
 _SQUARE = tl.constexpr(MEMBERS * MEMBERS)
 _SIDE = tl.constexpr(MEMBERS)
@@ -234,7 +234,7 @@ class Chances(NamedTuple):
     edges: Edges | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, place: Place, seats: Seats) -> Chances:
+    def of(cls, logits: Tensor, place: FromRows, seats: Seats) -> Chances:
         """Put together what some samplers draw from. logits: [R, V]."""
         by = (seats.keys, seats.is_greedy, seats.early, seats.late)
         left, rows, allowed = logits, place.rows, seats.allowed

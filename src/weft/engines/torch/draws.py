@@ -27,7 +27,7 @@ from . import cuts
 from .cuts import put, some
 from .noise import NoiseOfGroups, group_noise
 from .passes import MANY_LOGITS, TorchPasses
-from .seats import KNOWN_FILTERS, Place, Rank, Seats
+from .seats import KNOWN_FILTERS, FromRows, Rank, Seats
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -152,7 +152,7 @@ class Drawer:
             return torch.zeros(shape, dtype=torch.int64, device=self._device)
         return drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1)
 
-    def _of_block(self, logits: Tensor, seats: Seats, place: Place, *, kept: bool) -> Tensor:
+    def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
         if self._kernels is not None:
             try:
                 chances = self._kernels.Chances.of(logits, place, seats)
@@ -203,7 +203,7 @@ class _Seated:
         ]
         self.blocks = [Seats.of(samplers, n_vocab, device) for samplers in self._members]
         self._rows: NDArray[np.int64] | None = None
-        self.places: list[Place] = []
+        self.places: list[FromRows] = []
 
     def update(self, batch: DrawBatch) -> None:
         """Write what is another for this step."""
@@ -219,7 +219,9 @@ class _Seated:
         if self._rows is None or not np.array_equal(self._rows, batch.rows):
             self._rows = batch.rows.copy()
             ends = np.cumsum([len(samplers) for samplers in self._members])
-            self.places = [Place.at(rows, self._device) for rows in np.split(self._rows, ends)[:-1]]
+            self.places = [
+                FromRows.at(rows, self._device) for rows in np.split(self._rows, ends)[:-1]
+            ]
 
 
 def draw(logits: Tensor, seats: Seats, *, kept: bool = False) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FromRows:
     """Which rows of a step's logits some samplers draw from.
 
     rows: int64 [B], on the device. first: of the first, where the others follow it; None elsewhere.
@@ -52,7 +52,7 @@ class Place:
     first: int | None
 
     @classmethod
-    def at(cls, rows: NDArray[np.int64], device: torch.device) -> Place:
+    def at(cls, rows: NDArray[np.int64], device: torch.device) -> FromRows:
         follow = bool((np.diff(rows) == 1).all())
         return cls(upload(rows, device), int(rows[0]) if follow else None)
 
