@@ -748,6 +748,18 @@ def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
         assert torch.equal(now[others], was[others])
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype", "is_met"),
+    [(256, torch.bfloat16, True), (512, torch.bfloat16, False), (64, torch.float32, False)],
+)
+def test_tiles_of_128_rows_are_for_heads_that_fit_a_processor(
+    size: int, dtype: torch.dtype, *, is_met: bool
+) -> None:
+    shapes = [LayerShape(8, 64, 64, torch.bfloat16, torch.bfloat16)]
+    shapes.append(LayerShape(2, size, size, dtype, dtype))  # one of few layers is enough
+    assert kernel.has_broad(Layout.of(shapes, torch.device("cpu"))) == is_met
+
+
 @pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])
 def test_heads_too_large_for_a_tile_of_float32_are_refused(
     size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..layout import Layout
 from ..memory import Spec
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
@@ -27,6 +28,7 @@ from ..memory import Spec
 NARROW, WIDE, BROAD = 16, 64, 128
 TILES = BROAD, WIDE, NARROW
 ITEM_FIELDS = 8
+_WIDEST_OF_BROAD = 256  # numbers of a head
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
 _MERGED_ROWS, _MERGED_PARTS = 1, 16  # of a program, at once
 _INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
@@ -369,6 +371,14 @@ def tile_of(
         "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large) else 4,
         "num_stages": 3,
     }
+
+
+def has_broad(layout: Layout) -> bool:
+    """Whether tiles of BROAD fit registers and shared memory, in every layer."""
+    shapes = [shape for shape, _ in layout.groups]
+    widest = max([max(shape.key_dim, shape.value_dim) for shape in shapes], default=0)
+    is_short = all(shape.key_dtype.itemsize == shape.value_dtype.itemsize == 2 for shape in shapes)
+    return is_short and widest <= _WIDEST_OF_BROAD
 
 
 def padded(n: int) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...base import Fragment, Row, Span
 from ..seats import overwrite, upload
-from .kernel import BROAD, ITEM_FIELDS, NARROW, TILES, WIDE, Work
+from .kernel import BROAD, ITEM_FIELDS, NARROW, TILES, WIDE, Work, has_broad
 from .pool import SlotList, SlotPool, own
 
 # Programs that keep a card busy, all KV heads together: twice the 132 processors of sm_90, twice.
@@ -75,8 +75,7 @@ class TreePlan:
         self._n_planned, self._now = len(rows), _positions(rows)
         self._above = _Above(pool)
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
-        # Larger tiles of float32 do not fit registers.
-        self._has_broad = pool.layout.groups[0][0].key_dtype.itemsize == 2
+        self._has_broad = has_broad(pool.layout)
         self._groups: list[int] = []
         self._cuts: dict[int, _Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
