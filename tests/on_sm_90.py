@@ -47,18 +47,24 @@ with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
     file.flush()
     told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
 stack, registers = (int(re.search(n + ":([0-9]+)", told)[1]) for n in ("STACK", "REG"))
-print(json.dumps([made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]))
+waits = [int(n) for n in re.findall("cp.async.wait_group\\s+([0-9]+)", ptx)]
+found = [made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
+print(json.dumps([*found, max(waits, default=0)]))
 """
 
 
 class Compiled(NamedTuple):
-    """What one program takes. shared: bytes; stack: bytes a thread that did not fit registers."""
+    """What one program takes. shared: bytes; stack: bytes a thread that did not fit registers.
+
+    ahead: copies into shared memory that may be under way while others are waited for.
+    """
 
     shared: int
     has_wgmma: bool
     has_mma: bool
     stack: int
     registers: int
+    ahead: int
 
 
 def compiled_for_sm_90(module: str, name: str, fixed: dict[str, Any], **kinds: str) -> Compiled:

@@ -811,3 +811,5 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int) -> None:
     assert (made.has_wgmma, made.has_mma) == (not is_narrow, is_narrow)
     assert made.stack == 0
     assert made.registers <= 255
+    if n_rows == kernel.BROAD or (n_rows == kernel.WIDE and size <= 128):
+        assert made.ahead > 0  # the next keys come while these are met

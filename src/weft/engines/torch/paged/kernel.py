@@ -369,7 +369,9 @@ def tile_of(
         "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
         # So many that sums and products fit their registers.
         "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large) else 4,
-        "num_stages": 3,
+        # Slots take as many as keys and values: with 3 a block is asked for when the one before it
+        # is done, with 5 two blocks before. Where that leaves room for as many programs.
+        "num_stages": 5 if n_rows == BROAD or (n_rows == WIDE and not is_large) else 3,
     }
 
 
