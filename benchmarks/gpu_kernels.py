@@ -33,8 +33,9 @@ from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
 from weft.sampling.sampler import Chain, DrawBatch, Sampler
 
-# Largest error of an output, whose numbers are near one.
-NEAR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+# Largest error of an output, whose numbers are near one. What a model is mostly run in comes first:
+# each case compiles its own kernels, for some seconds, and a part may be ended before the last.
+NEAR = {torch.bfloat16: 4e-2, torch.float32: 1e-4, torch.float16: 5e-3}
 
 
 class Case(NamedTuple):

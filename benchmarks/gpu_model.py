@@ -121,12 +121,13 @@ def timed_alone(job: Callable[[], object], least_s: float = 0.2) -> tuple[float,
     synchronise()
     if not torch.cuda.is_available():
         return timed(job, least_s), False
-    graph = torch.cuda.CUDAGraph()
+    graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             for _ in range(_CAPTURED):
                 job()
     except RuntimeError:
+        torch.cuda.set_stream(now)  # a capture that fails leaves its own stream current
         synchronise()
         return timed(job, least_s), False
     return timed(graph.replay, least_s) / _CAPTURED, True
