@@ -109,7 +109,7 @@ class Drawer:
         self._device = device
         has_kernels = _is_for_triton(device) if kernels is None else kernels
         self._kernels = _kernels() if has_kernels else None
-        self._have_run = False
+        self._have_run: set[tuple[str, ...]] = set()  # by filters: each brings kernels of its own
         self._passes = TorchPasses()
         self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
 
@@ -154,12 +154,15 @@ class Drawer:
 
     def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
         if self._kernels is not None:
+            filters = tuple(seats.cut)
             try:
                 chances = self._kernels.Chances.of(logits, place, seats)
                 drawn: Tensor = self._kernels.draw_tokens(chances, kept=kept)
             except Exception as error:
                 # Triton compiles at the first use, for which a machine may lack what it takes.
-                if self._have_run or isinstance(error, (WeftError, torch.OutOfMemoryError)):
+                if filters in self._have_run or isinstance(
+                    error, (WeftError, torch.OutOfMemoryError)
+                ):
                     raise
                 self._kernels = None
                 said = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -169,7 +172,7 @@ class Drawer:
                     said,
                 )
             else:
-                self._have_run = True
+                self._have_run.add(filters)
                 return drawn
         return pack(*draw(place.of(logits).float(), seats, kept=kept))
 
