@@ -389,13 +389,14 @@ def test_leaves_reserve_some_slots_and_give_them_back() -> None:
 
 
 def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.PagedStep:
-    """Every slot of every path and list is in one part of each query, in order."""
+    """Every slot of every path and list is in one part of each query, in order, and no more is."""
     step = twin.memory.begin(rows)
     work, table = step.work(group), twin.memory.table.on_device().cpu().numpy()
     positions, first_part = step.positions.tolist(), work.first_part.tolist()
     met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
     for items, n_rows in zip(work.by_tile, kernel.TILES, strict=True):
         for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
+            assert m0 < n_query  # no tile without a query
             for m in range(m0, min(m0 + n_rows, n_query)):
                 token = start + m // group
                 n_seen = max(0, min(n, positions[token] + 1 - first))
