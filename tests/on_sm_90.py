@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 _KINDS = {
     "table_ptr": "*i32", "position_ptr": "*i32", "first_part_ptr": "*i32", "item_ptr": "*i32",
     "part_ptr": "*fp32", "lse_ptr": "*fp32", "slot_ptr": "*i64", "row_ptr": "*i64",
-    "left_row_ptr": "*i64", "left_ptr": "*fp32", "allowed_ptr": "*i32", "key_ptr": "*i64",
-    "greedy_ptr": "*i32", "early_ptr": "*fp64", "late_ptr": "*fp64", "moment_ptr": "*fp32",
-    "best_ptr": "*i32", "least_ptr": "*fp32", "last_ptr": "*i64", "scale": "fp32",
-    "softcap": "fp32", "eps": "fp32",
+    "left_row_ptr": "*i64", "left_ptr": "*fp32", "allowed_ptr": "*i32", "stream_ptr": "*i64",
+    "drawn_at_ptr": "*i64", "greedy_ptr": "*i64", "early_ptr": "*fp64", "late_ptr": "*fp64",
+    "moment_ptr": "*fp32", "best_ptr": "*i32", "least_ptr": "*fp32", "last_ptr": "*i64",
+    "scale": "fp32", "softcap": "fp32", "eps": "fp32",
 }  # fmt: skip
 
 _COMPILE = """

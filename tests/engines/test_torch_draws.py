@@ -282,6 +282,7 @@ def test_a_draw_asks_the_device_nothing(kept: bool) -> None:
     meta = torch.device("meta")
     seats = Seats.of(samplers, n_vocab, CPU)
     seats.place(np.zeros(n, dtype=np.uint64))
+    seats.make_keys()
     seats.count(samplers)
     seats.allow(np.zeros((n, -(-n_vocab // 32)), dtype=np.int32))
     moved = on(seats, meta)
@@ -291,7 +292,10 @@ def test_a_draw_asks_the_device_nothing(kept: bool) -> None:
     assert figures.shape == (3 if kept else 2, n)
     assert ids.dtype == torch.int64
     assert len(watching.ran) < 600  # all the ways at once
-    plain = on(Seats.of([Sampler(SamplingParams(temperature=0.8), 1)] * 32, n_vocab, CPU), meta)
+    seats = Seats.of([Sampler(SamplingParams(temperature=0.8), 1)] * 32, n_vocab, CPU)
+    seats.place(np.zeros(32, dtype=np.uint64))
+    seats.make_keys()
+    plain = on(seats, meta)
     with Watching() as watching, torch.inference_mode():
         draw(torch.empty((32, n_vocab), device=meta), plain)
     assert len(watching.ran) < 250

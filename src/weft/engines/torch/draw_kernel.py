@@ -32,6 +32,20 @@ _NO_TOKEN = tl.constexpr(1 << 30)
 
 
 @triton.jit
+def key_of(stream, position):
+    """`rng.keys_of` for one uint64 stream and position."""
+    k0, k1 = stream & 0xFFFFFFFF, stream >> 32
+    c0, c1 = position & 0xFFFFFFFF, position >> 32
+    c2, c3 = c0 * 0, c0 * 0
+    for _ in tl.static_range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = (p1 >> 32) ^ c1 ^ k0, (p0 >> 32) ^ c3 ^ k1
+        c1, c3 = p1 & 0xFFFFFFFF, p0 & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0 | (c1 << 32)
+
+
+@triton.jit
 def splitmix(key, counter):
     """`rng.splitmix` for uint64 numbers."""
     out = (counter + 1) * 0x9E3779B97F4A7C15 + key
@@ -65,7 +79,8 @@ def look_at_tile(
     allowed_ptr,
     least_ptr,
     last_ptr,
-    key_ptr,
+    stream_ptr,
+    drawn_at_ptr,
     greedy_ptr,
     early_ptr,
     late_ptr,
@@ -117,7 +132,8 @@ def look_at_tile(
     top = tl.where(top > float("-inf"), top, 0.0)
 
     early, late = tl.load(early_ptr + sampler), tl.load(late_ptr + sampler)
-    key = tl.load(key_ptr + sampler).to(tl.uint64, bitcast=True)
+    stream = tl.load(stream_ptr + sampler).to(tl.uint64, bitcast=True)
+    key = key_of(stream, tl.load(drawn_at_ptr + sampler).to(tl.uint64, bitcast=True))
     heights = (left - top) * (1 / (early * late)).to(tl.float32)
     if HAS_KEPT:
         tl.store(out + 4 * N_TILES, tl.sum(tl.exp(heights)))
@@ -140,7 +156,8 @@ def look_at_row(
     left_ptr,
     row_ptr,
     left_row_ptr,
-    key_ptr,
+    stream_ptr,
+    drawn_at_ptr,
     greedy_ptr,
     early_ptr,
     late_ptr,
@@ -174,7 +191,8 @@ def look_at_row(
     entropy = tl.where(is_broken, 0.0, tl.maximum(log_total - mean, 0.0))
 
     early, late = tl.load(early_ptr + sampler), tl.load(late_ptr + sampler)
-    key = tl.load(key_ptr + sampler).to(tl.uint64, bitcast=True)
+    stream = tl.load(stream_ptr + sampler).to(tl.uint64, bitcast=True)
+    key = key_of(stream, tl.load(drawn_at_ptr + sampler).to(tl.uint64, bitcast=True))
     is_greedy = tl.load(greedy_ptr + sampler) != 0
     tops = tl.load(at + 3 * N_TILES, mask=inside, other=float("-inf"))
     top = tl.max(tops)
@@ -218,13 +236,14 @@ class Chances(NamedTuple):
 
     raw: [R, V] of any float dtype, rows: int64 [B], the row of each. left: [L, V] and left_rows:
     the logits after edits, -inf for what is gone; None: the raw ones. allowed: int32 [B, words], a
-    bit a token. edges: where filters cut what is left and allowed. keys: int64 [B]; greedy: int32
-    [B]; early, late: float64 [B]: see `Seats`.
+    bit a token. edges: where filters cut what is left and allowed. streams, positions, greedy:
+    int64 [B]; early, late: float64 [B]: see `Seats`.
     """
 
     raw: Tensor
     rows: Tensor
-    keys: Tensor
+    streams: Tensor
+    positions: Tensor
     greedy: Tensor
     early: Tensor
     late: Tensor
@@ -236,7 +255,7 @@ class Chances(NamedTuple):
     @classmethod
     def of(cls, logits: Tensor, place: FromRows, seats: Seats) -> Chances:
         """Put together what some samplers draw from. logits: [R, V]."""
-        by = (seats.keys, seats.is_greedy, seats.early, seats.late)
+        by = (seats.streams, seats.positions, seats.is_greedy, seats.early, seats.late)
         left, rows, allowed = logits, place.rows, seats.allowed
         is_edited = seats.is_edited or seats.typical is not None
         if is_edited:
@@ -268,7 +287,7 @@ def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
     best = torch.empty((n, n_tiles), dtype=torch.int32, device=raw.device)
     left = raw if chances.left is None else chances.left
     left_rows = chances.rows if chances.left_rows is None else chances.left_rows
-    by = (chances.keys, chances.greedy, chances.early, chances.late)
+    by = (chances.streams, chances.positions, chances.greedy, chances.early, chances.late)
     has_left = chances.left is not None
     with torch.cuda.device_of(raw):
         look_at_tile[(n * n_tiles,)](

@@ -174,6 +174,7 @@ class Drawer:
             else:
                 self._have_run.add(filters)
                 return drawn
+        seats.make_keys()
         return pack(*draw(place.of(logits).float(), seats, kept=kept))
 
 
@@ -262,13 +263,14 @@ def _moments(raw: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chosen(edited: Tensor, seats: Seats, *, kept: bool) -> tuple[Tensor, Tensor]:
     """Return the drawn ids, and what they are among what was left, 0 for greedy rows."""
-    ids = seats.keys.new_zeros(len(edited))
+    ids = seats.streams.new_zeros(len(edited))
     left = edited.new_zeros(len(edited))
     if seats.greedy is not None:
         rows = seats.greedy.rows
         ids = put(ids, rows, some(edited, rows).argmax(1))  # of equals the first
     if seats.wide is None and not seats.ranked:
         return ids, left
+    assert seats.keys is not None
     noise = group_noise(seats.keys, n_groups(edited.shape[1]))
     if seats.wide is not None:
         rows = seats.wide.rows

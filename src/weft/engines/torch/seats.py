@@ -26,6 +26,7 @@ EDGES = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 # Rows that ask for more of the likeliest than this have all of their tokens ranked.
 _DEEPEST = 2048
 _NO_ENTRY = -1
+_ALIGNED = 4  # numbers: 16 bytes of any kind
 # For so many steps keys are made at once.
 _AHEAD = 64
 
@@ -73,18 +74,19 @@ class Seats:
     cut: the filters that leave what lies above an edge, by name, [B]: those that any row asks for.
     typical: rows that ask for the one that does not, int64 [n]: all of their filters are left out
     of `cut`, as those of greedy rows are.
-    is_greedy: int32 [B], 1 for rows that take the largest logit; greedy: the same rows. wide: rows
+    is_greedy: int64 [B], 1 for rows that take the largest logit; greedy: the same rows. wide: rows
     whose filters, if any, need no order but of the value; nucleus: those among the wide, numbered
     there, that ask for top-p. ranked: the rest. lowest: whether a wide row asks for min-p.
 
-    Overwritten each step: keys: int64 [B], of the streams at the positions of the tokens to be
-    drawn; seen: int32 [2, B, H], ids and counts of tokens that penalties look at, count -1 where
-    there is none; allowed: int32 [B, words], a bit a token, of constraints.
+    Overwritten each step: positions: int64 [B], of the tokens to be drawn; keys: int64 [B], of the
+    streams there, for those who ask (`make_keys`); seen: int32 [2, B, H], ids and counts of tokens
+    that penalties look at, count -1 where there is none; allowed: int32 [B, words], a bit a token,
+    of constraints.
     """
 
     n_vocab: int
     streams: Tensor
-    keys: Tensor
+    positions: Tensor
     early: Tensor
     late: Tensor
     is_greedy: Tensor
@@ -103,6 +105,8 @@ class Seats:
     ranked: tuple[Rank, ...]
     seen: Tensor | None = None
     allowed: Tensor | None = None
+    keys: Tensor | None = None
+    _now: NDArray[np.uint64] | None = None
     _first: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
     _ahead: Tensor | None = None
 
@@ -128,19 +132,24 @@ class Seats:
         ranked = ((near, depth), (deep, n_vocab))
         made = ((_rank(rows, device, deepest), rows) for rows, deepest in ranked)
         bias_ids, bias = _padded_bias(arrays)
+        streams = np.array([s.stream for s in samplers], np.uint64).view(np.int64)
+        whole = _together([streams, np.zeros_like(streams), arrays.greedy], np.int64, device)
+        names = sorted(KNOWN_FILTERS)
+        filters = [arrays.filters[name] for name in names]
+        parts = _together([arrays.early, arrays.late, *filters], np.float64, device)
+        counts = [arrays.repetition, arrays.presence, arrays.frequency]
+        repetition, presence, frequency = _together(counts, np.float32, device)
         return cls(
             n_vocab=n_vocab,
-            streams=upload(
-                np.array([s.stream for s in samplers], np.uint64).view(np.int64), device
-            ),
-            keys=torch.zeros(len(samplers), dtype=torch.int64, device=device),
-            early=upload(arrays.early, device),
-            late=upload(arrays.late, device),
-            is_greedy=upload(arrays.greedy.astype(np.int32), device),
-            filters={name: upload(arrays.filters[name], device) for name in KNOWN_FILTERS},
-            repetition=upload(arrays.repetition, device),
-            presence=upload(arrays.presence, device),
-            frequency=upload(arrays.frequency, device),
+            streams=whole[0],
+            positions=whole[1],
+            early=parts[0],
+            late=parts[1],
+            is_greedy=whole[2],
+            filters=dict(zip(names, parts[2:], strict=True)),
+            repetition=repetition,
+            presence=presence,
+            frequency=frequency,
             bias_ids=None if bias_ids is None else upload(bias_ids, device),
             bias=None if bias is None else upload(bias, device),
             cut={name: upload(values, device) for name, values in _cut(arrays).items()},
@@ -158,18 +167,32 @@ class Seats:
         return self.bias is not None or self.seen is not None
 
     def place(self, positions: NDArray[np.uint64]) -> None:
-        """Write the keys of the tokens to be drawn at uint64 [B] positions.
+        """Write where the tokens to be drawn will be: uint64 [B].
 
-        They are made some steps ahead: while all rows go on together the host sends nothing.
+        While all rows go on by one the host sends nothing.
         """
+        if self._now is not None and np.array_equal(positions, self._now + np.uint64(1)):
+            self.positions += 1
+        elif self._now is None or not np.array_equal(positions, self._now):
+            overwrite(self.positions, positions.view(np.int64))
+        self._now = positions.copy()
+
+    def make_keys(self) -> Tensor:
+        """Return the keys of the streams where the tokens to be drawn will be: int64 [B].
+
+        They are made some steps ahead.
+        """
+        assert self._now is not None
+        positions, device = self._now, self.streams.device
         steps = positions - self._first  # unsigned: a step back is a huge one
         step = int(steps[0])
         if step >= _AHEAD or self._ahead is None or not (steps == step).all():
             at = positions + np.arange(_AHEAD, dtype=np.uint64)[:, None]
-            counters = upload(at.view(np.int64).reshape(-1), self.keys.device)
+            counters = upload(at.view(np.int64).reshape(-1), device)
             made = keys_of(self.streams.repeat(_AHEAD), counters)
             self._first, self._ahead, step = positions.copy(), made.view(_AHEAD, -1), 0
-        self.keys.copy_(self._ahead[step])
+        self.keys = self._ahead[step]
+        return self.keys
 
     def count(self, samplers: Sequence[Sampler]) -> None:
         """Write the tokens that penalties count, if any sampler has some.
@@ -191,11 +214,23 @@ class Seats:
                 seen[0, row], seen[1, row] = history.ids[0], history.counts[0]
                 seen[0, row, : len(history)] = history.ids
                 seen[1, row, : len(history)] = history.counts
-        self.seen = _kept(self.seen, seen, self.keys.device)
+        self.seen = _kept(self.seen, seen, self.streams.device)
 
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write which tokens constraints allow: int32 [B, words]."""
-        self.allowed = _kept(self.allowed, bits, self.keys.device)
+        self.allowed = _kept(self.allowed, bits, self.streams.device)
+
+
+def _together(
+    arrays: Sequence[NDArray[Any]], dtype: type[np.generic], device: torch.device
+) -> list[Tensor]:
+    """Copy arrays of one length to a device as one. Each begins where Triton's kernels like it, as
+    others are compiled for tensors that lie otherwise.
+    """
+    n = len(arrays[0])
+    held = np.zeros((len(arrays), -(-n // _ALIGNED) * _ALIGNED), dtype)
+    held[:, :n] = arrays
+    return [row[:n] for row in upload(held, device)]
 
 
 def upload(values: NDArray[Any], device: torch.device) -> Tensor:
