@@ -34,10 +34,10 @@ class Part(NamedTuple):
 
 
 PARTS = [
-    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 70),
-    Part("trees", ["gpu_tree.py", "--parts", "trees"], 150),
+    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 90),
+    Part("trees", ["gpu_tree.py", "--parts", "trees"], 140),
     Part("laws", ["gpu_laws.py", "--parts", "truth"], 50),
-    Part("contract", ["gpu_laws.py", "--parts", "contract"], 70),
+    Part("contract", ["gpu_laws.py", "--parts", "contract"], 60),
     Part("draws", ["gpu_kernels.py", "--parts", "draws"], 35),
     Part("prefill", ["gpu_tree.py", "--parts", "prefill"], 40),
     Part("callers", ["gpu_tree.py", "--parts", "callers"], 45),
