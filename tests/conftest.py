@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -56,6 +57,9 @@ PACKAGES = {
 }
 
 
+# What a test draws without a seed is the same in each run, too: Weft takes its seeds from here.
+ENTROPY = random.Random()
+
 # Left to `make test-engines`: a test with one of these markers, or with one as a parameter.
 BESIDE = ("mlx", "llamacpp", "vllm", "remote")
 # And the laws on torch's whole paths and on a fake with a loop of its own: twice as dear as others.
@@ -84,6 +88,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--seeds",
+        default="",
+        metavar="NAME",
+        help="draw other seeds where a test gives none; the same name draws the same again",
+    )
+    parser.addoption(
         "--engine",
         metavar="MODULE:CLASS",
         help="show the laws of tests/contract on this engine instead of Weft's own",
@@ -105,6 +115,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish() -> None:
     if (forks := sys.modules.get("forks")) is not None:
         forks.close()
+
+
+def pytest_sessionstart() -> None:
+    from weft.sampling import rng
+
+    rng.urandom = ENTROPY.randbytes
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    ENTROPY.seed(item.config.option.seeds + item.nodeid)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -42,7 +42,7 @@ def test_a_file_is_recognised_and_all_its_texts_are_there(name: str, with_model:
     assert not loom.chat_template_used
     assert loom.meta["imported"]["format"] == name
     if lm is not None:
-        assert loom.children[1].grow(n=1, max_tokens=2)[0].tokens
+        assert loom.children[1].grow(n=1, max_tokens=2, temperature=0)[0].tokens
     else:
         assert not any(node.tokens for node in loom.walk())
 

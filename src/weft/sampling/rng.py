@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
 from collections.abc import Sequence
+from os import urandom
 from typing import NamedTuple
 
 import numpy as np
@@ -105,7 +105,7 @@ def stream_of(seed: int, lineage: tuple[int, ...] = ()) -> int:
 
 def fresh_seed() -> int:
     """Return a new seed from the system, below 2**53 so that JSON keeps it exactly."""
-    return int.from_bytes(os.urandom(8), "little") >> 11
+    return int.from_bytes(urandom(8), "little") >> 11
 
 
 def _halves(values: U64) -> U64:
