@@ -14,6 +14,7 @@ import weft
 
 if TYPE_CHECKING:
     from serving import Served
+    from weft.tokens.tokenizer import Tokenizer
 
 PROMPT = "Once upon a time"
 COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -48,10 +49,7 @@ def test_the_choices_are_nodes_of_a_new_loom(served: Served) -> None:
 
 
 def test_a_conversation_grows_into_one_tree(served: Served) -> None:
-    """Also where an answer ended by itself, as one of these two does: its node is gone on from.
-
-    With other seeds it may have tokens that its text would not be cut into, and is found no more.
-    """
+    """Also where an answer ended by itself, as one of these two does: its node is gone on from."""
     chat = [{"role": "user", "content": weft.samples.sum}]
     asked_for = {"n": 2, "temperature": 0.9, "max_tokens": 40, "seed": 12}
     first = post(served, CHATS, messages=chat, **asked_for, loom={"save": True})
@@ -69,6 +67,74 @@ def test_a_conversation_grows_into_one_tree(served: Served) -> None:
     before = len(nodes(served, loom))
     post(served, CHATS, messages=turn, n=2, max_tokens=8, loom={"loom": loom})
     assert len(nodes(served, loom)) == before + 2  # the prompt was there
+
+
+def by_letters(text: Tokenizer) -> dict[str, int]:
+    """A bias that bans the tokens that "the" is cut into, so that it is drawn letter by letter."""
+    banned = {str(token): -100 for whole in ("he", "th") for token in text.continuation(whole)}
+    assert len(banned) == 2
+    return banned
+
+
+def spelled(served: Served, **loom: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """An answer of which the tokenizer makes other tokens; how the conversation goes on."""
+    text = weft.load("tiny").text
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the"]}}}
+    chat = [{"role": "user", "content": weft.samples.sum}]
+    asked = {"logit_bias": by_letters(text), "response_format": schema, "max_tokens": 20}
+    made = post(served, CHATS, messages=chat, return_token_ids=True, **asked, loom=loom)
+    (choice,) = made["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('"the"', "stop")
+    assert choice["token_ids"][:-1] != text.continuation('"the"')
+    return made, [*chat, choice["message"], {"role": "user", "content": "Why?"}]
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["found", "named"])
+def test_an_answer_that_comes_back_as_text_is_the_tokens_that_were_drawn(
+    served: Served, is_named: bool
+) -> None:
+    first, turns = spelled(served, save=True)
+    (node,) = first["loom"]["nodes"]
+    place = {"loom": first["loom"]["loom"]}
+    if is_named:
+        place["parent"] = str(node)
+    before = len(nodes(served, place["loom"]))
+    figures = {"prompt_logprobs": 0, "return_token_ids": True}
+    made = post(served, CHATS, messages=turns, max_tokens=4, loom=place, **figures)
+    there = nodes(served, place["loom"])
+    assert len(there) == before + 2  # the question, the answer
+    assert there[made["loom"]["parent"]]["parent"] == node
+    # What is told of the prompt is of the tokens that the answer goes on from.
+    asked = f"/api/v1/looms/{place['loom']}/nodes/{made['loom']['parent']}/path"
+    path = served.client.get(asked, params={"as": "tokens"}).json()["token_ids"]
+    n_drawn = len(first["choices"][0]["token_ids"])
+    n_prompt = first["usage"]["prompt_tokens"]
+    assert path[n_prompt:][:n_drawn] == first["choices"][0]["token_ids"]
+    assert made["prompt_token_ids"] == path
+    assert len(made["prompt_logprobs"]) == len(path) == made["usage"]["prompt_tokens"]
+
+
+def test_a_text_is_found_where_its_tokens_reach_over_nodes(served: Served) -> None:
+    """An answer is cut short within a word, and a prompt has the whole word."""
+    begun = "Once upon a time ("
+    text = weft.load("tiny").text
+    banned = by_letters(text)
+    force = {"logit_bias": banned | {str(text.continuation("t")[0]): 100}, "temperature": 0}
+    first = post(served, COMPLETION, prompt=begun, max_tokens=1, loom={"save": True}, **force)
+    (cut,) = first["loom"]["nodes"]
+    place = {"loom": first["loom"]["loom"]}
+    force["logit_bias"] = banned | {str(text.continuation("h")[0]): 100}
+    named = {**place, "parent": str(cut)}
+    second = post(served, COMPLETION, max_tokens=1, loom=named, **force)
+    (node,) = second["loom"]["nodes"]
+    whole = first["choices"][0]["text"] + second["choices"][0]["text"]
+    assert (whole, len(text.continuation(whole))) == ("th", 1)
+    made = post(served, COMPLETION, prompt=begun + whole, max_tokens=2, loom=place)
+    assert made["loom"]["parent"] == node
+    # Tokens that are given are those that are meant.
+    ids = text.encode(begun + whole)
+    made = post(served, COMPLETION, prompt=ids, max_tokens=2, loom=place)
+    assert nodes(served, place["loom"])[made["loom"]["parent"]]["parent"] == 0
 
 
 def test_a_text_goes_on_from_a_node(served: Served) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ...chat import ChatPrompt
 from ...lm import LM
-from ...loom import Loom
+from ...loom import Heddle, Loom
 from ...sampling.params import SamplingParams
 from ..limits import check_most
 from ..pulse import Pulse
@@ -132,6 +132,7 @@ class ChatCall:
     pulse: Pulse
     prompt: ChatPrompt
     root: Loom
+    start: Heddle  # what the choices go on from
     params: SamplingParams
     runs: Runs
     turns: list[ChatTurn]
@@ -190,9 +191,10 @@ class ChatCall:
 
     def plan(self, kept: KeptAnswer | None) -> None:
         """Plan the choices."""
+        self.start = self.root if kept is None else kept.node
         self.runs = Runs(
             self.lm,
-            [self.root if kept is None else kept.node],
+            [self.start],
             self.params,
             self.body.n_choices,
             pulse=self.pulse,
@@ -258,10 +260,10 @@ class ChatCall:
     async def _of_prompt(self) -> Json:
         made: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
         if self.body.return_token_ids:
-            made["prompt_token_ids"] = list(self.prompt.ids)
+            made["prompt_token_ids"] = self.start.get_prefix_tokens()
         if self.body.prompt_logprobs is not None:
             wanted = Wanted(self.body.prompt_logprobs)
-            (found,) = await logprobs.of_prompts(self.lm, [self.root.place], wanted)
+            (found,) = await logprobs.of_prompts(self.lm, [self.start.place], wanted)
             made["prompt_logprobs"] = logprobs.as_mappings(self.lm, found)
         return made
 

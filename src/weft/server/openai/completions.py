@@ -116,10 +116,12 @@ class Completion:
         (prompt,) = prompts
         is_path = body.prompt is None and body.loom.loom is not None
         ids = None if is_path else prompt.ids
-        async with keeping(service, body.loom, name, ids, prompt.loom) as kept:
+        exact = not prompt.is_text
+        async with keeping(service, body.loom, name, ids, prompt.loom, is_exact=exact) as kept:
+            path = kept.node.get_prefix_tokens()
             if is_path:
-                call.prompts = [TextPrompt(lm, kept.node.get_prefix_tokens(), None)]
-            call.prompts[0].node = kept.node
+                call.prompts = [TextPrompt(lm, path, None)]
+            call.prompts[0].ids, call.prompts[0].node = path, kept.node
             call.runs = call.planned(kept)
             await call.runs.keep()
         return call

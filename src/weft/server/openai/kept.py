@@ -1,7 +1,8 @@
 """Answers that are kept: the prompt and the choices of a call become nodes of a loom.
 
-A prompt goes on where a kept loom has its tokens already: of a conversation only what is new is
-added, and where it takes another turn the loom branches.
+A prompt goes on where a kept loom has it already: of a conversation only what is new is added, and
+where it takes another turn the loom branches. Clients send an answer back as text. Its tokens are
+those that were drawn, also where the tokenizer would cut the text into others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .refusals import invalid
 
 if TYPE_CHECKING:
     from ...loom.grow import Growth
+    from ...tokens.tokenizer import Tokenizer
     from ..looms import LiveLoom
     from ..service import Service
     from .fields import LoomOptions
@@ -87,11 +89,13 @@ async def keeping(
     ids: Sequence[int] | None,
     make: Callable[[], Loom],
     said: str = "",
+    is_exact: bool = False,
 ) -> AsyncIterator[KeptAnswer]:
     """Find or make the node that a prompt ends in; its loom's lock is held until the block ends.
 
     ids: the prompt's; None for the path of the parent, or the loom's root. make: a loom of it.
-    said: what of it a person said last.
+    said: what of it a person said last. is_exact: it was given as tokens; else others of the same
+    text will do.
     Raises: Refused where the prompt does not begin as the loom does; NotFound; ModelMismatch.
     """
     served = service.models.get(model)
@@ -110,16 +114,17 @@ async def keeping(
     async with service.looms.held(given, model=model, grows=True) as live:
         start = _start(live, asked.parent)
         before = start.get_prefix_tokens()
-        ids = before if ids is None else ids
-        if list(ids[: len(before)]) != before:
+        prompt = _Prompt(before if ids is None else ids, None if is_exact else served.ready().text)
+        n = prompt.after(before)
+        if n is None:
             which = "loom.loom" if asked.parent is None else "loom.parent"
             raise invalid(
                 which,
                 f"{which}: the prompt does not begin with the {len(before)} tokens that are there",
             )
-        node, n = _deepest(start, ids, len(before))
+        node, n = prompt.deepest(start, n)
         live.refuse_growing_end(node)
-        if rest := list(ids[n:]):
+        if rest := prompt.ids[n:]:
             parent = node
 
             def add() -> None:
@@ -143,19 +148,63 @@ def _start(live: LiveLoom, parent: str | None) -> Heddle:
         raise
 
 
-def _deepest(start: Heddle, ids: Sequence[int], n: int) -> tuple[Heddle, int]:
-    """Return the node furthest down whose path these ids begin with, and how many it has."""
-    best, most = start, n
-    stack = [(start, n)]
-    while stack:
-        node, n = stack.pop()
-        if n > most:
-            best, most = node, n
-        for child in reversed(node.children):
-            tokens = child.tokens
-            if tokens and list(ids[n : n + len(tokens)]) == tokens:
-                stack.append((child, n + len(tokens)))
-    return best, most
+class _Prompt:
+    """A prompt's tokens, and where nodes stand in them.
+
+    text: by which tokens are the same where they write the same bytes; None: they never are.
+    A place is how many tokens lie before it, and what they have written beyond a node's own.
+    """
+
+    def __init__(self, ids: Sequence[int], text: Tokenizer | None) -> None:
+        self.ids = list(ids)
+        self._text = text
+        self._special = frozenset[int]() if text is None else text.special_ids
+
+    def deepest(self, start: Heddle, n: int) -> tuple[Heddle, int]:
+        """Return the node furthest down whose path the prompt begins with, and how far that is.
+
+        n: where the path of `start` ends in the prompt.
+        """
+        best, most = start, n
+        stack = [(start, (n, b""))]
+        while stack:
+            node, (n, ahead) = stack.pop()
+            if n > most and not ahead:
+                best, most = node, n
+            for child in reversed(node.children):
+                place = self._after(child.tokens, n, ahead) if child.tokens else None
+                if place is not None:
+                    stack.append((child, place))
+        return best, most
+
+    def after(self, tokens: list[int]) -> int | None:
+        """Return where in the prompt these tokens end; None where it does not begin with them."""
+        place = self._after(tokens, 0, b"")
+        return None if place is None or place[1] else place[0]
+
+    def _after(self, tokens: list[int], n: int, ahead: bytes) -> tuple[int, bytes] | None:
+        ids, special, text = self.ids, self._special, self._text
+        end = n + len(tokens)
+        if not ahead and ids[n:end] == tokens:
+            return end, b""
+        if text is None:
+            return None
+        for token in tokens:
+            if token in special:
+                if ahead or ids[n : n + 1] != [token]:
+                    return None
+                n += 1
+                continue
+            wanted = text.token_bytes(token)
+            while len(ahead) < len(wanted):
+                if not wanted.startswith(ahead) or n == len(ids) or ids[n] in special:
+                    return None
+                ahead += text.token_bytes(ids[n])
+                n += 1
+            if not ahead.startswith(wanted):
+                return None
+            ahead = ahead[len(wanted) :]
+        return n, ahead
 
 
 def check_one(asked: LoomOptions | None, n_prompts: int) -> bool:

@@ -28,6 +28,11 @@ class TextPrompt:
         self.node: Heddle = named("prompt", lambda: Loom(lm, ids))
 
     @property
+    def is_text(self) -> bool:
+        """Whether it was given as text, not as tokens."""
+        return self._given is not None
+
+    @property
     def text(self) -> str:
         """The prompt as `echo` tells it."""
         return self._lm.text.decode(self.ids, first=True) if self._given is None else self._given
