@@ -21,10 +21,18 @@ export function kvChanged(): void {
 }
 
 let asking: Promise<void> | null = null
+let askingNext: Promise<void> | null = null
 
-/** Ask now; calls that overlap are one. */
+/** Ask now, or once more when what is under way has been told: that may be older than this call. */
 export function readKv(): Promise<void> {
-  asking ??= api
+  if (asking) {
+    askingNext ??= asking.then(() => {
+      askingNext = null
+      return readKv()
+    })
+    return askingNext
+  }
+  asking = api
     .kv()
     .then((told) => {
       kv.value = told.data

@@ -59,10 +59,11 @@ effect(() => {
 
 async function read(loom: OpenLoom, nodes: readonly number[]): Promise<void> {
   askedAt = Date.now()
-  for (const each of nodes) asked.add(each)
+  const round = asked
+  for (const each of nodes) round.add(each)
   try {
     const told = await api.nodes(loom.id, { nodes: nodes.map(String), fields: 'kv', limit: MOST })
-    if (open.peek() !== loom) return
+    if (asked !== round) return // something has changed meanwhile: all of it is asked for again
     const known = new Map(warmth.peek())
     for (const each of nodes) known.delete(each)
     for (const each of told.data) if (each.kv) known.set(each.node, each.kv)
