@@ -46,10 +46,12 @@ with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
     file.write(made.asm["cubin"])
     file.flush()
     told = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
+    sass = subprocess.check_output([tool.with_name("nvdisasm"), "-c", file.name], text=True)
 stack, registers = (int(re.search(n + ":([0-9]+)", told)[1]) for n in ("STACK", "REG"))
 waits = [int(n) for n in re.findall("cp.async.wait_group\\s+([0-9]+)", ptx)]
 found = [made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
-print(json.dumps([*found, max(waits, default=0)]))
+is_serial = 0 < sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR")
+print(json.dumps([*found, max(waits, default=0), is_serial]))
 """
 
 
@@ -57,6 +59,7 @@ class Compiled(NamedTuple):
     """What one program takes. shared: bytes; stack: bytes a thread that did not fit registers.
 
     ahead: copies into shared memory that may be under way while others are waited for.
+    is_serial: each product of a warp group is waited for before the next begins.
     """
 
     shared: int
@@ -65,6 +68,7 @@ class Compiled(NamedTuple):
     stack: int
     registers: int
     ahead: int
+    is_serial: bool
 
 
 def compiled_for_sm_90(module: str, name: str, fixed: dict[str, Any], **kinds: str) -> Compiled:

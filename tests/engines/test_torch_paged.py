@@ -814,16 +814,17 @@ def test_the_gate_fills_a_processor() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("n_rows", kernel.TILES)
-def test_tiles_compile_for_sm_90(size: int, n_rows: int) -> None:
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "window"])
+def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
-    made = compiled_for_sm_90(
-        "paged.kernel", "tree_part", {**fixed, "HAS_CAP": True, "HAS_WINDOW": True}
-    )
+    asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain}
+    made = compiled_for_sm_90("paged.kernel", "tree_part", {**fixed, **asked})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
     assert made.shared <= 227 * 1024 // n_programs
     is_narrow = n_rows == kernel.NARROW
     assert (made.has_wgmma, made.has_mma) == (not is_narrow, is_narrow)
+    assert not made.is_serial
     assert made.stack == 0
     assert made.registers <= 255
     if n_rows == kernel.BROAD or (n_rows == kernel.WIDE and size <= 128):

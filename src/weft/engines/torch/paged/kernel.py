@@ -32,6 +32,9 @@ _WIDEST_OF_BROAD = 256  # numbers of a head
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
 _MERGED_ROWS, _MERGED_PARTS = 1, 16  # of a program, at once
 _INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
+# Before 3.7 a product's sum stays in its registers over to the next block, which rescales it there;
+# ptxas then waits for every single wgmma.
+_WAITS_ALWAYS = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -62,6 +65,7 @@ def meet_keys(
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_OPEN: tl.constexpr,
+    ENDS_PRODUCTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Let a tile of queries meet the keys low … high of an item; return acc, top and total.
@@ -103,6 +107,8 @@ def meet_keys(
             v = tl.load(value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        if ENDS_PRODUCTS:  # a sum that is read here is not carried on in the product's registers
+            acc += 0.0 * shrink[:, None]
         total = total * shrink + tl.sum(p, 1)
         top = higher
     return acc, top, total
@@ -134,6 +140,7 @@ def tree_part(
     BN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    ENDS_PRODUCTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Meet the keys of one item with one tile of queries, for one KV head."""
@@ -179,17 +186,17 @@ def tree_part(
         acc, top, total = meet_keys(
             acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale, softcap,
             window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-            HAS_CAP, True, False, PRECISION,
+            HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
         )  # fmt: skip
     acc, top, total = meet_keys(
         acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-        HAS_CAP, HAS_WINDOW, True, PRECISION,
+        HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
     acc, top, total = meet_keys(
         acc, top, total, q, position, shuts, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-        HAS_CAP, HAS_WINDOW, False, PRECISION,
+        HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
 
     has_seen = total > 0
@@ -366,6 +373,7 @@ def tile_of(
         "VALUE_PAD": value_pad,
         "BM": n_rows,
         "BN": max(16, min(64, _TILE_BYTES // (widest * n_bytes))),
+        "ENDS_PRODUCTS": n_rows >= WIDE and _WAITS_ALWAYS,
         "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
         # So many that sums and products fit their registers.
         "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large) else 4,
