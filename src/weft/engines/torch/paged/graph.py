@@ -13,6 +13,7 @@ card plays from its graph.
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,10 +30,12 @@ from .step import PagedMemory, PagedStep
 
 _log = logging.getLogger("weft.engines.torch")
 
-MOST_TOKENS = 2048  # beyond it a step is bound by its products, and launches hide behind them
+MOST_TOKENS = 1024  # beyond it a step is bound by its products, and launches hide behind them
+# From so many on the products' time goes by tokens, those of the fill too: frames have whole 64s.
+_MANY_TOKENS, _FINE = 128, 64
 _OFTEN = 2  # steps alike that are run before one is captured
 _MOST_FRAMES = 32
-_SHORT = 3  # captures that find no memory, before steps are launched for good
+_TRIES = 3  # captures that fail by what goes on beside them, before steps are launched for good
 
 
 class Body(Protocol):
@@ -52,6 +55,13 @@ class Replay(ABC):
     def play(self) -> None:
         """Run it over what its frame holds now."""
 
+
+class Disturbed(Exception):
+    """A capture was ended from outside: somebody waited for the device meanwhile."""
+
+
+# PyTorch's own failed captures, as it has them from then on.
+_KNOWS_OF_FAILED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Replay]
@@ -140,7 +150,7 @@ class Frame(PagedStep):
                     into[len(items) :] = 0
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
-            self._places[:n].copy_(work.positions)
+        self._places[:n].copy_(work.positions)
         self.positions.copy_(self._places)
 
 
@@ -164,9 +174,10 @@ class StepGraphs:
         self._frames: dict[Key, tuple[Frame, Replay]] = {}  # the one that was played last is last
         self._seen: dict[Key, int] = {}
         self._places: tuple[int, ...] | None = None
-        self._n_short = 0
+        self._n_failed = 0
         self.why_eager = ""
         self.n_played = self.n_eager = self.n_captured = 0
+        self.capture_s = 0.0
 
     def hidden(self, body: Body, ids: Tensor, positions: Tensor, step: KVStep) -> Tensor:
         """Return hidden states [T, E] of packed tokens; ids, positions: [1, T].
@@ -193,6 +204,7 @@ class StepGraphs:
         """Return how steps were run so far, for whoever measures."""
         return {
             "captured": self.n_captured,
+            "capture_s": round(self.capture_s, 3),
             "played": self.n_played,
             "eager": self.n_eager,
             "why_eager": self.why_eager,
@@ -234,7 +246,7 @@ class StepGraphs:
         for key in self._frames:
             if key.body != asked.body or not asked.n_tokens <= key.n_tokens:
                 continue
-            if key.n_tokens > max(2 * asked.n_tokens, 16):
+            if key.n_tokens > _most_for(asked.n_tokens):
                 continue
             pairs = list(zip(key.rooms, asked.rooms, strict=False))
             fits = [g == h and has.holds(want) for (g, has), (h, want) in pairs]
@@ -251,21 +263,24 @@ class StepGraphs:
     ) -> tuple[Frame, Replay] | None:
         """Capture a step over a frame that holds this one. What fails is logged once.
 
-        Where there was no memory for it, there may be some later.
+        Where there was no memory for it, or somebody came between, it is tried again later.
         """
         while len(self._frames) >= _MOST_FRAMES:
             self._frames.pop(next(iter(self._frames)))
         frame = Frame(key, self._memory)
         frame.fill(ids, step)
+        began = time.perf_counter()
         try:
             replay = self._record(lambda: self._run(body, frame.ids, frame.positions[None], frame))
         except Exception as error:
             self.forget()
-            if isinstance(error, torch.OutOfMemoryError) and self._n_short < _SHORT - 1:
-                self._n_short += 1
-                _log.info("no memory to capture a step of %s tokens now", key.n_tokens)
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._n_failed += 1
+            is_passing = isinstance(error, (torch.OutOfMemoryError, Disturbed))
+            if is_passing and self._n_failed < _TRIES:
+                _log.info("a step of %s tokens is not captured now: %s", key.n_tokens, said)
                 return None
-            self.why_eager = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.why_eager = said
             _log.warning(
                 "steps of this model cannot be captured as CUDA graphs, and are launched operation"
                 " by operation, which is slower: %s",
@@ -273,13 +288,23 @@ class StepGraphs:
             )
             return None
         self.n_captured += 1
+        self.capture_s += time.perf_counter() - began
         self._frames[key] = frame, replay
         return frame, replay
 
 
 def bucket_of(n: int) -> int:
-    """Return how many tokens the frame of a step of n has: 1, 2, 4, 8, then by powers' halves."""
+    """Return how many tokens the frame of a step of n has: 1, 2, 4, 8, then by powers' halves, and
+    from 128 on by 64.
+    """
+    if n > _MANY_TOKENS:
+        return -(-n // _FINE) * _FINE
     return n if n <= 2 else (4 if n <= 4 else _up(n, 8))
+
+
+def _most_for(n: int) -> int:
+    """Return how many tokens a frame may have that a step of n is run in."""
+    return bucket_of(n) if n > _MANY_TOKENS // 2 else max(2 * n, 16)
 
 
 def _roomy(room: FrameSize) -> FrameSize:
@@ -345,6 +370,7 @@ class GraphRecorder:
                 torch.cuda.set_stream(now)
                 with suppress(RuntimeError):
                     self._aside.synchronize()
+                self._end_allocations()
                 raise
         self._held.add(replay)
         return replay
@@ -357,9 +383,27 @@ class GraphRecorder:
                 run()
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on with the device while this one captures.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
-        ):
-            hidden = run()
+        hidden: Tensor | None = None
+        try:
+            # Other threads may go on with the device while this one captures.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
+            ):
+                hidden = run()
+        except RuntimeError as error:
+            if hidden is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise Disturbed(f"{type(error).__name__}: {error}") from error
         return _Captured(graph, hidden)
+
+    def _end_allocations(self) -> None:
+        """Let the allocator know that a capture has failed. Until 2.12 PyTorch forgets to: it then
+        releases no memory any more, and `empty_cache` fails, for the whole process.
+        """
+        pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
+        if _KNOWS_OF_FAILED:
+            return
+        index = torch.cuda.current_device()
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            with suppress(Exception):
+                getattr(torch._C, name)(index, pool)
