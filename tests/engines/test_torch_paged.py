@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -15,12 +16,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import weft  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
 from on_sm_90 import compiled_for_sm_90  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, memories  # noqa: E402
+from weft.engines.torch import TorchEngine, hosted, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec, Turn  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel, plan, pool  # noqa: E402
@@ -665,6 +668,49 @@ def test_kv_of_another_shape_or_memory_is_refused() -> None:
         twin.memory.begin([Row((), [1], 0, Fragment())])
     empty = twin.memory.export(twin.memory.new(None))
     assert twin.memory.load(empty, None).length == 0
+
+
+def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it leaves there is little room: copies of all layers would not find any."""
+    shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
+    memory = PagedMemory(Layout.of([shape] * 5, DEVICE))
+    named = [f"{name}.{layer}" for layer in range(5) for name in "kv"]
+    sent: dict[str, Any] = {
+        name: np.full((1, 70, 8), i, np.float32) for i, name in enumerate(named)
+    }
+    fragment = memory.load({**sent, "dtype": np.array("float32")}, None)
+    n_copied = Counter[str]()
+    n_when_one_left = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            n_copied[func.overloadpacket.__name__] += 1
+            return func(*args, **kwargs or {})
+
+    def leaves(tensor: torch.Tensor) -> Any:
+        n_when_one_left.append(n_copied["index"])
+        return hosted.to_host(tensor)
+
+    monkeypatch.setattr(pool, "to_host", leaves)
+    with Copies():
+        data = memory.export(fragment)
+    assert n_when_one_left == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
+    for name in named:
+        np.testing.assert_array_equal(data[name], sent[name])
+
+
+@pytest.mark.gpu
+def test_kv_goes_to_pinned_memory_and_back() -> None:
+    twin = Twin()
+    node = twin.nodes[twin.node(None, 300)]
+    data = twin.memory.export(node.fragment)
+    assert all(torch.from_numpy(data[f"{name}.0"]).is_pinned() for name in "kv")
+    twin.memory.free(node.fragment)
+    node.fragment = twin.memory.load(data, None)
+    del data  # the device may still read it
+    twin.check()
 
 
 def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

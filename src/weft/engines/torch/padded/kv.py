@@ -13,7 +13,7 @@ from torch import Tensor
 from ....errors import ModelMismatch
 from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
-from ..hosted import from_host, to_host
+from ..hosted import HostCopies, from_host, to_host
 from ..layout import Layout, Slots
 from ..memory import KVMemory, Spec
 from .products import attend
@@ -114,6 +114,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
         self.plan: LanePlan | None = None
         self.alone: Alone | None = None
         self._last: tuple[object, object, int] | None = None  # a row that stepped alone
+        self._copies = HostCopies(layout.device)
 
     def moved(self) -> None:
         self.plan = None
@@ -152,11 +153,12 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
     @torch.inference_mode()
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         kv = own(fragment, KV)
-        slots = self._copy(kv) if kv.length else self.layout.empty(0)
         data: dict[str, NDArray[Any]] = {}
-        for name, tensors in (("k", slots.keys), ("v", slots.values)):
-            for layer, tensor in enumerate(self.layout.per_layer(tensors)):
-                data[f"{name}.{layer}"] = to_host(tensor.transpose(0, 1))
+        with self._copies.leaving():
+            slots = self._copy(kv) if kv.length else self.layout.empty(0)
+            for name, tensors in (("k", slots.keys), ("v", slots.values)):
+                for layer, tensor in enumerate(self.layout.per_layer(tensors)):
+                    data[f"{name}.{layer}"] = to_host(tensor.transpose(0, 1))
         data["dtype"] = np.array(self.layout.dtype)
         return data
 
@@ -181,7 +183,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
             parts = [from_host(data, f"{name}.{layer}", tensor[0]) for layer in layers]
             if len({part.shape for part in parts}) > 1:
                 raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
-            out.append(torch.stack([part.transpose(0, 1) for part in parts]).transpose(1, 2))
+            out.append(torch.stack([part.to(tensor.device) for part in parts]).transpose(1, 2))
         return out
 
     def usage(self) -> Usage:

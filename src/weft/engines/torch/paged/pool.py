@@ -11,7 +11,7 @@ No slot has neighbours that matter, so the pool has no holes: what was returned 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ....errors import ConfigError, ModelMismatch
 from ...base import Fragment, Usage
-from ..hosted import from_host, to_host
+from ..hosted import HostCopies, from_host, to_host
 from ..layout import LayerShape, Layout
 from ..memory import KVMemory, free_bytes
 from ..seats import overwrite, upload
@@ -145,6 +145,7 @@ class SlotPool(KVMemory):
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._shapes = _shapes_of(layout)
+        self._copies = HostCopies(layout.device)
         self._capacity = self.n_moves = 0
         self._free = _NONE  # a stack: its first `_n_free` are there to take
         self._n_free = 0
@@ -211,10 +212,11 @@ class SlotPool(KVMemory):
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         kv = own(fragment)
         data: dict[str, NDArray[Any]] = {}
-        keys, values = self.views(kv, kv.length)
-        for name, tensors in (("k", keys), ("v", values)):
-            for layer, tensor in enumerate(tensors):
-                data[f"{name}.{layer}"] = to_host(tensor[0])
+        with self._copies.leaving():
+            # Layer after layer: where KV leaves, there is little room for copies of it.
+            for layer, pair in enumerate(self._layers(kv, kv.length)):
+                for name, tensor in zip("kv", pair, strict=True):
+                    data[f"{name}.{layer}"] = to_host(tensor.transpose(0, 1))
         data["dtype"] = np.array(self.layout.dtype)
         return data
 
@@ -224,7 +226,7 @@ class SlotPool(KVMemory):
         for layer, shape in enumerate(self._shapes):
             for name, like, found in zip("kv", self._empty(shape, 0), kinds, strict=True):
                 found.append(from_host(data, f"{name}.{layer}", like))
-        (n, *others) = {len(tensor) for kind in kinds for tensor in kind}
+        (n, *others) = {tensor.shape[1] for kind in kinds for tensor in kind}
         if others:
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
         kv = SlotList()
@@ -232,10 +234,12 @@ class SlotPool(KVMemory):
             return kv
         self.reserve(kv, n)
         try:
-            index = self._index(kv.slots[:n])
-            for held, found in zip((self.keys, self.values), kinds, strict=True):
-                for tensor, loaded in zip(held, found, strict=True):
-                    tensor.index_copy_(0, index, loaded)
+            with self._copies.coming(kinds[0] + kinds[1]):
+                index = self._index(kv.slots[:n])
+                for held, found in zip((self.keys, self.values), kinds, strict=True):
+                    for tensor, loaded in zip(held, found, strict=True):
+                        there = loaded.to(tensor.device, non_blocking=True)
+                        tensor.index_copy_(0, index, there.transpose(0, 1))
         except Exception:
             self._return(kv, 0)
             raise
@@ -307,12 +311,18 @@ class SlotPool(KVMemory):
     @torch.inference_mode()
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of the first `length` slots, a layer each: [1, K, length, D]."""
-        index = self._index(own(fragment).slots[:length])
+        pairs = list(self._layers(own(fragment), length))
+        keys, values = ([pair[kind].transpose(0, 1)[None] for pair in pairs] for kind in (0, 1))
+        return keys, values
+
+    def _layers(self, kv: SlotList, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Copy the first slots of a list, layer after layer: [length, K, D] and [length, K, Dv]."""
+        index = self._index(kv.slots[:length])
         held: Iterable[tuple[Tensor, Tensor]] = zip(self.keys, self.values, strict=True)
         if not self._capacity:
             held = (self._empty(shape, 0) for shape in self._shapes)
-        pairs = [[t[index].transpose(0, 1)[None] for t in pair] for pair in held]
-        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        for keys, values in held:
+            yield keys[index], values[index]
 
     # Slots
 
