@@ -160,6 +160,21 @@ def test_weights_that_are_forgotten_take_it_with_them() -> None:
     assert engine.told()["captured"] == captured + 1
 
 
+def test_weights_that_are_written_in_place_leave_what_was_captured() -> None:
+    """Between two steps of an optimizer nothing is captured again, and the new ones are read."""
+    played, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(played, 3), Leaves(plain, 3)
+    for _ in range(5):
+        ours.step(), theirs.step()
+    captured, moves = played.told()["captured"], played.fragments.n_moves
+    for engine in (played, plain):
+        engine.model.get_parameter("model.layers.1.mlp.down_proj.weight").data.mul_(1.5)
+        engine.renew()
+    for _ in range(4):
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    assert (played.told()["captured"], played.fragments.n_moves) == (captured, moves)
+
+
 def test_weights_that_are_put_elsewhere_are_read_there() -> None:
     """As an owner does who sets `.data`: a graph would read where they were."""
     played, plain = engine_of(), engine_of(graphs=False)

@@ -670,6 +670,29 @@ def test_kv_of_another_shape_or_memory_is_refused() -> None:
     assert twin.memory.load(empty, None).length == 0
 
 
+def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    twin, most = Twin(), 330
+    node = twin.node(None, 250)
+    make = PagedMemory._empty
+
+    def within(memory: PagedMemory, shape: LayerShape, n: int) -> Any:
+        if n > most + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(memory, shape, n)
+
+    monkeypatch.setattr(PagedMemory, "_empty", within)
+    monkeypatch.setattr(PagedMemory, "_spare", lambda memory, n: 1000)
+    leaf = twin.node(node, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        twin.memory.reserve(twin.nodes[leaf].fragment, 70)
+    twin.check()
+    assert twin.step([(node, leaf, 40)], Spec(0.3)) < NEAR
+    assert 290 <= twin.memory._capacity <= most
+    twin.check()
+
+
 def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it leaves there is little room: copies of all layers would not find any."""
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)

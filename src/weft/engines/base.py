@@ -602,6 +602,13 @@ class Engine(ABC):
     def forget(self) -> None:  # noqa: B027  (fragments are freed one by one)
         """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
 
+    def renew(self) -> None:
+        """Make anew what was made of weights, as they were changed in place; no KV is held now.
+
+        Memory that is kept for more KV may stay, as the next call is near.
+        """
+        self.forget()
+
     def weights_mark(self) -> object:
         """Return what is another value once somebody has changed the weights in place.
 

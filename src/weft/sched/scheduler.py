@@ -199,7 +199,8 @@ class Scheduler:
         if self.flight is None and not self.desk.admitted and self.has_other_weights():
             _log.info("the model's weights were changed: KV and logits are forgotten")
             self._weights = self.engine.weights_mark()
-            self.clear()
+            self._forget_paths()
+            self.engine.renew()
 
     def has_other_weights(self) -> bool:
         """Whether somebody has changed the model's weights in place since the last look."""
@@ -207,10 +208,13 @@ class Scheduler:
 
     def clear(self) -> None:
         """Forget all KV and logits that no running work needs; between steps, under the lock."""
+        self._forget_paths()
+        self.engine.forget()
+
+    def _forget_paths(self) -> None:
         self.settle()
         self.tree.clear()
         self.rows.clear()
-        self.engine.forget()
 
     # Plan -------------------------------------------------------------------------------------
 

@@ -246,12 +246,18 @@ class TorchEngine(ModelEngine):
 
     def forget(self) -> None:
         """Pack anew what an owner may have written to, and give back what is kept for later."""
-        for module in self.model.modules():
-            if isinstance(module, PackedLinear):
-                module.forget()
+        self.renew()
         if self._graphs is not None:
             self._graphs.forget()
         self.fragments.give_back()
+
+    def renew(self) -> None:
+        """Pack weights anew. Captured steps read weights where they lie, and stay with the pool:
+        between the steps of an optimizer both would be made again and again.
+        """
+        for module in self.model.modules():
+            if isinstance(module, PackedLinear):
+                module.forget()
 
     def told(self) -> dict[str, object]:
         """Return how steps were run so far, captured or not; empty where none is captured."""

@@ -12,6 +12,7 @@ No slot has neighbours that matter, so the pool has no holes: what was returned 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _TABLE = 4096
 _FEW = 64  # stretches of the table that are written one by one
 _TABLE_ON_CARD = 1 << 20  # there a table that moves costs what was captured over it
 _SHARE_OF_FREE = 4  # and a pool: it grows by half, and by no more than this part of what is free
+_FIRST_ON_CARD = 1 << 14  # slots to begin with
 
 Ints = NDArray[np.int32]
 _NONE: Ints = np.empty(0, np.int32)
@@ -344,11 +346,22 @@ class SlotPool(KVMemory):
             if self.layout.device.type == "cpu":
                 self.give_back()
 
-    @torch.inference_mode()
     def _grow(self, n: int) -> None:
-        """Make `n` more slots at least, layer after layer: one is there twice at a time."""
+        """Make `n` more slots at least. Raises: torch.OutOfMemoryError, and the pool is whole."""
         old = self._capacity
-        new = max(old + n, old + self._spare(old), SMALLEST_POOL)
+        most = max(n, self._spare(old))
+        is_made = False
+        if most > n:
+            with suppress(torch.OutOfMemoryError):
+                self._enlarge(old + most)
+                is_made = True
+        if not is_made:
+            self._enlarge(old + n)
+
+    @torch.inference_mode()
+    def _enlarge(self, new: int) -> None:
+        """Have `new` slots, layer after layer: one is there twice at a time."""
+        old = self._capacity
         if not old:
             self.keys, self.values = [], []
         self.n_moves += 1
@@ -374,9 +387,10 @@ class SlotPool(KVMemory):
     def _spare(self, n: int) -> int:
         """How many slots a pool of n is to grow by, if it has to."""
         if self.layout.device.type == "cpu":
-            return n // SPARE
+            return max(n // SPARE, SMALLEST_POOL - n)
         free = free_bytes(self.layout.device) // self.layout.slot_bytes
-        return max(n // SPARE, min(n // 2, free // _SHARE_OF_FREE))
+        wanted = min(max(n // 2, _FIRST_ON_CARD - n), free // _SHARE_OF_FREE)
+        return max(n // SPARE, SMALLEST_POOL - n, wanted)
 
     def _let_go(self) -> None:
         self.n_moves += 1
