@@ -34,14 +34,14 @@ class Part(NamedTuple):
 
 
 PARTS = [
-    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 90),
+    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 110),
     Part("trees", ["gpu_tree.py", "--parts", "trees"], 140),
     Part("laws", ["gpu_laws.py", "--parts", "truth"], 50),
-    Part("contract", ["gpu_laws.py", "--parts", "contract"], 60),
+    Part("contract", ["gpu_laws.py", "--parts", "contract"], 50),
     Part("draws", ["gpu_kernels.py", "--parts", "draws"], 35),
     Part("prefill", ["gpu_tree.py", "--parts", "prefill"], 40),
     Part("callers", ["gpu_tree.py", "--parts", "callers"], 45),
-    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 60),
+    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 50),
 ]
 TOTAL_S = 525.0
 LOST = 75  # of a part whose process the card answers no more, as after a wrong address

@@ -3,6 +3,8 @@
   tree    the trees of `gpu_tree` in bfloat16, one layer: milliseconds, and what share of the card's
           measured copy rate the reads of the unique KV are
   prompt  2,048 tokens more of a long prompt, one layer, with tiles of 128 rows and without
+  cut     the same trees, cut for fewer programs and for more; and with other stages of tiles
+  host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
   draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
 
@@ -13,6 +15,7 @@ those of the NumPy reference: an error is a figure that failed.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import cycle
@@ -20,14 +23,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gpu_model import Record, Shape, copy_rate, device, timed, timed_alone, tree_rows, trees
+from gpu_model import (
+    Record,
+    Shape,
+    copy_rate,
+    device,
+    synchronise,
+    timed,
+    timed_alone,
+    tree_rows,
+    trees,
+)
 from torch import Tensor
 
 from weft.engines.base import Row
 from weft.engines.torch.draws import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Spec
-from weft.engines.torch.paged import plan
+from weft.engines.torch.paged import kernel, plan
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
 from weft.sampling.params import SamplingParams
@@ -145,12 +158,21 @@ def check(
         start = step.starts[number]
         want = tree.softmax(tree.rows[number], fresh[0][0, :, start])
         worst = float(np.maximum(worst, (out[start] - want).abs().max().item()))  # keeps NaN
+    _show_again(tree, step, fresh, out)
     took = tree.seconds(step, fresh, least_s)
     step.commit()
     is_right = worst < NEAR[case.dtype]
     if not is_right:
         raise AssertionError(f"an output is {worst:.3g} off")
     return {"worst": worst, **took}
+
+
+def _show_again(tree: Tree, step: PagedStep, fresh: Sequence[Tensor], out: Tensor) -> None:
+    """Sums are made in one order: what differs has read what was not there yet."""
+    for _ in range(1 if tree.memory.layout.device.type == "cpu" else 20):
+        again = step.attend(0, *fresh, tree.spec)[0].float()
+        if not torch.equal(again, out):
+            raise AssertionError(f"once more it is {(again - out).abs().max().item():.3g} off")
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -223,6 +245,61 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
     return {"worst": worst, **took, "flop_s": flop_s, "broad_items": n_broad}
 
 
+@torch.inference_mode()
+def cut(case: Case, shape: Shape, n_programs: int) -> dict[str, Any]:
+    """Time one layer of a step over a tree that is cut for about so many programs."""
+    was, plan._PROGRAMS = plan._PROGRAMS, n_programs
+    try:
+        tree = Tree(case, shape, n_layers=COLD)
+        step = tree.memory.begin(tree.rows)
+        items = [len(each) for each in step.work(case.heads[0] // case.heads[1]).by_tile]
+    finally:
+        plan._PROGRAMS = was
+    return {**tree.seconds(step, tree.fresh(len(tree.rows)), 0.1), "items": items}
+
+
+@torch.inference_mode()
+def staged(case: Case, shape: Shape, n_rows: int, n_stages: int) -> dict[str, Any]:
+    """Time one layer of a step over a tree, one class of tiles compiled with other stages."""
+    chosen = kernel.tile_of
+
+    def other(*sizes: int) -> dict[str, Any]:
+        made = chosen(*sizes)
+        return {**made, "num_stages": n_stages} if made["BM"] == n_rows else made
+
+    kernel.tile_of = other
+    try:
+        tree = Tree(case, shape, n_layers=COLD)
+        step = tree.memory.begin(tree.rows)
+        return tree.seconds(step, tree.fresh(len(tree.rows)), 0.1)
+    finally:
+        kernel.tile_of = chosen
+
+
+@torch.inference_mode()
+def to_host_and_back(case: Case, n_slots: int) -> dict[str, Any]:
+    """How fast KV leaves for the host and comes back; it must be what it was."""
+    tree = Tree(case, Shape((1, 1), (n_slots, 0)), n_layers=COLD)
+    memory, (row,) = tree.memory, tree.rows
+    fragment, n_bytes = row.path[0].fragment, n_slots * memory.layout.slot_bytes
+    figures: dict[str, Any] = {"bytes": n_bytes}
+    for _ in range(3):  # pinned memory is made the first time, and kept
+        synchronise()
+        began = time.perf_counter()
+        data = memory.export(fragment)
+        left = time.perf_counter()
+        back = memory.load(data, None)
+        synchronise()
+        figures["out_bytes_s"] = n_bytes / (left - began)
+        figures["in_bytes_s"] = n_bytes / (time.perf_counter() - left)
+        again = memory.export(back)
+        wrong = [name for name in data if not np.array_equal(data[name], again[name])]
+        if wrong:
+            raise AssertionError(f"other bytes come back: {', '.join(wrong)}")
+        memory.free(back)
+    return figures
+
+
 def run_attention(record: Record, *, dry: bool) -> None:
     rate = record.attempt("copy", lambda: {"bytes_s": copy_rate(dry=dry)})
     llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
@@ -240,6 +317,17 @@ def run_attention(record: Record, *, dry: bool) -> None:
     for has_broad in (True, False):
         job = partial(read_on, llama, before, n, has_broad=has_broad)
         record.attempt("prompt", job, before=before, tokens=n, has_broad=has_broad)
+
+    record.attempt("host", partial(to_host_and_back, llama, 60 if dry else 4096))
+    wide = list(trees(dry=dry).items())[1:]
+    for name, shape in wide:
+        for n_programs in (264, 396, 528, 1056):
+            job = partial(cut, llama, shape, n_programs)
+            record.attempt("cut", job, tree=name, programs=n_programs)
+    for name, shape in wide[-3:-1]:
+        for n_rows, n_stages in ((kernel.NARROW, 5), (kernel.WIDE, 2), (kernel.WIDE, 3)):
+            job = partial(staged, llama, shape, n_rows, n_stages)
+            record.attempt("stages", job, tree=name, tile=n_rows, stages=n_stages)
 
     small = Shape((1, 3), (40, 5)) if dry else Shape((1, 4, 12), (300, 70, 9))
     for case in cases(dry=dry):

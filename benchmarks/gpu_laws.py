@@ -168,7 +168,8 @@ def main() -> None:
     record = Record(options.json)
     families = list(OF_LAWS)[: 1 if options.dry else None]
     dtypes = [each for each in DTYPES if not (options.dry and each != "float32")]
-    pairs = [(family, dtype) for family in families for dtype in dtypes]
+    # What models are mostly run in first, of all families: a part may be ended before the last.
+    pairs = [(family, dtype) for dtype in reversed(dtypes) for family in families]
     for family, dtype in pairs if "truth" in options.parts else ():
         job = partial(truth, family, dtype, dict(options.option), 3 if options.dry else 10)
         record.attempt("truth", job, family=family, dtype=dtype)
