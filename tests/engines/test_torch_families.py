@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,9 @@ def _one_thread() -> Iterator[None]:
 class Bench:
     """One engine and its oracle; `path` of a node is its spans, `ids` its tokens."""
 
-    def __init__(self, model: Any, n_ctx: int | None = None) -> None:
+    def __init__(self, model: Any, n_ctx: int | None = None, **options: Any) -> None:
         self.model = model
-        self.engine = TorchEngine.adopt(model, n_ctx=n_ctx)
+        self.engine = TorchEngine.adopt(model, n_ctx=n_ctx, **options)
         self.store = self.engine.fragments
 
     def node(self, above: tuple[Span, ...], ids: list[int], chunk: int = 1000) -> tuple[Span, ...]:
@@ -222,6 +223,18 @@ def test_a_tree_on_a_gpu_equals_the_plain_forward(name: str) -> None:
             _near(_logits(output, index), on_gpu.oracle(ids)[-1], 1e-3)
     path = on_gpu.node((), IDS[:20], chunk=1)
     _near(on_gpu.read(path, 5), on_gpu.oracle([*IDS[:20], 5])[-1], 1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv", ["padded", "paged"])
+def test_steps_are_ordered_whatever_stream_their_callers_have(kv: str) -> None:
+    """One thread after another steps the same engine, and each may have a current stream."""
+    on_gpu = Bench(build("llama").to("cuda"), kv=kv)
+    path: tuple[Span, ...] = ()
+    for number, token in enumerate(IDS[:40]):
+        with torch.cuda.stream(torch.cuda.Stream()) if number % 2 else nullcontext():
+            path = on_gpu.node(path, [token])
+    _near(on_gpu.read(path, 5), on_gpu.oracle([*IDS[:40], 5])[-1], 1e-3)
 
 
 def test_long_rope_is_fixed_by_the_context_and_not_by_companions() -> None:

@@ -25,6 +25,7 @@ from ...sampling.sampler import BROKEN, NOTHING, DrawResult
 from ..base import HostDraws
 from . import cuts
 from .cuts import put, some
+from .lane import in_lane
 from .noise import NoiseOfGroups, group_noise
 from .passes import MANY_LOGITS, TorchPasses
 from .seats import KNOWN_FILTERS, FromRows, Rank, Seats
@@ -142,11 +143,12 @@ class Drawer:
         if seated is None:
             most = _BLOCK if self._kernels is None else _BLOCK_OF_KERNELS
             seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device, most)
-        seated.update(batch)
-        drawn = [
-            self._of_block(logits, seats, place, kept=batch.kept)
-            for seats, place in zip(seated.blocks, seated.places, strict=True)
-        ]
+        with in_lane(self._device):
+            seated.update(batch)
+            drawn = [
+                self._of_block(logits, seats, place, kept=batch.kept)
+                for seats, place in zip(seated.blocks, seated.places, strict=True)
+            ]
         if not drawn:
             shape = (4 if batch.kept else 3, 0)
             return torch.zeros(shape, dtype=torch.int64, device=self._device)

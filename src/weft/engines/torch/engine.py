@@ -30,6 +30,7 @@ from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise
+from .lane import in_lane
 from .layout import Layout
 from .memories import KVChoice, check_graphs, memory_maker, step_graphs
 from .memory import KVMemory, KVStep
@@ -355,9 +356,10 @@ class TorchEngine(ModelEngine):
         check_rows(rows)
         tokens = self._ids.checked(rows)
         try:
-            step = self.fragments.begin(rows)
-            answers = answer(step, self._hidden(step, rows, tokens))
-            step.commit()
+            with in_lane(self._device):
+                step = self.fragments.begin(rows)
+                answers = answer(step, self._hidden(step, rows, tokens))
+                step.commit()
         except WeftError:
             raise
         except Exception as error:

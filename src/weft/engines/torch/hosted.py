@@ -33,7 +33,7 @@ class HostCopies:
         if aside is None:
             yield
             return
-        aside.wait_stream(torch.cuda.current_stream(self._device))
+        aside.wait_stream(torch.cuda.default_stream(self._device))
         try:
             with torch.cuda.stream(aside):
                 yield
@@ -50,14 +50,14 @@ class HostCopies:
         if aside is None:
             yield
             return
-        now = torch.cuda.current_stream(self._device)
-        aside.wait_stream(now)
+        lane = torch.cuda.default_stream(self._device)
+        aside.wait_stream(lane)
         try:
             with torch.cuda.stream(aside):
                 yield
         finally:
             past = aside.record_event()
-            now.wait_event(past)
+            lane.wait_event(past)
             self._read.append((past, sources))
             while self._read and self._read[0][0].query():
                 self._read.popleft()

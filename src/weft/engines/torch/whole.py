@@ -19,6 +19,7 @@ from ..base import EngineInfo, Row, Score, check_rows, row_tokens
 from .check import check_paths, difference, plain_logits
 from .ends import Ends
 from .held import ModelEngine
+from .lane import in_lane
 from .model import BareHead, Head, quiet
 from .output import TorchOutput
 from .paths import PathRunner, Pick
@@ -238,8 +239,9 @@ class WholePathEngine(ModelEngine):
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)
         try:
-            self._runner.run(tokens, needed, adapter, pick)
-            return answer()
+            with in_lane(self._device):
+                self._runner.run(tokens, needed, adapter, pick)
+                return answer()
         except WeftError:
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ from ....errors import ModelMismatch
 from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
 from ..hosted import HostCopies, from_host, to_host
+from ..lane import in_lane
 from ..layout import Layout, Slots
 from ..memory import KVMemory, Spec
 from .products import attend
@@ -164,6 +165,10 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
 
     @torch.inference_mode()
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> KV:
+        with in_lane(self.layout.device):
+            return self._loaded(data)
+
+    def _loaded(self, data: dict[str, NDArray[Any]]) -> KV:
         like = self.layout.empty(0)
         slots = Slots(self._stack(data, "k", like.keys), self._stack(data, "v", like.values))
         n = int(slots.keys[0].shape[1])

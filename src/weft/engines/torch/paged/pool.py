@@ -23,6 +23,7 @@ from torch import Tensor
 from ....errors import ConfigError, ModelMismatch
 from ...base import Fragment, Usage
 from ..hosted import HostCopies, from_host, to_host
+from ..lane import in_lane
 from ..layout import LayerShape, Layout
 from ..memory import KVMemory, free_bytes
 from ..seats import overwrite, upload
@@ -234,7 +235,8 @@ class SlotPool(KVMemory):
         kv = SlotList()
         if not n:
             return kv
-        self.reserve(kv, n)
+        with in_lane(self.layout.device):
+            self.reserve(kv, n)
         try:
             with self._copies.coming(kinds[0] + kinds[1]):
                 index = self._index(kv.slots[:n])
