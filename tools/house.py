@@ -45,6 +45,7 @@ ALLOWED = {
     "_reorder_linear_weight": "packs for oneDNN, of private name only (engines/torch/packed.py)",
     "_linear_pointwise": "the product with what it packs (engines/torch/packed.py)",
     "_is_mkldnn_bf16_supported": "whether oneDNN knows bfloat16 here (engines/torch/packed.py)",
+    "_C": "ends the allocations of a failed capture (engines/torch/paged/graph.py)",
     "_version": "torch counts changes of a tensor there",
 }
 # Parts of packages that stand in another layer than the rest, so that they count as packages.
