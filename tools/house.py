@@ -45,6 +45,8 @@ ALLOWED = {
     "_reorder_linear_weight": "packs for oneDNN, of private name only (engines/torch/packed.py)",
     "_linear_pointwise": "the product with what it packs (engines/torch/packed.py)",
     "_is_mkldnn_bf16_supported": "whether oneDNN knows bfloat16 here (engines/torch/packed.py)",
+    "_cuda_endAllocateToPool": "as _C",
+    "_cuda_releasePool": "as _C",
     "_C": "ends the allocations of a failed capture (engines/torch/paged/graph.py)",
     "_version": "torch counts changes of a tensor there",
 }

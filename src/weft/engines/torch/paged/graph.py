@@ -404,6 +404,8 @@ class GraphRecorder:
         if _KNOWS_OF_FAILED:
             return
         index = torch.cuda.current_device()
-        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-            with suppress(Exception):
-                getattr(torch._C, name)(index, pool)
+        # Of a capture that had not begun, or has ended well, the first says so: other graphs count
+        # on what the second gives up.
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(index, pool)
+            torch._C._cuda_releasePool(index, pool)
