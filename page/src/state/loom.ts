@@ -218,11 +218,11 @@ export class OpenLoom {
     this.go(to)
   }
 
-  /** Ask for what has changed since the revision that is known. */
-  private async refresh(): Promise<void> {
-    const since = this.tree.rev
+  /** Ask for what has changed since a revision, as a rule the one that is known. Raises: ApiError. */
+  async refresh(since = this.tree.rev): Promise<void> {
     const page = await api.nodes(this.id, { since, limit: PAGE })
     if (page.whole) return this.load()
+    if (page.rev < this.tree.rev) return this.refresh(since) // the feed told of a later change meanwhile
     const data = [...page.data]
     for (let after = page.next ?? null; after !== null; ) {
       const more: Schemas['NodePage'] = await api.nodes(this.id, { since, limit: PAGE, after })

@@ -40,9 +40,12 @@ export function Editor({ loom, draft }: EditorProps) {
         loom.drafts.change(draft, { isMessage: false, base: whole, text })
         return setProblem('The prompt is more than one message. This is all of it; save it again.')
       }
+      if (error.code === 'revision_mismatch') {
+        // Whoever saves again has read what is there now: the answer may be here before the feed tells of it.
+        await loom.refresh().catch(() => {})
+        loom.drafts.change(draft, { rev: loom.tree.rev })
+      }
       setProblem(said(error, loom.growsAt(draft.node)))
-      // Whoever saves again has read what happened.
-      if (error.code === 'revision_mismatch') loom.drafts.change(draft, { rev: loom.tree.rev })
     } finally {
       setBusy(false)
     }
