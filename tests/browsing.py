@@ -48,6 +48,28 @@ FLAGS = (
 )
 
 
+# What comes late where `pytest --late` says so: what no test may hang on, nor the page. In order, all of it.
+LATE = {
+    "news": """(() => {
+      const listen = EventSource.prototype.addEventListener
+      EventSource.prototype.addEventListener = function (name, heard, ...more) {
+        const late = (event) => setTimeout(() => heard.call(this, event), 400)
+        const take = (event) => (event instanceof MessageEvent ? late : heard.bind(this))(event)
+        return listen.call(this, name, take, ...more)
+      }
+    })()""",
+    "answers": """(() => {
+      const ask = window.fetch
+      window.fetch = async (...asked) => {
+        const answer = await ask(...asked)
+        await new Promise((go) => setTimeout(go, 400))
+        return answer
+      }
+    })()""",
+}
+late: set[str] = set()
+
+
 def why_no_browser() -> str:
     """Return why the page cannot be opened here; "" where it can."""
     if importlib.util.find_spec("playwright") is None:
@@ -118,6 +140,8 @@ def watched(browser: Browser, url: str, **context: Any) -> Iterator[tuple[Page, 
     options = {"viewport": WIDE, "base_url": url, "reduced_motion": "reduce", **context}
     opened = browser.new_context(**options)
     opened.set_default_timeout(WAIT_MS)
+    for each in late:
+        opened.add_init_script(LATE[each])
     watch = Watch(opened, url)
     try:
         yield opened.new_page(), watch

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import weft
 from fakes import HiddenFake, SequenceFake
 from shallow import shallow
 from weft.branch import Branch
-from weft.engines.base import Engine
+from weft.engines.base import Engine, Output
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConfigError, FormatError, KVFull, ModelMismatch, StoreError, Unsupported
 from weft.lm import LM
@@ -25,6 +27,7 @@ from weft.sched.work import Extend, Logits, Run
 from weft.tokens.tokenizer import Tokenizer
 
 IDS = list(range(300, 330))
+SOON = 20.0  # seconds in which a thread must have come to what a test waits for
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,34 @@ def test_every_kind_of_path_is_taken(lm: LM) -> None:
     with Branch.create(lm) as branch:
         branch.prefill(IDS[:9])
         assert lm.kv.size(branch) == 9
+
+
+def test_the_size_is_told_while_a_step_runs(
+    engine: Engine, text: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = LM(engine, text)
+    logits(lm, IDS[:20])
+    inside, go, forward = threading.Event(), threading.Event(), engine.forward
+
+    def held(rows: Any) -> Output:
+        inside.set()
+        go.wait(SOON)
+        return forward(rows)
+
+    monkeypatch.setattr(engine, "forward", held)
+    computing = threading.Thread(target=logits, args=(lm, IDS))
+    computing.start()
+    assert inside.wait(SOON)
+    told: list[int] = []
+    asking = threading.Thread(target=lambda: told.append(lm.kv.size(IDS)))
+    asking.start()
+    asking.join(SOON)
+    go.set()
+    computing.join(SOON)
+    asking.join(SOON)
+    assert told == [20], "what the step computes is not there yet"
+    assert lm.kv.size(IDS) == 30
+    lm.driver.close()
 
 
 @pytest.mark.parametrize("wrong", ["text", b"bytes", 7, None])

@@ -126,10 +126,12 @@ class PathKV:
     def sizes(self, path: Path) -> KvSizes:
         """Return how many tokens of the path have KV, on the device and on the host.
 
-        What the host has alone is copied back when it is used, and not computed. Cost: O(nodes).
+        What the host has alone is copied back when it is used, and not computed. What a step in
+        flight computes is not there yet; no step is waited for. Cost: O(nodes).
         """
         place = self._place(path)
-        return self._lm.driver.exclusive(lambda: self._sizes(place))
+        with self._lm.scheduler.lock:
+            return self._sizes(place)
 
     def pin(self, path: Path) -> Pin:
         """Compute what KV of the path is missing, and keep it on the device until `Pin.unpin`.
@@ -324,8 +326,9 @@ class PathKV:
 
     def _sizes(self, place: Place) -> KvSizes:
         tree, device, host = self._lm.tree, 0, 0
-        depth = place.depth
-        for node in tree.up(tree.place(place)):
+        cursor = tree.find(place)
+        depth = cursor.depth
+        for node in tree.up(cursor):
             device += (depth - node.start) if node.resident else 0
             host += (depth - node.start) if node.host is not None else 0
             depth = node.start

@@ -60,6 +60,25 @@ def test_match_finds_the_longest_known_prefix_and_changes_nothing() -> None:
     assert tree.n_nodes == before
 
 
+def test_a_place_is_found_as_far_as_it_is_known_and_nothing_changes() -> None:
+    tree = TokenTree(ListFragments())
+    tree.pin(tree.extend(tree.root(), [1, 2, 3, 4]))
+    tree.pin(tree.extend(tree.root(), [1, 2, 5]))
+    before = tree.n_nodes
+    start = Place(tree.holds, None, None, [1])
+    chains = {(2, 3): 3, (2, 3, 4): 4, (2, 3, 4, 9): 4, (2, 9, 3): 2, (2, 5, 4): 3, (): 1}
+    for rest, depth in chains.items():
+        for cut in range(len(rest) + 1):
+            place = Place(tree.holds, None, Place(tree.holds, None, start, rest[:cut]), rest[cut:])
+            assert tree.find(place).depth == depth
+            assert tree.ids(tree.find(place)) == [1, *rest][:depth]
+    held = tree.held(tree.match([1, 2, 3]))
+    assert tree.find(held).depth == 3
+    assert tree.find(Place(tree.holds, None, held, [4, 4])).depth == 4
+    assert tree.find(Place(tree.holds, "law", None, [1, 2])).depth == 0
+    assert (tree.n_nodes, start.cursor) == (before, None)
+
+
 def test_namespaces_share_nothing() -> None:
     tree = TokenTree(ListFragments())
     plain = tree.pin(tree.extend(tree.root(), [1, 2]))

@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 collect_ignore_glob = [] if find_spec("fastapi") and find_spec("uvicorn") else ["test_*.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--late",
+        action="append",
+        default=[],
+        choices=("news", "answers"),
+        help="let the page hear of changes, or have its answers, only 400 ms later",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    import browsing
+
+    browsing.late |= set(config.option.late)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     from browsing import browsing, why_no_browser

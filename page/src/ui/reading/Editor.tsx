@@ -22,6 +22,7 @@ export function Editor({ loom, draft }: EditorProps) {
   const [isBusy, setBusy] = useState(false)
   const isRoot = draft.node === ROOT
   const isChanged = draft.text !== draft.base
+  loom.tree.version.value // what stands below it, and what it says now
 
   const save = async (inPlace: boolean, grows = false) => {
     if (isBusy) return
