@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -48,7 +48,7 @@ FLAGS = (
 )
 
 
-# What comes late where `pytest --late` says so: what no test may hang on, nor the page. In order, all of it.
+# What no test may hang on, nor the page: when it hears of what. All of it comes, and in order.
 LATE = {
     "news": """(() => {
       const listen = EventSource.prototype.addEventListener
@@ -67,7 +67,8 @@ LATE = {
       }
     })()""",
 }
-late: set[str] = set()
+# Of those, what comes late to every page: `pytest --late`.
+always_late: set[str] = set()
 
 
 def why_no_browser() -> str:
@@ -135,12 +136,17 @@ class Watch:
 
 
 @contextmanager
-def watched(browser: Browser, url: str, **context: Any) -> Iterator[tuple[Page, Watch]]:
-    """Open a page of its own, whose faults are an error at the end of the block."""
+def watched(
+    browser: Browser, url: str, late: Collection[str] = (), **context: Any
+) -> Iterator[tuple[Page, Watch]]:
+    """Open a page of its own, whose faults are an error at the end of the block.
+
+    late: what comes late to it, of LATE. context: options of a browser's context.
+    """
     options = {"viewport": WIDE, "base_url": url, "reduced_motion": "reduce", **context}
     opened = browser.new_context(**options)
     opened.set_default_timeout(WAIT_MS)
-    for each in late:
+    for each in always_late.union(late):
         opened.add_init_script(LATE[each])
     watch = Watch(opened, url)
     try:
@@ -208,8 +214,8 @@ class Desk:
         """Wait until the page knows all nodes that the server has, and that none grows."""
         foot = self.page.get_by_role("contentinfo")
         self.wait_grown()
-        n = len(self.nodes())
-        expect(foot.locator(".n-nodes")).to_have_text(re.compile(rf"^{n:,} nodes?$"))
+        n = f"{len(self.nodes()):,}".replace(",", r"\s")
+        expect(foot.locator(".n-nodes")).to_have_text(re.compile(rf"^{n} nodes?$"))
         expect(foot.locator(".growing")).to_have_count(0)
 
     def open_named(self) -> Json:

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     import browsing
 
-    browsing.late |= set(config.option.late)
+    browsing.always_late.update(config.option.late)
 
 
 @pytest.fixture(scope="session")
@@ -60,11 +60,19 @@ def look() -> dict[str, object]:
 
 
 @pytest.fixture
-def desk(browser: Browser, served: Served, look: dict[str, object]) -> Iterator[Desk]:
+def late() -> tuple[str, ...]:
+    """What comes late to a test's page; parametrize it where that has gone wrong."""
+    return ()
+
+
+@pytest.fixture
+def desk(
+    browser: Browser, served: Served, look: dict[str, object], late: tuple[str, ...]
+) -> Iterator[Desk]:
     """A page that nothing may go wrong in, and its server."""
     from browsing import Desk, watched
 
-    with watched(browser, served.url, **look) as (page, watch):
+    with watched(browser, served.url, late, **look) as (page, watch):
         yield Desk(served, page, watch)
 
 

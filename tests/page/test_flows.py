@@ -170,6 +170,7 @@ def test_what_grows_is_removed_with_what_it_has_and_brought_back(
 # Branches that fail
 
 
+@pytest.mark.parametrize("late", [(), ("answers",)])
 def test_what_failed_is_read_kept_and_grown_again_by_keys(
     desk: Desk, page: Page, gate: Gate
 ) -> None:

@@ -267,6 +267,7 @@ def test_a_node_says_what_it_is_and_where_it_comes_from(desk: Desk, page: Page) 
     expect(fact(page, "Turn")).to_have_text("assistant")
 
 
+@pytest.mark.parametrize("late", [(), ("news",)])
 def test_a_node_is_regenerated_exactly(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3, max_tokens=20, temperature=1.2, seed=11)
     desk.press("ArrowRight", "ArrowDown", "ArrowDown")
@@ -345,6 +346,7 @@ def test_a_node_is_moved_copied_out_and_its_path_kept(desk: Desk, page: Page) ->
     desk.press("ArrowUp")
     page.get_by_role("button", name="Put it below this node").click()
     desk.until(lambda: desk.nodes()[2]["parent"] == 1, "it moved")
+    desk.until(lambda: desk.current == 2, "one stands at it again")
     page.get_by_role("button", name="Copy to a new loom").click()
     page.get_by_label("Name of the new loom").fill("elsewhere")
     page.keyboard.press("Enter")

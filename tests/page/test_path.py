@@ -385,6 +385,7 @@ def test_what_is_written_is_seen_whole(desk: Desk, page: Page, sizes: bool) -> N
         assert whole == high >= 9 * line
 
 
+@pytest.mark.parametrize("late", [(), ("news",)])
 def test_an_edit_in_place_says_what_it_costs(desk: Desk, page: Page) -> None:
     (first,) = desk.open_loom(n=1)
     desk.grow(first, n=2, max_tokens=10)
@@ -455,6 +456,7 @@ def test_nothing_typed_is_lost(desk: Desk, page: Page) -> None:
     expect(area).to_have_value(desk.nodes()[first]["text"])
 
 
+@pytest.mark.parametrize("late", [(), ("news",)])
 def test_an_edit_of_what_somebody_else_changed_is_a_conflict(desk: Desk, page: Page) -> None:
     desk.watch.allow("409")
     (first,) = desk.open_loom(n=1)
@@ -468,27 +470,9 @@ def test_an_edit_of_what_somebody_else_changed_is_a_conflict(desk: Desk, page: P
     expect(page.get_by_role("alert")).to_contain_text("changed meanwhile")
     expect(area).to_have_value("Mine")
     assert desk.nodes()[first]["text"] == "Theirs"
-    page.keyboard.press("Control+Shift+S")  # having read that
-    desk.until(lambda: desk.nodes()[first]["text"] == "Mine", "it is saved over theirs")
-
-
-def test_a_conflict_shows_what_is_there_now_though_news_of_it_are_late(desk: Desk, page: Page) -> None:
-    desk.watch.allow("409")
-    (first,) = desk.open_loom(n=1)
-    desk.visit(first)
-    page.route("**/events*", lambda route: None)  # a stand-in for news that are late
-    page.reload()
-    expect(desk.part(first)).to_be_visible()
-    desk.press("e")
-    area = page.get_by_role("textbox", name="Text of the node")
-    area.fill("Mine")
-    theirs = {"text": "Theirs", "in_place": True}
-    desk.ask("PATCH", desk.of(f"/nodes/{first}"), json=theirs)
-    page.keyboard.press("Control+Shift+S")
-    expect(page.get_by_role("alert")).to_contain_text("changed meanwhile")
     page.get_by_text("What is there now", exact=True).click()
     expect(page.locator(".editor").get_by_text("Theirs", exact=True)).to_be_visible()
-    area.press("Control+Shift+S")
+    area.press("Control+Shift+S")  # having read that
     desk.until(lambda: desk.nodes()[first]["text"] == "Mine", "it is saved over theirs")
 
 

@@ -372,6 +372,7 @@ def test_seven_tabs_of_one_loom_all_work(desk: Desk, page: Page) -> None:
     expect(desk.tree.get_by_role("treeitem")).to_have_count(4)
 
 
+@pytest.mark.parametrize("late", [(), ("answers",)])
 def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
     desk: Desk, page: Page, tmp_path: Path
 ) -> None:

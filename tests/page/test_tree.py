@@ -163,7 +163,7 @@ def large(desk: Desk, n_nodes: int) -> None:
 def test_ten_thousand_nodes_are_a_few_rows_of_the_page(desk: Desk, page: Page) -> None:
     large(desk, 10_000)
     desk.visit()
-    page.wait_for_timeout(300)
+    desk.wait_known()
     count = "document.querySelectorAll('[role=treeitem]').length"
     assert 10 < page.evaluate(count) <= 200
     desk.press("ArrowRight", "ArrowRight", "ArrowDown")
@@ -181,7 +181,7 @@ def test_a_whole_session_needs_no_mouse(desk: Desk, page: Page, view: str) -> No
     desk.sets(n=2, max_tokens=8, seed=1)
     desk.remembers("treeView", view)
     page.goto("/")
-    page.get_by_role("button", name="Grow 2 branches").wait_for()
+    expect(page.get_by_role("button", name="Grow 2 branches")).to_be_enabled()
     desk.press("Control+Enter")
     desk.open_named()
     desk.until(lambda: len(desk.nodes()) == 3, "two branches")

@@ -79,7 +79,7 @@ effect(() => {
   const loom = open.peek()!
   const again = async (other: GrowAsked) => {
     const failed = loom.failedLanes().filter((lane) => failure.nodes.includes(lane.parent))
-    if (await growMany(failure.nodes, other)) loom.dismissLanes(failed)
+    await loom.replaceLanes(failed, () => growMany(failure.nodes, other))
   }
   untracked(() => troubled(failure.error, again) || failed(failure.error))
 })
@@ -141,17 +141,15 @@ export async function search(asked: RunAsked): Promise<void> {
 /** Grow branches that failed once more, each in its place: one goes as the other comes. */
 export async function retry(lanes: readonly Lane[]): Promise<void> {
   const loom = open.peek()
-  for (const [parent, failed] of Map.groupBy(lanes, (lane) => lane.parent)) {
-    if (!(await grow(parent, { n: failed.length }))) return
-    loom?.dismissLanes(failed)
-  }
+  for (const [parent, failed] of Map.groupBy(lanes, (lane) => lane.parent))
+    if (!(await loom?.replaceLanes(failed, () => grow(parent, { n: failed.length })))) return
 }
 
 /** What a branch had before it failed, as a child like one that somebody wrote. */
 export async function keepFailed(lane: Lane): Promise<void> {
-  const loom = open.peek()
-  const made = await change((loom) => api.add(loom.id, { parent: lane.parent, text: lane.text }))
-  if (made) loom?.dismissLanes([lane])
+  await open
+    .peek()
+    ?.replaceLanes([lane], () => change((loom) => api.add(loom.id, { parent: lane.parent, text: lane.text })))
 }
 
 /** End one branch; what it has is kept. */

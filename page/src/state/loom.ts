@@ -371,6 +371,15 @@ export class OpenLoom {
     this.lanes.value = new Map([...this.lanes.peek()].filter(([, lane]) => !gone.includes(lane)))
   }
 
+  /** Dismiss lanes for what is asked for in their place; they are back where that was refused. */
+  async replaceLanes<Made>(gone: readonly Lane[], ask: () => Promise<Made | undefined>): Promise<boolean> {
+    this.dismissLanes(gone)
+    const made = await ask()
+    if (made === undefined)
+      this.lanes.value = new Map([...gone.map((lane) => [lane.node, lane] as const), ...this.lanes.peek()])
+    return made !== undefined
+  }
+
   private endLane(lane: Lane, finish: string | null): void {
     if (lane.isOver) return
     lane.finish = finish

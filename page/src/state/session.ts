@@ -9,9 +9,9 @@ export const server = signal<Schemas['ServerObject'] | null>(null)
 /** null: not asked yet. */
 export const looms = signal<Loom[] | null>(null)
 export const open = signal<OpenLoom | null>(null)
-/** A loom that was asked for and cannot be shown: why. */
 /** The name of a loom that is being opened. */
 export const opening = signal<string | null>(null)
+/** A loom that was asked for and cannot be shown: why. */
 export const missing = signal<{ name: string; error: string; wasRemoved: boolean } | null>(null)
 /** The server does not answer: looked at once a second until it does. */
 export const isAway = signal(false)
@@ -60,6 +60,16 @@ export async function watchServer(): Promise<void> {
     watching = false
   }
 }
+
+/** Return what is known of the server, once it has said it; null where it does not answer. */
+export const serverTold = (): Promise<Schemas['ServerObject'] | null> =>
+  new Promise((resolve) => {
+    const stop = effect(() => {
+      if (server.value === null && !isAway.value) return
+      resolve(server.value)
+      queueMicrotask(() => stop())
+    })
+  })
 
 /** The server tells of what it could bring back. */
 const wasRemoved = (error: ApiError) => error.hint.includes('restore')

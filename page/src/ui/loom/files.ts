@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals'
 import { ApiError, api, type Schemas } from '../../api/client'
 import { bytes } from '../../model/words'
-import { listLooms, server } from '../../state/session'
+import { listLooms, serverTold } from '../../state/session'
 import { failed, sentence } from '../../state/toasts'
 import { overlay } from '../../state/view'
 
@@ -46,7 +46,7 @@ export async function bring(files: readonly File[]): Promise<boolean> {
   }
   for (const [i, file] of files.entries()) {
     try {
-      refuseLarge(file)
+      await refuseLarge(file)
       change(i, { state: 'done', told: await api.importFile(file, {}) })
     } catch (error) {
       if (!(error instanceof ApiError)) failed(error)
@@ -62,8 +62,8 @@ export async function bring(files: readonly File[]): Promise<boolean> {
 }
 
 /** Nothing is sent that the server would refuse for its size. */
-function refuseLarge(file: File): void {
-  const most = server.peek()?.limits['import_bytes']
+async function refuseLarge(file: File): Promise<void> {
+  const most = (await serverTold())?.limits['import_bytes']
   if (most !== undefined && file.size > most)
     throw new ApiError(
       413,
