@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -292,6 +293,7 @@ def test_bookmarks_are_a_list_for_keys(bush: Desk, page: Page) -> None:
     for node in (2, 5):
         bush.row(node).click()
         bush.press("b")
+        expect(bush.row(node)).to_have_attribute("aria-label", re.compile("bookmarked"))
     bush.press("Control+[", "B")
     marks = page.get_by_role("region", name="Bookmarks")
     expect(marks.get_by_role("listitem").nth(1).get_by_role("button").first).to_be_visible()

@@ -37,7 +37,7 @@ def test_a_grown_branch_is_entered_and_grown_in_turn(desk: Desk, page: Page) -> 
     desk.until(lambda: desk.current == 1, "the first child is the current one")
     desk.press("g")
     desk.until(lambda: len(desk.nodes()) == 6, "three more nodes")
-    desk.wait_grown()
+    desk.wait_known()
     nodes = desk.nodes()
     assert len(nodes[1]["children"]) == 3
     desk.press("ArrowRight", "ArrowDown")

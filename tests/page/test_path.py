@@ -241,12 +241,30 @@ def test_what_was_written_is_blank_until_it_is_scored(desk: Desk, page: Page) ->
     desk.open_loom(template=False)
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " An unlikely zebra"})
     desk.visit(1)
+    expect(desk.part(1)).to_be_visible()
     desk.press("p")
     page.wait_for_timeout(300)
     expect(desk.text.locator("[data-heat]")).to_have_count(0)
     page.get_by_role("button", name="Score", exact=True).click()
     desk.part(1).locator("[data-heat]").first.wait_for()
     expect(page.get_by_role("button", name="Score", exact=True)).to_have_count(0)
+
+
+def test_heat_is_asked_for_again_where_the_text_above_it_was_changed(desk: Desk, page: Page) -> None:
+    desk.make(prompt="The keeper", template=False)
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " was old"})
+    desk.ask("POST", desk.of("/nodes"), json={"parent": 1, "text": " and tall"})
+    desk.visit(2)
+    expect(desk.part(2)).to_be_visible()
+    desk.press("p")
+    page.get_by_role("button", name="Score", exact=True).click()
+    pieces = desk.part(1).locator("[data-token]")
+    desk.part(2).locator("[data-heat]").first.wait_for()
+    asked = "/nodes/2/tokens"
+    n_asked = sum(asked in each for each in desk.watch.asked)
+    desk.ask("PATCH", desk.of("/nodes/1"), json={"text": " ran off", "in_place": True})
+    desk.until(lambda: "".join(pieces.all_inner_texts()) == " ran off", "its own tokens are others")
+    desk.until(lambda: sum(asked in each for each in desk.watch.asked) > n_asked, "below it, too")
 
 
 # The card
@@ -513,7 +531,8 @@ def test_a_node_is_split_cut_and_joined_at_the_cursor(desk: Desk, page: Page) ->
     (lower,) = desk.nodes()[first]["children"]
     assert desk.nodes()[lower]["n_tokens"] == 9
     assert len(desk.nodes()[lower]["children"]) == 2
-    desk.until(lambda: desk.current == first, "one stands at the upper half")
+    expect(desk.part(first)).to_have_text(desk.nodes()[first]["text"])
+    assert desk.current == first
     desk.press("ArrowRight", "m")
     desk.until(lambda: desk.nodes()[first]["text"] == whole, "they are one again")
     desk.until(lambda: desk.current == first, "one stands at it")

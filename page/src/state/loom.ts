@@ -1,6 +1,6 @@
 /** An open loom: its tree, where one stands in it, what grows in it, and what was looked at. */
 import { batch, computed, signal } from '@preact/signals'
-import { ApiError, api, type Job, type Loom, type Schemas, type Token } from '../api/client'
+import { ApiError, api, type Job, type Loom, type Node, type Schemas, type Token } from '../api/client'
 import { type BranchEvent, Feed, type FeedEvents, type FeedHandlers } from '../api/feed'
 import { Lane } from '../model/lane'
 import { prunedIn, type Round, type RunResult } from '../model/run'
@@ -100,6 +100,8 @@ export class OpenLoom {
   readonly visitedVersion = signal(0)
   private readonly lastChild = new Map<number, number>()
   private readonly tokens = new Map<string, Promise<Token[]>>()
+  /** Rises when a node says something else in its place, or stands elsewhere: tokens weigh other than before. */
+  readonly weighed = signal(0)
   private readonly jobs = new Map<string, { branches: Map<number, Lane> }>()
   /** Jobs whose end the feed has told: the answer to their call may come later. */
   private readonly ended = new Set<string>()
@@ -231,7 +233,7 @@ export class OpenLoom {
     }
     batch(() => {
       this.tree.remove(page.removed ?? [])
-      this.tree.put(data)
+      this.put(data)
       this.tree.rev = page.rev
       this.settle()
     })
@@ -474,17 +476,26 @@ export class OpenLoom {
     batch(() => {
       const was = this.current.peek()
       const stands = this.strayed(change.removed ?? []) ?? this.standsAfter(change.removed ?? [])
-      // What stands below a node that was changed is seen in another light, too.
-      if (change.changed?.length) this.tokens.clear()
       for (const node of change.added ?? []) this.forgetTokens(node.node)
       this.tree.remove(change.removed ?? [])
-      this.tree.put([...(change.added ?? []), ...(change.changed ?? [])])
+      this.put([...(change.added ?? []), ...(change.changed ?? [])])
       if (change.children) this.tree.order(change.children)
       this.tree.rev = Math.max(this.tree.rev, change.rev)
       if (this.tree.get(stands)) this.current.value = stands
       this.settle()
       this.goBack(was)
     })
+  }
+
+  private put(nodes: readonly Node[]): void {
+    const isOther = nodes.some((node) => {
+      const known = this.tree.get(node.node)
+      return known && !known.growing && (known.text !== node.text || known.parent !== node.parent)
+    })
+    this.tree.put(nodes)
+    if (!isOther) return
+    this.tokens.clear() // those of what stands below, too
+    this.weighed.value += 1
   }
 
   /**
