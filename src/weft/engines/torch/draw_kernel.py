@@ -27,6 +27,8 @@ from .seats import FromRows, Seats
 
 _SQUARE = tl.constexpr(MEMBERS * MEMBERS)
 _SIDE = tl.constexpr(MEMBERS)
+# Powers of two, to multiply by: float32 is divided by approximation on a card.
+_A_SIDE, _A_TIME = tl.constexpr(1 / MEMBERS), tl.constexpr(2.0**-23)
 _NOTHING, _BROKEN = tl.constexpr(NOTHING), tl.constexpr(BROKEN)
 _NO_TOKEN = tl.constexpr(1 << 30)
 
@@ -57,14 +59,14 @@ def splitmix(key, counter):
 @triton.jit
 def times_of(words, dtype: tl.constexpr):
     """Standard exponential times from the upper 23 bits of uint64 words, as `rng` has them."""
-    return -tl.log(1 - ((words >> 41).to(dtype) + 0.5) / 8388608)
+    return -tl.log(1 - ((words >> 41).to(dtype) + 0.5) * _A_TIME)
 
 
 @triton.jit
 def noise_of(key, ids):
     """`rng.token_noise` of some ids under one key: float64."""
     group = splitmix(key, (ids // _SQUARE * _SIDE + ids % _SIDE).to(tl.uint64))
-    time = times_of(group, tl.float64) / _SIDE
+    time = times_of(group, tl.float64) * _A_SIDE
     later = times_of(splitmix(key, ids.to(tl.uint64) + 4294967296), tl.float64)
     is_first = (group % _SIDE).to(tl.int64) == ids // _SIDE % _SIDE
     return -tl.log(tl.where(is_first, time, time + later))
@@ -141,7 +143,7 @@ def look_at_tile(
     arrival = tl.where(left == top, 0.0, float("inf"))
     if tl.load(greedy_ptr + sampler) == 0:
         words = splitmix(key, (tile * _SIDE + group).to(tl.uint64))
-        first = times_of(words, tl.float32) / _SIDE
+        first = times_of(words, tl.float32) * _A_SIDE
         later = times_of(splitmix(key, ids.to(tl.uint64) + 4294967296), tl.float32)
         is_first = (words % _SIDE).to(tl.int32) == member
         arrival = tl.where(is_first, first, first + later) * tl.exp(-heights)
