@@ -8,9 +8,9 @@ import pytest
 
 from fakes import BrokenFragments
 from kv.listkv import ListFragments
-from weft.kv.place import Cursor, Node, Place, resolve
+from weft.kv.place import Cursor, Node, Place, common_prefix, resolve
 from weft.kv.room import EvictionQueue, HostTier
-from weft.kv.tree import TokenTree, common_prefix, split_exported
+from weft.kv.tree import TokenTree, split_exported
 from weft.sched.rows import LogitsRow
 
 

@@ -250,7 +250,7 @@ def test_what_was_written_is_blank_until_it_is_scored(desk: Desk, page: Page) ->
     expect(page.get_by_role("button", name="Score", exact=True)).to_have_count(0)
 
 
-def test_heat_is_asked_for_again_where_the_text_above_it_was_changed(desk: Desk, page: Page) -> None:
+def test_heat_is_asked_for_again_where_the_text_above_was_changed(desk: Desk, page: Page) -> None:
     desk.make(prompt="The keeper", template=False)
     desk.ask("POST", desk.of("/nodes"), json={"parent": 0, "text": " was old"})
     desk.ask("POST", desk.of("/nodes"), json={"parent": 1, "text": " and tall"})

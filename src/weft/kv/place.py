@@ -137,6 +137,42 @@ def path_ids(cursor: Cursor, first: int = 0) -> list[int]:
     return [token for part in reversed(parts) for token in part]
 
 
+def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
+    """Return how many of `known` equal `ids` from `offset` on; compares slices in C."""
+    limit = min(len(known), len(ids) - offset)
+    if known[:limit] == ids[offset : offset + limit]:
+        return limit
+    low, high = 0, limit  # known[:low] is equal, known[:high] is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if known[low:middle] == ids[offset + low : offset + middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def follow(cursor: Cursor, ids: Sequence[int]) -> Cursor:
+    """Return the place after the longest known prefix of `ids` that follow a cursor.
+
+    Changes nothing. Cost: O(len(ids)).
+    """
+    ids = ids if isinstance(ids, list) else list(ids)
+    node, depth = resolve(cursor)
+    done = 0
+    while done < len(ids):
+        if depth == node.end:
+            child = node.children.get(ids[done])
+            if child is None:
+                break
+            node = child
+        same = common_prefix(node.tokens[depth - node.start :], ids, done)
+        done, depth = done + same, depth + same
+        if depth < node.end:
+            break
+    return Cursor(node, depth)
+
+
 class Hold(weakref.ref["Place"]):
     """One place's hold on a node; its callback tells when the place is gone."""
 

@@ -23,26 +23,22 @@ from typing import Any
 from ..engines.base import Fragment, Fragments, Span
 from .check import check_tree
 from .pins import PinHold, Pins
-from .place import Cursor, Holds, Node, Place, Tail, climb, path_ids, resolve, resolve_joined
+from .place import (
+    Cursor,
+    Holds,
+    Node,
+    Place,
+    Tail,
+    climb,
+    follow,
+    path_ids,
+    resolve,
+    resolve_joined,
+)
 from .room import EvictionQueue, HostTier, Room
 
 JOIN_LENGTH = 8  # one-child nodes in a row before they become one (beam search makes thousands)
 JOIN_RATIO = 8  # a node this much longer than all below it stays apart, so joining costs O(n log n)
-
-
-def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
-    """Return how many of `known` equal `ids` from `offset` on; compares slices in C."""
-    limit = min(len(known), len(ids) - offset)
-    if known[:limit] == ids[offset : offset + limit]:
-        return limit
-    low, high = 0, limit  # known[:low] is equal, known[:high] is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if known[low:middle] == ids[offset + low : offset + middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def grow_leaf(node: Node, ids: list[int]) -> Node:
@@ -171,7 +167,7 @@ class TokenTree:
         """Return the place after the longest known prefix of `ids`. Changes nothing. Cost:
         O(len(ids)).
         """
-        return self._follow(self.root(namespace), ids)
+        return follow(self.root(namespace), ids)
 
     def find(self, place: Place) -> Cursor:
         """Return the place after what is known of a place's tokens; as `match`, changes nothing.
@@ -185,28 +181,11 @@ class TokenTree:
         cursor = self.root(place.namespace) if before is None else before.cursor
         assert cursor is not None
         for item in pending:
-            found = self._follow(cursor, item.own_ids)
+            found = follow(cursor, item.own_ids)
             is_whole, cursor = found.depth == item.depth, found
             if not is_whole:
                 break
         return cursor
-
-    def _follow(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
-        """Return the place after the longest known prefix of `ids` that follow a cursor."""
-        ids = ids if isinstance(ids, list) else list(ids)
-        node, depth = resolve(cursor)
-        done = 0
-        while done < len(ids):
-            if depth == node.end:
-                child = node.children.get(ids[done])
-                if child is None:
-                    break
-                node = child
-            same = common_prefix(node.tokens[depth - node.start :], ids, done)
-            done, depth = done + same, depth + same
-            if depth < node.end:
-                break
-        return Cursor(node, depth)
 
     def extend(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
         """Make `ids` known after `cursor`, absent where they are new; return the place after them.
@@ -214,22 +193,14 @@ class TokenTree:
         Changes the tree: may split a node. The result stays valid while it is held or pinned.
         """
         ids = ids if isinstance(ids, list) else list(ids)
-        node, depth = resolve(cursor)
-        done = 0
-        while done < len(ids):
-            if depth < node.end:
-                same = common_prefix(node.tokens[depth - node.start :], ids, done)
-                done, depth = done + same, depth + same
-                if done < len(ids) and depth < node.end:
-                    node = self.split(node, depth)
-                continue
-            child = node.children.get(ids[done])
-            if child is None:
-                leaf = grow_leaf(node, ids[done:])
-                self.n_nodes += leaf is not node
-                return Cursor(leaf, leaf.end)
-            node = child
-        return Cursor(node, depth)
+        node, depth = follow(cursor, ids)
+        if depth == cursor.depth + len(ids):
+            return Cursor(node, depth)
+        if depth < node.end:
+            node = self.split(node, depth)
+        leaf = grow_leaf(node, ids[depth - cursor.depth :])
+        self.n_nodes += leaf is not node
+        return Cursor(leaf, leaf.end)
 
     def place(self, place: Place) -> Cursor:
         """Put a place, and those it follows, into the tree; return its resolved cursor."""
