@@ -57,6 +57,37 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "cohere": ("cohere", {"logit_scale": 0.25}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        | {"shared_expert_intermediate_size": 16},
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        {"num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": WINDOW}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": N_VOCAB}
+        | {"laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 5, "altup_num_inputs": 2},
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": WINDOW}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": N_VOCAB},
+    ),
+    "afmoe": (
+        "afmoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        | {"sliding_window": WINDOW, "global_attn_every_n_layers": 2},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {"num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 16, "kv_lora_rank": 16}
+        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
     "gpt_oss": (
         "gpt_oss",
         {
@@ -93,7 +124,6 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("falcon", {"alibi": False, "head_dim": None}),
     "falcon_alibi": ("falcon", {"alibi": True, "head_dim": None}),
     "gptj": ("gptj", _OLD | {"rotary_dim": 4}),
-    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "llama4_chunked": (
         "llama4_text",
         {"num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48},

@@ -15,12 +15,14 @@ pytest.importorskip("transformers")
 from families import FAMILIES, N_CTX, N_VOCAB, build, cases, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.errors import Unsupported  # noqa: E402
 from weft.sampling import metrics  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 # Largest absolute difference of logits (they reach about 4) from the float32 oracle.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
+LATENT = ("deepseek_v3",)  # what their own caches hold
 IDS = [(i * i * 5 + 11 * i + 3) % (N_VOCAB - 3) + 3 for i in range(60)]
 
 
@@ -170,11 +172,26 @@ def test_scores_equal_log_softmax(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
 def test_prefix_cache_is_accepted_by_the_model_itself(bench: Bench) -> None:
     path = bench.node(bench.node((), IDS[:9]), IDS[9:13], chunk=1)
+    if bench.model.config.model_type in LATENT:
+        with pytest.raises(Unsupported, match="holds no keys and values"):
+            bench.engine.prefix_cache(path)
+        return
     with torch.no_grad():
         got = bench.model(
             input_ids=torch.tensor([[5]]), past_key_values=bench.engine.prefix_cache(path)
         ).logits[0, -1]
     _near(got, bench.oracle([*IDS[:13], 5])[-1])
+
+
+def test_layers_that_meet_the_kv_of_another_have_none_of_their_own() -> None:
+    """Gemma 3n and 4: in two layers of five and of four; every path agrees all the same."""
+    for name, n_layers in (("gemma3n", 3), ("gemma4", 2)):
+        shared = Bench(build(name))
+        assert shared.engine.info.n_layers == n_layers
+        cache = shared.engine.prefix_cache(shared.node((), IDS[:9]))
+        kept = [layer for layer in cache.layers if layer.keys is not None]
+        numbers = sum(layer.keys[:, :, 0].numel() + layer.values[:, :, 0].numel() for layer in kept)
+        assert shared.engine.info.kv_bytes_per_token == 4 * numbers
 
 
 def test_the_owners_model_stays_as_it_was(bench: Bench) -> None:

@@ -352,7 +352,7 @@ def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "why"),
     [("bloom", "ALiBi"), ("mamba", "recurrent"), ("jamba", "recurrent")]
-    + [("llama4_chunked", "chunks"), ("gptj", "AttentionInterface"), ("opt", "not its own")],
+    + [("llama4_chunked", "chunks"), ("gptj", "AttentionInterface")],
 )
 def test_one_warning_says_that_prefixes_are_not_cached_and_why(
     name: str, why: str, caplog: pytest.LogCaptureFixture

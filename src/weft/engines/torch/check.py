@@ -130,7 +130,8 @@ def refuse_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
             if kind == "sliding_attention" and spec.window is None:
                 raise NoTree(f"layer {layer} does not tell the hook its sliding window")
     told = any(s.window is not None and s.window < n_ctx for s in probe.specs)
-    if not told and probe.narrowest_mask((n_ctx - 1,)) is not None:
+    is_local = not kinds or any("full" not in kind for kind in kinds)
+    if not told and probe.hides(n_ctx - 1, with_local=is_local):
         raise NoTree(
             "its mask hides earlier tokens in a way the hook is not told (chunked attention)"
         )

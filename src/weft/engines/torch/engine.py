@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ...checks import one_of
-from ...errors import ConfigError, EngineError, ForwardError, WeftError
+from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Span, check_rows
 from .check import (
@@ -270,23 +270,40 @@ class TorchEngine(ModelEngine):
             self.fragments.clear()
             self._graphs = None
             self._let_go()
-            del self._head, self._fused, self._now, self._modules
+            del self._head, self._fused, self._now, self._keepers
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
 
         Args:
             spans: the path from the root, as in `Row.path`.
+
+        Raises:
+            Unsupported: the model's cache is no keys and values, such as the latents of DeepSeek.
         """
         cache = DynamicCache(config=self.model.config)
         with torch.no_grad():
+            self._refuse_other_cache()
             pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
-            for layer, module in enumerate(self._modules):
+            for layer, (module, _) in enumerate(self._keepers):
                 if pairs:
                     keys = torch.cat([keys[layer] for keys, _ in pairs], 2)
                     values = torch.cat([values[layer] for _, values in pairs], 2)
                     cache.update(keys, values, getattr(module, "layer_idx", layer))
         return cache
+
+    def _refuse_other_cache(self) -> None:
+        """Hold what the model keeps of one token against the KV that its attention meets."""
+        own = DynamicCache(config=self.model.config)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+        self.model(input_ids=ids, past_key_values=own, use_cache=True)
+        for layer, (module, shape) in enumerate(self._keepers):
+            kept: Any = own.layers[getattr(module, "layer_idx", layer)]
+            if (*kept.keys.shape[1::2], kept.values.shape[3]) != shape[:3]:
+                raise Unsupported(
+                    f"the cache of {type(self.model).__name__} holds no keys and values as its"
+                    " attention meets them, so none can be made of a path's KV; take lm.kv"
+                )
 
     # Loading
 
@@ -312,7 +329,7 @@ class TorchEngine(ModelEngine):
             ) from error
         refuse_probe(model, probe, n_positions)
         number_layers(probe)
-        self._modules = probe.modules
+        self._keepers = probe.keepers
         layout = Layout.of(probe.shapes, self._device)
         self.info = EngineInfo(
             name="torch",

@@ -52,30 +52,59 @@ class Seat:
 
 
 class Probe:
-    """What one plain forward teaches: attention modules in call order, how they attend, shapes."""
+    """What one plain forward teaches: attention modules in call order, how they attend, shapes.
+
+    layers: which KV each module meets. Most have one of their own; Gemma 3n and 4 have modules that
+    meet the KV of an earlier one. shapes: of every KV.
+    """
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
+        self.layers: list[int] = []
+        self._met: list[tuple[Tensor, Tensor]] = []  # alive, so that no other lies where one did
         self.shapes: list[LayerShape] = []
         self.specs: list[Spec] = []
         self.masks: list[Any] = []
+        self.local_masks: list[Any] = []
         self.is_causal = True
 
     def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: Spec) -> None:
         self.modules.append(module)
         self.specs.append(spec)
         self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False
+        for layer, (earlier_key, earlier_value) in enumerate(self._met):
+            if _is_same(key, earlier_key) and _is_same(value, earlier_value):
+                self.layers.append(layer)
+                return
+        self.layers.append(len(self._met))
+        self._met.append((key, value))
         self.shapes.append(
             LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, value.dtype)
         )
 
-    def narrowest_mask(self, distances: tuple[int, ...]) -> int | None:
-        """The smallest distance at which some mask function hides an earlier token, if one does."""
-        for distance in distances:
-            query, key = torch.tensor(distance), torch.tensor(0)
-            if any(not bool(mask(0, 0, query, key)) for mask in self.masks):
-                return distance
-        return None
+    @property
+    def keepers(self) -> list[tuple[nn.Module, LayerShape]]:
+        """The first module that meets each KV, and the KV's shape."""
+        firsts = dict(zip(reversed(self.layers), reversed(self.modules), strict=True))
+        return [(firsts[layer], shape) for layer, shape in enumerate(self.shapes)]
+
+    def hides(self, distance: int, *, with_local: bool) -> bool:
+        """Whether some mask function hides what lies so far back; local ones where they are used.
+
+        Models make the mask of a window, too, that none of their layers has.
+        """
+        query, key = torch.tensor(distance), torch.tensor(0)
+        masks = self.masks + self.local_masks if with_local else self.masks
+        return any(not bool(mask(0, 0, query, key)) for mask in masks)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    return one.data_ptr() == other.data_ptr() and (one.shape, one.stride(), one.dtype) == (
+        other.shape,
+        other.stride(),
+        other.dtype,
+    )
 
 
 # Set only while a probe runs: a mask function is told the config, not the module it works for.
@@ -108,8 +137,8 @@ def attention_of(model: PreTrainedModel) -> Any:
 
 
 def number_layers(probe: Probe) -> None:
-    """Number the attention modules in call order."""
-    for layer, module in enumerate(probe.modules):
+    """Tell each attention module which layer's KV it meets."""
+    for layer, module in zip(probe.layers, probe.modules, strict=True):
         module.__dict__[_SEAT].layer = layer
 
 
@@ -131,18 +160,21 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     spec = Spec(scale, softcap or None, sliding_window or None, s_aux)
     if seat.call.step is not None:
-        return seat.call.step.attend(seat.layer, query, key, value, spec), None
+        met = seat.call.step.attend(seat.layer, query, key, value, spec)
+        return met.contiguous(), None  # as the interface's own are: models take views of it
     if seat.call.probe is not None:
         seat.call.probe.see(module, key, value, spec)
     out, _lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
-def no_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> None:
+def no_mask(
+    *args: Any, mask_function: Any = None, local_size: int | None = None, **kwargs: Any
+) -> None:
     """Make no mask: what a token sees follows from its path. A probe keeps the function."""
     probe = _probing.get()
     if probe is not None and mask_function is not None:
-        probe.masks.append(mask_function)
+        (probe.masks if local_size is None else probe.local_masks).append(mask_function)
 
 
 AttentionInterface.register(NAME, attention)

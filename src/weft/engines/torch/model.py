@@ -242,7 +242,7 @@ class Head(nn.Module):
                 "load the …ForCausalLM class of the model"
             )
         self.base = model.base_model
-        self._replay = _Replay()
+        self._replay = _Replay(self.base)
         self._shell = copy.copy(model)
         self._shell.__dict__["_modules"] = {**model._modules, prefix: self._replay}
 
@@ -285,12 +285,20 @@ class BareHead:
 
 
 class _Replay(nn.Module):
-    """Stands where the base model was and answers with given hidden states."""
+    """Stands where the base model was and answers with given hidden states.
 
-    def __init__(self) -> None:
+    So it does where a part of the base model is called in its place: OPT calls its decoder.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
         self.kind: type[Any] | None = None
+        self.__dict__["_base"] = base  # it is no part of this one
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.__dict__["_base"], name)
+        return self if isinstance(value, nn.Module) else value
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         assert self.kind is not None
