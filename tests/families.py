@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from weft.engines.base import Engine, Row, Span
 
@@ -28,6 +33,7 @@ _COMMON: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 256,
 }
+_ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _GEMMA = {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -180,6 +186,32 @@ def cases(names: list[str]) -> list[Any]:
 # Of sizes that quantising libraries take: they group 64 weights.
 _WIDE = {"llama_wide": ("llama", {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})}
 
+_READER = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+# Decoders that come only as the text part of a model that reads images, too: (type, text, images).
+_OF_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mistral3": (
+        "mistral3",
+        {"model_type": "mistral", "sliding_window": None},
+        _READER
+        | {"model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8}
+        | {"image_size": 28, "patch_size": 14},
+    ),
+    "qwen3_vl": (
+        "qwen3_vl",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [1, 1, 2],
+            }
+        },
+        {"hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "depth": 1}
+        | {"out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+    ),
+}
+
+IMAGE_FAMILIES: list[str] = list(_OF_IMAGES)
+
 # The shapes that a card runs the laws on: one of each way to attend, over any vocabulary.
 OF_LAWS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -198,6 +230,15 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTr
     return _random(kind, changes, seed).to(dtype)
 
 
+def build_reader(name: str) -> PreTrainedModel:
+    """A random model of `IMAGE_FAMILIES`: a decoder, and what reads images for it."""
+    kind, text, images = _OF_IMAGES[name]
+    config = CONFIG_MAPPING[kind](text_config=_COMMON | _ENDS | text, vision_config=images)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForImageTextToText.from_config(config).eval()
+
+
 def build_for_laws(name: str, dtype: torch.dtype, n_vocab: int, n_ctx: int) -> PreTrainedModel:
     """A random model of a family of `OF_LAWS`, over so many tokens and with such a context."""
     kind, changes = OF_LAWS[name]
@@ -208,8 +249,7 @@ def build_for_laws(name: str, dtype: torch.dtype, n_vocab: int, n_ctx: int) -> P
 def _random(kind: str, changes: dict[str, Any], seed: int) -> PreTrainedModel:
     # GPT-2 calls its sizes otherwise and would take the common ones as aliases.
     common = {"vocab_size": N_VOCAB} if kind == "gpt2" else _COMMON
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    given = {key: value for key, value in (common | changes | ends).items() if value is not None}
+    given = {key: value for key, value in (common | changes | _ENDS).items() if value is not None}
     config = CONFIG_MAPPING[kind](**given)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():  # some parameters keep what the model's own code drew

@@ -15,8 +15,17 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from families import N_VOCAB, build, plain_logits  # noqa: E402
+from families import (  # noqa: E402
+    IDS,
+    IMAGE_FAMILIES,
+    N_VOCAB,
+    build,
+    build_reader,
+    plain_logits,
+    stepped,
+)
 from weft.engines.base import Row  # noqa: E402
+from weft.engines.checkpoint import open_checkpoint  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
 from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported  # noqa: E402
@@ -55,6 +64,19 @@ def test_a_folder_gives_the_logits_of_its_model(folder: Path) -> None:
     want = plain_logits(build("llama"), ids)[-1]
     assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
     assert [s[0] for s in seen] == ["load", "load"]
+
+
+@pytest.mark.parametrize("name", IMAGE_FAMILIES)
+def test_the_decoder_of_a_model_that_reads_images_continues_text(name: str, tmp_path: Path) -> None:
+    """From a folder and handed over; Transformers has no causal class for these."""
+    model = build_reader(name)
+    model.save_pretrained(tmp_path)
+    want = plain_logits(model, IDS)
+    engines = [TorchEngine.load(tmp_path), TorchEngine.adopt(model)]
+    for engine in engines:
+        assert isinstance(engine, TorchEngine)
+        assert float((torch.from_numpy(stepped(engine)) - want).abs().max()) < 1e-5
+    assert engines[0].info.fingerprint == engines[1].info.fingerprint
 
 
 def test_linear_weights_lie_by_column_and_say_what_they_said(folder: Path) -> None:
@@ -154,6 +176,16 @@ def test_a_handed_over_model_has_the_fingerprint_of_its_folder(folder: Path) -> 
     print_of_folder = TorchEngine.load(folder).info.fingerprint
     assert TorchEngine.adopt(build("llama")).info.fingerprint == print_of_folder
     assert TorchEngine.adopt(build("llama", seed=1)).info.fingerprint != print_of_folder
+
+
+@pytest.mark.parametrize("name", ["mixtral", "cohere"])
+def test_a_model_read_from_its_folder_has_that_folders_fingerprint(
+    name: str, tmp_path: Path
+) -> None:
+    """Whatever Transformers calls and joins its weights once they are read: experts, tied ones."""
+    build(name).save_pretrained(tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert fingerprint_of(read) == open_checkpoint(tmp_path).fingerprint()
 
 
 def test_n_ctx_bounds_the_path(folder: Path) -> None:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as _OF_IMAGES
 
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ..base import Row, Span
@@ -47,9 +54,18 @@ def refuse_config(config: PretrainedConfig) -> None:
             name,
             f"{architectures[0]} has no causal language-model head, it cannot continue text",
         )
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if classes is None and not getattr(config, "auto_map", None) and not architectures:
+    if not (auto_class_of(config) or getattr(config, "auto_map", None) or architectures):
         raise _unsupported(name, "Transformers has no causal language-model class for it")
+
+
+def auto_class_of(config: PretrainedConfig) -> Any:
+    """Return the class of Transformers that loads such a model; None where it knows none.
+
+    Many decoders come only as the text part of one that reads images, too.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText if type(config) in _OF_IMAGES else None
 
 
 def why_no_tree(config: PretrainedConfig) -> str:
@@ -57,10 +73,11 @@ def why_no_tree(config: PretrainedConfig) -> str:
     text = config.get_text_config()
     if _uses_alibi(config) or _uses_alibi(text):
         return "it biases attention by ALiBi, which the attention hook is not told"
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    for one in classes if isinstance(classes, tuple | list) else [classes]:
-        if getattr(one, "_is_stateful", False):
-            return _RECURRENT
+    known = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(each), None) for each in (config, text)]
+    for classes in (*known, _OF_IMAGES.get(type(config), None)):
+        for one in classes if isinstance(classes, tuple | list) else [classes]:
+            if getattr(one, "_is_stateful", False):
+                return _RECURRENT
     for kind in getattr(text, "layer_types", None) or []:
         if kind == "chunked_attention":
             return "it attends in fixed chunks (layer type chunked_attention)"

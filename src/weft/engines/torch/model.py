@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
-from .check import refuse_config
+from .check import auto_class_of, refuse_config
 from .laid import lay_weights
 
 if TYPE_CHECKING:
@@ -127,16 +128,35 @@ def fingerprint_of(model: PreTrainedModel) -> str:
 
 
 def _samples(model: PreTrainedModel) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    for name, tensor in _as_saved(model).items():
+        yield name, tuple(tensor.shape), _sample(tensor)
+
+
+def _as_saved(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return weights by their names in files: some are renamed, and experts joined, as they load.
+
+    The tensors are those of the model, or parts of them; tied ones are there once.
+    """
+    held = dict(_held_once(model))
+    try:
+        saved: dict[str, Tensor] = revert_weight_conversion(model, held)
+    except Exception as error:  # weights in a quantised format, or code of a folder's own
+        _log.debug("%s is named by its weights as they are: %r", type(model).__name__, error)
+        return held
+    return saved
+
+
+def _held_once(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, held in model.state_dict().items():
-        for tensor in held if isinstance(held, tuple) else (held,):  # packed: weight and bias
-            if not isinstance(tensor, Tensor):  # a dtype, say
-                continue
+        parts = held if isinstance(held, tuple) else (held,)  # packed: weight and bias
+        tensors = [part for part in parts if isinstance(part, Tensor)]  # beside a dtype, say
+        for number, tensor in enumerate(tensors):
             key = (tensor.data_ptr(), tuple(tensor.shape))
-            if key not in seen:  # tied weights are stored once
+            if key not in seen:
                 if key[0]:  # what stands for numbers that are elsewhere has no place
                     seen.add(key)
-                yield name, tuple(tensor.shape), _sample(tensor)
+                yield (f"{name}.{number}" if number else name), tensor
 
 
 def _sample(tensor: Tensor) -> NDArray[np.float32]:
@@ -152,7 +172,8 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     try:
         with quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            kind = auto_class_of(config) or AutoModelForCausalLM  # it loads code of a folder's own
+            model, report = kind.from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES.get(dtype, "auto"),
