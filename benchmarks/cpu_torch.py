@@ -1,7 +1,8 @@
 """The torch engine on a CPU beside Transformers' own cached forward, at half a billion weights.
 
-A random model of the shape of Qwen2-0.5B (24 layers, 896 wide, 14 heads over 2, 151,936 tokens in
-the vocabulary, the output layer is the embedding), made on the spot. Sides, in turn in one process:
+A random model, made on the spot: of the shape of Qwen2-0.5B (24 layers, 896 wide, 14 heads over 2,
+151,936 tokens in the vocabulary, the output layer is the embedding), or, by `--shape`, of Gemma 3
+with 270 million weights or Pythia with 410 million. Sides, in turn in one process:
 
   weft          `Loom.grow` from a prompt whose KV is there; log-probabilities, entropies recorded
   transformers  the prompt prefilled once, its cache repeated n times, one forward and one draw for
@@ -34,7 +35,15 @@ import torch
 import transformers
 from common import median, report
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 import weft
 
@@ -60,10 +69,8 @@ def read_rate() -> float:
     return max(rates)
 
 
-def half_a_billion(folder: Path, dtype: str) -> None:
-    """Write a random model of that size, and a tokenizer for its vocabulary."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
+SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen2": lambda: Qwen2Config(
         vocab_size=151_936,
         hidden_size=896,
         intermediate_size=4864,
@@ -72,7 +79,33 @@ def half_a_billion(folder: Path, dtype: str) -> None:
         num_key_value_heads=2,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
-    )
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        vocab_size=262_144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        sliding_window=1024,  # a longer prompt is cut off in a cache that nobody may crop then
+        max_position_embeddings=8192,
+    ),
+    "pythia": lambda: GPTNeoXConfig(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        max_position_embeddings=8192,
+    ),
+}
+
+
+def random_model(folder: Path, shape: str, dtype: str) -> None:
+    """Write a random model of a shape, and a tokenizer for its vocabulary."""
+    torch.manual_seed(0)
+    config = SHAPES[shape]()
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     words = Tokenizer(models.BPE({f"t{i}": i for i in range(config.vocab_size)}, []))
@@ -142,7 +175,7 @@ def in_turn(ours: Job, theirs: Job, rounds: int, per: int) -> dict[str, float]:
 
 
 def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    half_a_billion(folder, dtype)
+    random_model(folder, options.shape, dtype)
     lm = weft.load(str(folder), engine="torch", dtype=dtype, engine_options=options.given)
     theirs = Theirs(folder)
     rows, rate = [], read_rate()
@@ -162,7 +195,8 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
 
                 other = theirs.grower(copy.deepcopy(known), n, n_steps)
                 found = in_turn(ours, other, options.rounds, n_steps)
-                must = MUST.get((dtype, length), {}).get(n, "")
+                is_named = options.shape == "qwen2"  # what the targets are about
+                must = MUST.get((dtype, length), {}).get(n, "") if is_named else ""
                 rows.append({"dtype": dtype, "what": "step", "prompt": length, "n": n, **found})
                 rows[-1] |= {"floor ms": floor, "x there": found["transformers ms"] / floor}
                 rows[-1]["must"] = must
@@ -192,6 +226,7 @@ def compare(dtype: str, options: argparse.Namespace, folder: Path) -> list[dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen2")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4000])
     parser.add_argument("-n", type=int, nargs="+", default=[1, 8, 32])
@@ -205,7 +240,13 @@ def main() -> None:
     for dtype in options.dtypes:
         with tempfile.TemporaryDirectory() as folder:
             rows += compare(dtype, options, Path(folder))
-    report("cpu_torch", rows, torch=torch.__version__, transformers=transformers.__version__)
+    report(
+        "cpu_torch",
+        rows,
+        shape=options.shape,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+    )
 
 
 if __name__ == "__main__":

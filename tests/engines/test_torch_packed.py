@@ -12,9 +12,17 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from families import FUSED, IDS, build, plain_logits, stepped  # noqa: E402
+from families import (  # noqa: E402
+    FUSED,
+    IDS,
+    IMAGE_FAMILIES,
+    build,
+    build_reader,
+    plain_logits,
+    stepped,
+)
 from weft.engines.base import Row  # noqa: E402
-from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch import TorchEngine, laid  # noqa: E402
 from weft.engines.torch import packed as packing  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
 from weft.engines.torch.packed import PackedLinear  # noqa: E402
@@ -48,6 +56,57 @@ def test_it_computes_what_the_model_does(name: str, dtype, tmp_path: Path) -> No
         np.testing.assert_allclose(stepped(engine), want, atol=MUCH[dtype])
         got = plain_logits(engine.model, IDS).numpy() if engine is loaded else want
         np.testing.assert_allclose(got, want, atol=MUCH[dtype])  # by the modules
+
+
+# What of the linear layers of a model stays as it is: Mamba multiplies with a weight by itself, and
+# text does not go through what reads images.
+STAYS = {"gemma2": 0, "gpt_neox": 0, "deepseek_v3": 0, "mamba": 4, "lfm2": 0, "mistral3": 10}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", STAYS)
+def test_the_layers_that_text_goes_through_are_packed_in_every_family(
+    name: str, dtype, tmp_path: Path
+) -> None:
+    model = (build_reader(name) if name in IMAGE_FAMILIES else build(name)).to(dtype)
+    model.save_pretrained(tmp_path)
+    n_linear = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    engines = [TorchEngine.load(tmp_path), TorchEngine.adopt(model, packed_weights=True)]
+    want = plain_logits(model, IDS).numpy()
+    for engine in engines:
+        assert len(packed(engine.model)) == n_linear - STAYS[name]
+        row = Row((), IDS, 0, None, tuple(range(len(IDS))))
+        got = engine.forward([row])
+        rows = np.stack([got.logits(i) for i in range(len(IDS))])
+        np.testing.assert_allclose(rows, want, atol=MUCH[dtype])
+    assert not packed(model)
+    assert engines[0].info.fingerprint == engines[1].info.fingerprint
+
+
+def test_layers_that_do_more_or_stand_in_two_places_stay(tmp_path: Path) -> None:
+    model = build("gemma2")
+    layers = model.model.layers
+    layers[0].mlp.up_proj.register_forward_hook(lambda module, args, out: out * 2)
+    layers[1].mlp.up_proj = layers[2].mlp.up_proj
+    copied = TorchEngine.adopt(model, packed_weights=True).model
+    stay = [name for name, m in copied.named_modules(remove_duplicate=False) if _is_as_it_was(m)]
+    assert stay == [f"model.layers.{i}.mlp.up_proj" for i in range(3)]
+    np.testing.assert_allclose(plain_logits(copied, IDS), plain_logits(model, IDS), atol=2e-4)
+
+
+def _is_as_it_was(module) -> bool:
+    return type(module) is torch.nn.Linear
+
+
+def test_a_model_that_fails_on_a_first_forward_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build("gemma2")
+    linear = [module for module in model.modules() if _is_as_it_was(module)]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
+        assert not laid.pack(model, keep=True)
+    assert all(map(_is_as_it_was, linear))
 
 
 def test_what_is_loaded_lies_packed_where_that_is_faster(folder: Path, tmp_path: Path) -> None:
@@ -195,9 +254,8 @@ def test_an_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> N
     np.testing.assert_array_equal(after, alone)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gemma2", "float32"), ("llama", "float16")])
-def test_asked_for_where_it_has_no_effect_is_refused(name: str, dtype: str, tmp_path: Path) -> None:
-    model = build(name, getattr(torch, dtype))
+def test_asked_for_where_it_has_no_effect_is_refused(tmp_path: Path) -> None:
+    model = build("llama", torch.float16)
     model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="packed_weights has no effect on"):
         TorchEngine.adopt(model, packed_weights=True)

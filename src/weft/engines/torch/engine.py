@@ -133,7 +133,7 @@ class TorchEngine(ModelEngine):
             graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
                 where there is CUDA. True runs the same without one on a CPU, for tests.
             packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
-                CPU 1.1 to 2.5 times as fast (Llama, Mistral, Qwen2, Qwen3; float32, bfloat16).
+                CPU 1.1 to 2.5 times as fast (in float32 and bfloat16).
                 None: where it is faster. False: as they lie in the file, or by column.
 
         Raises:

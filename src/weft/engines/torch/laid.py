@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...errors import ConfigError
+from .check import quantised
 from .fused import SIBLINGS, is_known, is_plain
 from .packed import PackedLinear, can_pack
+from .watched import only_called
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -45,7 +48,8 @@ def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
 def _is_small(model: PreTrainedModel) -> bool:
     if model.dtype != torch.float32:
         return False
-    layers = [getattr(*place) for place in _linear_layers(model) if place[0] is not model]
+    output = model.get_output_embeddings()
+    layers = [each for each in model.modules() if type(each) is nn.Linear and each is not output]
     return max((layer.weight.numel() for layer in layers), default=0) < LEAST_NUMBERS
 
 
@@ -54,17 +58,17 @@ def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
     if not pack(model, keep=keep):
         raise ConfigError(
             f"packed_weights has no effect on {type(model).__name__} in {model.dtype} on"
-            f" {model.device}; packed are Llama, Mistral, Qwen2 and Qwen3 in float32 or bfloat16 on"
-            " a CPU that oneDNN knows; leave it out"
+            f" {model.device}; packed are linear layers of Transformers' own models, in float32 or"
+            " bfloat16, on a CPU that oneDNN knows; leave it out"
         )
 
 
 @torch.inference_mode(False)
 def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
-    """Pack the weights of linear layers for oneDNN, where the engine knows the model in full.
+    """Pack the weights of linear layers for oneDNN, where only their layers read them.
 
     keep: the weights stay where they are, too; else only that of an output layer that is the
-    embedding. few: see `PackedLinear`. The log says what is held twice. Returns whether they are
+    embedding. few: see `PackedLinear`. The log says what is held twice. Returns whether any are
     packed.
     """
     places = _linear_layers(model)
@@ -93,20 +97,43 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
 
 
 def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
-    """Return every linear layer as the module it is part of, and its name there."""
-    if not is_known(model):
-        return []
-    return [
+    """Return every linear layer that may be packed, as the module it is part of and its name there.
+
+    A layer with two places is left out: one would lose what the other has.
+    """
+    places = [
         (parent, name)
         for parent in list(model.modules())
         for name, child in parent.named_children()
         if type(child) is nn.Linear
     ]
+    if is_known(model):
+        return places
+    if not type(model).__module__.startswith("transformers.models.") or quantised(model):
+        return []
+    counts = Counter(id(getattr(*place)) for place in places)
+    alone = {
+        id(layer): layer
+        for layer in (getattr(*place) for place in places)
+        if counts[id(layer)] == 1 and _is_bare(layer)
+    }
+    called = only_called(model, list(alone.values())) if alone else set()
+    return [place for place in places if id(getattr(*place)) in called]
+
+
+def _is_bare(layer: nn.Linear) -> bool:
+    """Whether a layer is its weight and bias, and nothing more is done where it is called."""
+    held = [each for each in layer._parameters.values() if each is not None]
+    return (
+        all(is_plain(each, (torch.float32, torch.bfloat16)) for each in held)
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and "forward" not in layer.__dict__
+    )
 
 
 def _can_pack(weights: Collection[Tensor]) -> bool:
     """Whether products are right with packed weights of every shape that there is."""
-    shapes = {weight.shape: weight for weight in weights}
+    shapes = {(weight.shape, weight.dtype): weight for weight in weights}
     return bool(shapes) and all(map(can_pack, shapes.values()))
 
 
