@@ -2,7 +2,8 @@
 
 A random model, made on the spot: of the shape of Qwen2-0.5B (24 layers, 896 wide, 14 heads over 2,
 151,936 tokens in the vocabulary, the output layer is the embedding), or, by `--shape`, of Gemma 3
-with 270 million weights or Pythia with 410 million. Sides, in turn in one process:
+with 270 million weights, Pythia with 410 million, or the 32 experts of Granite MoE, 1.3 billion of
+which 0.4 are active. Sides, in turn in one process:
 
   weft          `Loom.grow` from a prompt whose KV is there; log-probabilities, entropies recorded
   transformers  the prompt prefilled once, its cache repeated n times, one forward and one draw for
@@ -40,6 +41,7 @@ from transformers import (
     DynamicCache,
     Gemma3TextConfig,
     GPTNeoXConfig,
+    GraniteMoeConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -90,6 +92,18 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         head_dim=256,
         sliding_window=1024,  # a longer prompt is cut off in a cache that nobody may crop then
         max_position_embeddings=8192,
+    ),
+    "granitemoe": lambda: GraniteMoeConfig(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=512,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        num_local_experts=32,
+        num_experts_per_tok=8,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
     ),
     "pythia": lambda: GPTNeoXConfig(
         vocab_size=151_936,

@@ -23,7 +23,9 @@ from families import (  # noqa: E402
 )
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch import experts as packed_experts  # noqa: E402
 from weft.engines.torch import packed as packing  # noqa: E402
+from weft.engines.torch.experts import PackedExperts, pack_experts  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
 from weft.engines.torch.packed import PackedLinear  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
@@ -312,3 +314,103 @@ def test_products_that_are_wrong_or_gone_leave_the_weights_as_they_lie(
     own = packing.product
     monkeypatch.setattr(packing, "product", product)
     assert not packed(TorchEngine.load(folder, dtype="bfloat16").model)
+
+
+# Experts ---------------------------------------------------------------------------------------
+
+# Told apart by how Transformers declares their experts: plain, with biases and transposed, with an
+# expert of all tokens beside them, and in a model without KV of its tokens.
+MIXTURES = ["mixtral", "gpt_oss", "deepseek_v3", "qwen3_next"]
+
+
+def mixtures(model) -> list[PackedExperts]:
+    return [module for module in model.modules() if isinstance(module, PackedExperts)]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_packed_and_give_what_they_gave(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    n_mixtures = sum("Experts" in type(module).__name__ for module in model.modules())
+    want = plain_logits(model, IDS).numpy()
+    for engine in (
+        TorchEngine.load(tmp_path, packed_weights=True),
+        TorchEngine.adopt(model, packed_weights=True),
+    ):
+        assert len(mixtures(engine.model)) == n_mixtures > 0
+        output = engine.forward([Row((), IDS, 0, None, tuple(range(len(IDS))))])
+        got = np.stack([output.logits(i) for i in range(len(IDS))])
+        np.testing.assert_allclose(got, want, atol=2e-4)
+        if engine.fragments is not None:
+            np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
+    assert not mixtures(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_packed_experts_say_what_they_said_and_take_what_is_loaded(
+    name: str, dtype, tmp_path: Path
+) -> None:
+    first, other = build(name, dtype), build(name, dtype, seed=1)
+    first.save_pretrained(tmp_path / "model")
+    model = TorchEngine.load(tmp_path / "model", packed_weights=True).model
+    assert not any("experts" in n and "bias" not in n for n, _ in model.named_parameters())
+    twin = copy.deepcopy(model)
+    for key, weight in first.state_dict().items():
+        assert torch.equal(model.state_dict()[key], weight), key
+    assert fingerprint_of(model) == fingerprint_of(first)
+    model.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    for key, weight in first.state_dict().items():
+        assert torch.equal(again.state_dict()[key], weight), key
+    assert not any(model.load_state_dict(other.state_dict()))
+    for key, weight in other.state_dict().items():
+        assert torch.equal(model.state_dict()[key], weight), key
+    if dtype == torch.float32:  # else a last bit may choose another expert
+        for held, known in ((model, other), (twin, first)):
+            np.testing.assert_allclose(plain_logits(held, IDS), plain_logits(known, IDS), atol=2e-4)
+
+
+def test_what_is_written_into_an_owners_experts_counts() -> None:
+    model = build("mixtral")
+    engine = TorchEngine.adopt(model, packed_weights=True)
+    experts = model.model.layers[1].mlp.experts
+    with torch.no_grad():
+        experts.down_proj.mul_(1.5)
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
+    experts.gate_up_proj.data.mul_(0.5)  # PyTorch does not count it
+    engine.forget()
+    np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
+
+
+def test_a_token_without_an_expert_gets_nothing_of_it() -> None:
+    """Ids from the number of experts on stand for experts that are elsewhere."""
+    experts = build("mixtral").model.layers[0].mlp.experts
+    n = experts.num_experts
+    rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    chosen, shares = torch.tensor([[0, n], [n, n], [3, 1]]), torch.full((3, 2), 0.5)
+    with torch.inference_mode():
+        zeroed = shares.masked_fill(chosen == n, 0)
+        want = experts(rows, chosen.clamp(max=n - 1), zeroed)
+        assert pack_experts(experts, keep=False) > 0
+        got = experts(rows, chosen, shares)
+        assert experts(rows[:0], chosen[:0], shares[:0]).shape == (0, 32)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+    assert not got[1].any()
+
+
+def test_experts_that_others_run_or_watch_stay() -> None:
+    model = build("mixtral")
+    model.model.layers[0].mlp.experts.register_forward_hook(lambda *_: None)
+    assert len(mixtures(TorchEngine.adopt(model, packed_weights=True).model)) == 2
+    chosen = build("mixtral")
+    chosen.set_experts_implementation("batched_mm")
+    assert not mixtures(TorchEngine.adopt(chosen, packed_weights=True).model)
+
+
+def test_experts_that_come_out_wrong_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("mixtral")
+    right = packed_experts.product
+    monkeypatch.setattr(packed_experts, "product", lambda *given: right(*given) * 1.01)
+    assert not pack_experts(model, keep=False)
+    assert not mixtures(model)

@@ -26,6 +26,7 @@ from .check import (
     why_no_tree,
 )
 from .dequantised import load_gguf
+from .experts import PackedExperts
 from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
@@ -257,7 +258,7 @@ class TorchEngine(ModelEngine):
         between the steps of an optimizer both would be made again and again.
         """
         for module in self.model.modules():
-            if isinstance(module, PackedLinear):
+            if isinstance(module, PackedLinear | PackedExperts):
                 module.forget()
 
     def told(self) -> dict[str, object]:

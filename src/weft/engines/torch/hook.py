@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from .layout import LayerShape
 from .memory import KVStep, Spec
-from .padded.products import attend_causal, bands_of
+from .padded.products import apply_sinks, attend_causal, bands_of
 
 NAME = "weft_tree"
 PROBE = "weft_probe"
@@ -164,7 +164,9 @@ def attention(
         return met.contiguous(), None  # as the interface's own are: models take views of it
     if seat.call.probe is not None:
         seat.call.probe.see(module, key, value, spec)
-    out, _lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
+    out, lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
+    if s_aux is not None:
+        apply_sinks(out, lse, s_aux.view(-1, 1).float())
     return out.transpose(1, 2).contiguous(), None
 
 

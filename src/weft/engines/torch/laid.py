@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ...errors import ConfigError
 from .check import quantised
+from .experts import pack_experts
 from .fused import SIBLINGS, is_known, is_plain
 from .packed import PackedLinear, can_pack
 from .watched import only_called
@@ -65,22 +66,25 @@ def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
 
 @torch.inference_mode(False)
 def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
-    """Pack the weights of linear layers for oneDNN, where only their layers read them.
+    """Pack the weights of linear layers and experts for oneDNN, where only their modules read them.
 
     keep: the weights stay where they are, too; else only that of an output layer that is the
-    embedding. few: see `PackedLinear`. The log says what is held twice. Returns whether any are
-    packed.
+    embedding. few: see `PackedLinear`; experts, which are met by few rows each, stay then. The log
+    says what is held twice. Returns whether any are packed.
     """
+    n_of_experts = 0 if few else pack_experts(model, keep=keep)
     places = _linear_layers(model)
     weights = {id(w): w for w in (getattr(*place).weight for place in places)}
     if not _can_pack(weights.values()):
-        return False
+        places, weights = [], {}
+        if not n_of_experts:
+            return False
     looked_up = model.get_input_embeddings().weight
     weights.pop(id(looked_up), None)
     if not keep:
         _leave_the_file(model, set(weights))
     weights.clear()  # each goes when its copy is there
-    n_twice = 0
+    n_twice = n_of_experts if keep else 0
     for parent, name in places:
         layer = getattr(parent, name)
         stays = keep or layer.weight is looked_up

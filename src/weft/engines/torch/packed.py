@@ -12,7 +12,7 @@ from torch import Tensor, nn
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
 # Root-mean-square error of a packed product, relative to its spread.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 class PackedLinear(nn.Linear):
@@ -110,7 +110,7 @@ def mark_of(weight: Tensor) -> tuple[int, int]:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether products with a weight are there when it is packed, and right."""
-    if weight.device.type != "cpu" or weight.dtype not in _TOLERANCE:
+    if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return False
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
@@ -124,4 +124,4 @@ def can_pack(weight: Tensor) -> bool:
         return False
     want = F.linear(x, weight.detach()).float()
     error = (got - want).square().mean().sqrt()
-    return bool(error <= _TOLERANCE[weight.dtype] * want.square().mean().sqrt().clamp_min(1e-30))
+    return bool(error <= TOLERANCE[weight.dtype] * want.square().mean().sqrt().clamp_min(1e-30))

@@ -1,0 +1,180 @@
+"""The experts of a mixture with their weights as oneDNN reads them."""
+
+from __future__ import annotations
+
+import copy
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .packed import TOLERANCE, can_pack, mark_of, packed, product
+
+# What Transformers tells its own implementations of a mixture.
+_TOLD = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_is_expert_parallel")
+_UP = ("gate_up_proj", "up_proj")
+_N_ROWS = 5
+_MIXED: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+class PackedExperts(nn.Module):
+    """Mixed into the class of a module of experts, whose weights are packed then.
+
+    A token goes through few of many experts, so a step reads the weights of each expert that any of
+    its rows chose. The stacks [experts, out, in] stay beside the packed ones, or not: then they
+    are made where a state dict asks for them, and what is loaded is packed anew.
+    """
+
+    num_experts: int
+    _packed: dict[str, list[Tensor]]
+    _marks: dict[str, tuple[int, int]]
+
+    def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """hidden: [T, E]; chosen: the experts of each token, [T, k]; shares: of each, [T, k]."""
+        me: Any = self
+        self._renew()
+        up_name = _up_of(self)
+        ids, order = chosen.reshape(-1).sort(stable=True)
+        rows = hidden[order // chosen.shape[1]]
+        found = torch.zeros_like(rows)  # of experts that are not here, too
+        start = 0
+        for expert, members in groupby(ids.tolist()):
+            stop = start + sum(1 for _ in members)
+            if expert < self.num_experts:
+                up = self._product(rows[start:stop], up_name, expert)
+                between = me._apply_gate(up) if me.has_gate else me.act_fn(up)
+                found[start:stop] = self._product(between, "down_proj", expert)
+            start = stop
+        if me.has_post_expert_norm:
+            found = me.post_expert_norm(found)
+        found = found * shares.reshape(-1)[order, None]
+        by_token = torch.empty_like(found)
+        by_token[order] = found
+        return by_token.view(*chosen.shape, found.shape[1]).sum(1).to(hidden.dtype)
+
+    def forget(self) -> None:
+        """Pack anew what is kept: somebody wrote there as PyTorch does not count."""
+        self._marks = dict.fromkeys(self._marks, (0, -1))
+
+    def _product(self, x: Tensor, name: str, expert: int) -> Tensor:
+        biases: Any = self._parameters.get(f"{name}_bias")
+        return product(x, self._packed[name][expert], None if biases is None else biases[expert])
+
+    def _renew(self) -> None:
+        for name, mark in self._marks.items():
+            kept: Any = self._parameters[name]
+            if mark_of(kept) != mark:
+                self._pack(name, kept.detach())
+                self._marks[name] = mark_of(kept)
+
+    def _pack(self, name: str, stack: Tensor) -> None:
+        self._packed[name] = [packed(weight) for weight in _of_each(self, stack)]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, weights in self._packed.items():
+            if name not in self._marks:
+                with torch.inference_mode():
+                    dense = torch.stack([weight.to_dense() for weight in weights])
+                    destination[prefix + name] = _of_each(self, dense)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict = dict(state_dict)
+        for name, weights in self._packed.items():
+            if name not in self._marks and prefix + name in state_dict:
+                stack = state_dict.pop(prefix + name).detach()
+                self._pack(name, stack.to(weights[0].dtype))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedExperts:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for weights in self._packed.values():
+            memo.update((id(weight), weight) for weight in weights)  # nobody writes there
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+
+def pack_experts(model: nn.Module, *, keep: bool) -> int:
+    """Pack the experts of every mixture that Transformers lets others run, where that is right.
+
+    keep: the stacks stay, too. Returns the bytes of the stacks.
+    """
+    found = [module for module in model.modules() if _can_be_packed(module)]
+    if not found or not all(_is_right(module) for module in _one_of_each(found)):
+        return 0
+    return sum(_mix_in(module, keep=keep) for module in found)
+
+
+def _mix_in(module: Any, *, keep: bool) -> int:
+    n_bytes = 0
+    module.__dict__.update(_packed={}, _marks={})
+    module.__class__ = _mixed(type(module))
+    for name in (_up_of(module), "down_proj"):
+        stack = module._parameters[name]
+        module._pack(name, stack.detach())
+        n_bytes += stack.nbytes
+        if keep:
+            module._marks[name] = mark_of(stack)
+        else:
+            del module._parameters[name]
+    return n_bytes
+
+
+def _mixed(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of modules of a kind that are packed, one for all of them."""
+    if kind not in _MIXED:
+        mixed = type(f"Packed{kind.__name__}", (PackedExperts, kind), {"__module__": __name__})
+        _MIXED[kind] = mixed
+    return _MIXED[kind]
+
+
+def _can_be_packed(module: Any) -> bool:
+    if isinstance(module, PackedExperts) or not all(name in module.__dict__ for name in _TOLD):
+        return False
+    if getattr(module.config, "_experts_implementation", None) not in ("grouped_mm", "eager"):
+        return False  # its owner chose
+    stacks = [module._parameters.get(name) for name in (_up_of(module), "down_proj")]
+    is_bare = not (module._forward_hooks or module._forward_pre_hooks)
+    return (
+        is_bare
+        and not module._is_expert_parallel
+        and all(type(stack) is nn.Parameter and stack.ndim == 3 for stack in stacks)
+    )
+
+
+def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
+    return list({type(module): module for module in reversed(modules)}.values())
+
+
+@torch.inference_mode()
+def _is_right(module: Any) -> bool:
+    """Whether packed experts give what the module gives, for some rows and some experts."""
+    up, down = (module._parameters[name] for name in (_up_of(module), "down_proj"))
+    if not all(can_pack(_of_each(module, stack)[0]) for stack in (up, down)):
+        return False
+    n_experts, width = len(down), _of_each(module, down).shape[1]
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(_N_ROWS, width, generator=generator).to(down.dtype)
+    chosen = torch.arange(2 * _N_ROWS).view(-1, 2) % n_experts
+    shares = torch.rand(_N_ROWS, 2, generator=generator).to(down.dtype)
+    few = copy.copy(module)
+    few.__dict__.update(_parameters=dict(module._parameters))
+    try:
+        want = module(rows, chosen, shares).float()
+        _mix_in(few, keep=False)
+        got = few(rows, chosen, shares).float()
+    except Exception:
+        return False
+    error = (got - want).square().mean().sqrt()
+    return bool(error <= TOLERANCE[down.dtype] * want.square().mean().sqrt().clamp_min(1e-30))
+
+
+def _up_of(module: nn.Module) -> str:
+    return _UP[0] if module.__dict__["has_gate"] else _UP[1]
+
+
+def _of_each(module: nn.Module, stack: Tensor) -> Tensor:
+    """Return the weights [out, in] of each expert, of a stack as it lies; and back."""
+    return stack.transpose(1, 2) if module.__dict__["is_transposed"] else stack
