@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers.pytorch_utils import Conv1D  # noqa: E402
+
 from families import (  # noqa: E402
     FUSED,
     IDS,
@@ -62,7 +64,15 @@ def test_it_computes_what_the_model_does(name: str, dtype, tmp_path: Path) -> No
 
 # What of the linear layers of a model stays as it is: Mamba multiplies with a weight by itself, and
 # text does not go through what reads images.
-STAYS = {"gemma2": 0, "gpt_neox": 0, "deepseek_v3": 0, "mamba": 4, "lfm2": 0, "mistral3": 10}
+STAYS = {
+    "gemma2": 0,
+    "gpt2": 0,
+    "gpt_neox": 0,
+    "deepseek_v3": 0,
+    "mamba": 4,
+    "lfm2": 0,
+    "mistral3": 10,
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -72,7 +82,7 @@ def test_the_layers_that_text_goes_through_are_packed_in_every_family(
 ) -> None:
     model = (build_reader(name) if name in IMAGE_FAMILIES else build(name)).to(dtype)
     model.save_pretrained(tmp_path)
-    n_linear = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    n_linear = sum(isinstance(module, torch.nn.Linear | Conv1D) for module in model.modules())
     engines = [TorchEngine.load(tmp_path), TorchEngine.adopt(model, packed_weights=True)]
     want = plain_logits(model, IDS).numpy()
     for engine in engines:
@@ -146,22 +156,23 @@ def test_a_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_weights_say_what_they_said(tmp_path: Path, dtype: str) -> None:
-    build("qwen2").save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_packed_weights_say_what_they_said(name: str, tmp_path: Path, dtype: str) -> None:
+    build(name).save_pretrained(tmp_path)
     model = TorchEngine.load(tmp_path, dtype=dtype, packed_weights=True).model
-    plain = build("qwen2").to(getattr(torch, dtype))
+    plain = build(name).to(getattr(torch, dtype))
     assert list(model.state_dict()) == list(plain.state_dict())
     for name, weight in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight), name
     assert fingerprint_of(model) == fingerprint_of(plain)
-    layer = model.model.layers[0].mlp.up_proj
+    layer = packed(model)[0]
     with torch.no_grad(), pytest.raises(RuntimeError, match="[Ii]nference tensor"):
         layer.weight.mul_(2)
 
 
-@pytest.mark.parametrize("name", ["llama", "tied"])
+@pytest.mark.parametrize("name", ["llama", "tied", "gpt2"])
 def test_a_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -> None:
-    first = build("llama")
+    first = build("gpt2" if name == "gpt2" else "llama")
     if name == "tied":
         first.config.tie_word_embeddings = True
         first = type(first)(first.config).eval()
@@ -176,15 +187,17 @@ def test_a_packed_model_and_its_copies_can_be_saved(name: str, tmp_path: Path) -
     np.testing.assert_allclose(stepped(again), plain_logits(first, IDS).numpy(), atol=2e-4)
 
 
-def test_what_is_loaded_into_packed_layers_counts(folder: Path) -> None:
-    engine = TorchEngine.load(folder, packed_weights=True)
-    other = build("llama", seed=1)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_is_loaded_into_packed_layers_counts(name: str, tmp_path: Path) -> None:
+    build(name).save_pretrained(tmp_path)
+    engine = TorchEngine.load(tmp_path, packed_weights=True)
+    other = build(name, seed=1)
     twin = copy.deepcopy(engine.model)
     mark = engine.weights_mark()
     assert not any(engine.model.load_state_dict(other.state_dict()))
     assert engine.weights_mark() != mark
     np.testing.assert_allclose(stepped(engine), plain_logits(other, IDS).numpy(), atol=2e-4)
-    want = plain_logits(build("llama"), IDS).numpy()
+    want = plain_logits(build(name), IDS).numpy()
     np.testing.assert_allclose(plain_logits(twin, IDS).numpy(), want, atol=2e-4)
 
 
@@ -217,8 +230,9 @@ def test_an_owners_weights_are_held_twice_only_when_asked_and_the_log_says_so(ca
     assert not packed(model)
 
 
-def test_what_an_owner_writes_counts() -> None:
-    model = build("qwen2")
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_what_an_owner_writes_counts(name: str) -> None:
+    model = build(name)
     engine = TorchEngine.adopt(model, packed_weights=True)
     stepped(engine)
     with torch.no_grad():
@@ -229,7 +243,7 @@ def test_what_an_owner_writes_counts() -> None:
         weight.data.mul_(1.5)  # PyTorch does not count it
     engine.forget()
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
-    other = build("qwen2", seed=1)
+    other = build(name, seed=1)
     for weight, new in zip(model.parameters(), other.parameters(), strict=True):
         weight.data = new.data
     np.testing.assert_allclose(stepped(engine), plain_logits(other, IDS).numpy(), atol=2e-4)

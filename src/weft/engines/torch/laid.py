@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError
 from .check import quantised
 from .experts import pack_experts
 from .fused import SIBLINGS, is_known, is_plain
-from .packed import PackedLinear, can_pack
+from .packed import can_pack, pack_layer
 from .watched import only_called
 
 _log = logging.getLogger("weft.engines.torch")
@@ -50,8 +51,9 @@ def _is_small(model: PreTrainedModel) -> bool:
     if model.dtype != torch.float32:
         return False
     output = model.get_output_embeddings()
-    layers = [each for each in model.modules() if type(each) is nn.Linear and each is not output]
-    return max((layer.weight.numel() for layer in layers), default=0) < LEAST_NUMBERS
+    layers: list[Any] = [each for each in model.modules() if type(each) in (nn.Linear, Conv1D)]
+    numbers = [layer.weight.numel() for layer in layers if layer is not output]
+    return max(numbers, default=0) < LEAST_NUMBERS
 
 
 def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
@@ -75,7 +77,7 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
     n_of_experts = 0 if few else pack_experts(model, keep=keep)
     places = _linear_layers(model)
     weights = {id(w): w for w in (getattr(*place).weight for place in places)}
-    if not _can_pack(weights.values()):
+    if not _can_pack([getattr(*place) for place in places]):
         places, weights = [], {}
         if not n_of_experts:
             return False
@@ -89,7 +91,7 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
         layer = getattr(parent, name)
         stays = keep or layer.weight is looked_up
         n_twice += layer.weight.nbytes if stays else 0
-        setattr(parent, name, PackedLinear(layer, keep=stays, few=few))
+        setattr(parent, name, pack_layer(layer, keep=stays, few=few))
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"
@@ -109,7 +111,7 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
         (parent, name)
         for parent in list(model.modules())
         for name, child in parent.named_children()
-        if type(child) is nn.Linear
+        if type(child) in (nn.Linear, Conv1D)
     ]
     if is_known(model):
         return places
@@ -125,7 +127,7 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
     return [place for place in places if id(getattr(*place)) in called]
 
 
-def _is_bare(layer: nn.Linear) -> bool:
+def _is_bare(layer: nn.Module) -> bool:
     """Whether a layer is its weight and bias, and nothing more is done where it is called."""
     held = [each for each in layer._parameters.values() if each is not None]
     return (
@@ -135,8 +137,9 @@ def _is_bare(layer: nn.Linear) -> bool:
     )
 
 
-def _can_pack(weights: Collection[Tensor]) -> bool:
+def _can_pack(layers: Sequence[nn.Module]) -> bool:
     """Whether products are right with packed weights of every shape that there is."""
+    weights = [layer.weight.t() if type(layer) is Conv1D else layer.weight for layer in layers]
     shapes = {(weight.shape, weight.dtype): weight for weight in weights}
     return bool(shapes) and all(map(can_pack, shapes.values()))
 

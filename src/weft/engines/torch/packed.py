@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
@@ -22,12 +23,12 @@ class PackedLinear(nn.Linear):
     and what is loaded into the layer is packed anew. With it, what is written there counts.
     """
 
-    def __init__(self, layer: nn.Linear, *, keep: bool, few: int = 0) -> None:
+    def __init__(self, layer: nn.Linear | Conv1D, *, keep: bool, few: int = 0) -> None:
         """few: rows below which the weight as it lay is faster, where that is kept."""
         nn.Module.__init__(self)
-        self._few_numbers = few * layer.in_features
-        self.in_features, self.out_features = layer.in_features, layer.out_features
         weight = layer.weight
+        self.out_features, self.in_features = self._turned(weight).shape
+        self._few_numbers = few * self.in_features
         if keep:  # in the order of the layer's own: others count on it
             self._parameters["weight"] = weight
         self._parameters["bias"] = layer.bias
@@ -42,8 +43,7 @@ class PackedLinear(nn.Linear):
         if kept is not None:
             return kept
         with torch.inference_mode():
-            dense: Tensor = self._packed.to_dense()
-        return dense
+            return self._turned(self._packed.to_dense()).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x)
@@ -57,7 +57,7 @@ class PackedLinear(nn.Linear):
         kept = self._parameters.get("weight")
         if kept is not None:
             if self.is_few(x):
-                return F.linear(x, kept, self._parameters["bias"])
+                return F.linear(x, self._turned(kept), self._parameters["bias"])
             if mark_of(kept) != self._mark:
                 self._pack(kept.detach())
                 self._mark = mark_of(kept)
@@ -68,7 +68,12 @@ class PackedLinear(nn.Linear):
         self._mark = (0, -1)
 
     def _pack(self, weight: Tensor) -> None:
-        self._packed = packed(weight)
+        self._packed = packed(self._turned(weight))
+
+    @staticmethod
+    def _turned(weight: Tensor) -> Tensor:
+        """Return the layer's own form of a weight as [out, in], and back."""
+        return weight
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if "weight" not in self._parameters:
@@ -82,11 +87,25 @@ class PackedLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        twin = PackedLinear.__new__(PackedLinear)
+        twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         memo[id(self._packed)] = self._packed  # nobody writes there: copies may share it
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
+
+
+class PackedConv1D(PackedLinear):
+    """The same for GPT-2's kind of linear layer, whose weight is [in, out]."""
+
+    @staticmethod
+    def _turned(weight: Tensor) -> Tensor:
+        return weight.t()
+
+
+def pack_layer(layer: nn.Linear | Conv1D, *, keep: bool, few: int) -> PackedLinear:
+    """Return a layer packed; see `PackedLinear`."""
+    kind = PackedLinear if isinstance(layer, nn.Linear) else PackedConv1D
+    return kind(layer, keep=keep, few=few)
 
 
 def packed(weight: Tensor) -> Tensor:

@@ -7,41 +7,61 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 _log = logging.getLogger("weft.engines.torch")
 _IDS = (5, 9, 2, 7)
 
 
-class _Watched(nn.Linear):
-    """A linear layer that notes that it is called, and that others look at its weight."""
+class _Watching(nn.Module):
+    """Notes that a layer is called, and that others look at its weight."""
 
     is_called = False
     is_read = False
+    is_inside = False
 
     def forward(self, x: Tensor) -> Tensor:
-        self.__dict__["is_called"] = True
-        return F.linear(x, self._parameters["weight"], self._parameters["bias"])
+        self.__dict__.update(is_called=True, is_inside=True)
+        try:
+            out: Tensor = super().forward(x)
+        finally:
+            self.__dict__["is_inside"] = False
+        return out
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight":
+        if name == "weight" and not self.is_inside:
             self.__dict__["is_read"] = True
         return super().__getattr__(name)
 
 
+class _WatchedLinear(_Watching, nn.Linear):
+    pass
+
+
+class _WatchedConv1D(_Watching, Conv1D):
+    pass
+
+
+_WATCHED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: _WatchedLinear,
+    Conv1D: _WatchedConv1D,
+}
+
+
 @torch.inference_mode()
-def only_called(model: PreTrainedModel, layers: Sequence[nn.Linear]) -> set[int]:
+def only_called(model: PreTrainedModel, layers: Sequence[nn.Module]) -> set[int]:
     """Return the ids of those layers that text goes through, and whose weights nobody else reads.
 
     Layers of a part that reads images are not called; a model that multiplies with a layer's
-    weight by itself counts on how it lies. None where the forward fails: others say why.
+    weight by itself counts on how it lies. None of them where the forward fails.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     ids = torch.tensor([[token % n_vocab for token in _IDS]], device=model.device)
-    for layer in layers:
-        layer.__class__ = _Watched
+    kinds = [type(layer) for layer in layers]
+    for layer, kind in zip(layers, kinds, strict=True):
+        layer.__class__ = _WATCHED[kind]
     try:
         model(input_ids=ids, use_cache=False)
     except Exception as error:
@@ -50,12 +70,12 @@ def only_called(model: PreTrainedModel, layers: Sequence[nn.Linear]) -> set[int]
     else:
         return {id(each) for each in layers if _is_only_called(each)}
     finally:
-        for layer in layers:
-            layer.__class__ = nn.Linear
-            for note in ("is_called", "is_read"):
+        for layer, kind in zip(layers, kinds, strict=True):
+            layer.__class__ = kind
+            for note in ("is_called", "is_read", "is_inside"):
                 layer.__dict__.pop(note, None)
 
 
-def _is_only_called(layer: nn.Linear) -> bool:
+def _is_only_called(layer: nn.Module) -> bool:
     notes = layer.__dict__
     return bool(notes.get("is_called")) and not notes.get("is_read")
