@@ -324,3 +324,12 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
     engine.close()
     engine.close()
     assert engine.fragments.usage() == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch.compile's own
+def test_what_wraps_a_model_is_refused_and_says_where_the_model_is() -> None:
+    model = build("llama")
+    for wrapped in (torch.nn.DataParallel(model), torch.compile(model)):
+        with pytest.raises(ConfigError, match=r"_orig_mod, in DataParallel its module"):
+            TorchEngine.adopt(wrapped)
+    assert isinstance(TorchEngine.adopt(torch.compile(model)._orig_mod), TorchEngine)

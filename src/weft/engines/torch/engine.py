@@ -205,8 +205,9 @@ class TorchEngine(ModelEngine):
         """
         if not isinstance(model, PreTrainedModel):
             raise ConfigError(
-                f"a {type(model).__name__} is not a Transformers model; hand over a "
-                "PreTrainedModel (of a PEFT model: merge_and_unload())"
+                f"the model is of type {type(model).__name__}, not a Transformers model; hand over"
+                " a PreTrainedModel (what is in a compiled model is its _orig_mod, in DataParallel"
+                " its module, of a PEFT model merge_and_unload())"
             )
         memory_maker(kv, model.device)
         check_graphs(graphs, kv)
