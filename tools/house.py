@@ -41,7 +41,6 @@ ALLOWED = {
     "_forward_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
     "_forward_pre_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
     "_modules": "torch has no public table of a module's parts (engines/torch/model.py)",
-    "_is_expert_parallel": "so is whether some are elsewhere (engines/torch/experts.py)",
     "_parameters": "torch takes a microsecond for a weight by its name (engines/torch/fused.py)",
     "_scaled_dot_product_flash_attention_for_cpu": "the one CPU product with its log-sum-exp",
     "_reorder_linear_weight": "packs for oneDNN, of private name only (engines/torch/packed.py)",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .packed import TOLERANCE, can_pack, mark_of, packed, product
 
-# What Transformers tells its own implementations of a mixture.
-_TOLD = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_is_expert_parallel")
+# What Transformers tells every implementation of a mixture; later releases tell more.
+_TOLD = ("config", "has_gate", "has_bias", "is_transposed")
 _UP = ("gate_up_proj", "up_proj")
 _N_ROWS = 5
 _MIXED: dict[type[nn.Module], type[nn.Module]] = {}
@@ -46,7 +46,7 @@ class PackedExperts(nn.Module):
                 between = me._apply_gate(up) if me.has_gate else me.act_fn(up)
                 found[start:stop] = self._product(between, "down_proj", expert)
             start = stop
-        if me.has_post_expert_norm:
+        if self.__dict__.get("has_post_expert_norm"):
             found = me.post_expert_norm(found)
         found = found * shares.reshape(-1)[order, None]
         by_token = torch.empty_like(found)
@@ -139,7 +139,7 @@ def _can_be_packed(module: Any) -> bool:
     is_bare = not (module._forward_hooks or module._forward_pre_hooks)
     return (
         is_bare
-        and not module._is_expert_parallel
+        and not module.__dict__.get("_is_expert_parallel")
         and all(type(stack) is nn.Parameter and stack.ndim == 3 for stack in stacks)
     )
 
