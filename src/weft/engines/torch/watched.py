@@ -50,19 +50,19 @@ _WATCHED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-@torch.inference_mode()
+@torch.no_grad()  # what a model keeps of it is to be tensors like any other
 def only_called(model: PreTrainedModel, layers: Sequence[nn.Module]) -> set[int]:
     """Return the ids of those layers that text goes through, and whose weights nobody else reads.
 
     Layers of a part that reads images are not called; a model that multiplies with a layer's
     weight by itself counts on how it lies. None of them where the forward fails.
     """
-    n_vocab = model.get_input_embeddings().num_embeddings
-    ids = torch.tensor([[token % n_vocab for token in _IDS]], device=model.device)
     kinds = [type(layer) for layer in layers]
     for layer, kind in zip(layers, kinds, strict=True):
         layer.__class__ = _WATCHED[kind]
     try:
+        n_vocab = model.get_input_embeddings().num_embeddings
+        ids = torch.tensor([[token % n_vocab for token in _IDS]], device=model.device)
         model(input_ids=ids, use_cache=False)
     except Exception as error:
         _log.debug("%s fails on a first forward: %r", type(model).__name__, error)
