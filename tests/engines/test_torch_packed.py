@@ -95,6 +95,29 @@ def test_the_layers_that_text_goes_through_are_packed_in_every_family(
     assert engines[0].info.fingerprint == engines[1].info.fingerprint
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_of_any_number_of_rows_is_the_product(dtype) -> None:
+    """Few rows are filled up to more; none, rows of several axes and such as lie apart are not."""
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 12, generator=generator), torch.randn(24, generator=generator)
+    held = packing.packed(weight.to(dtype))
+    for shape in [
+        (12,),
+        (0, 12),
+        *((n, 12) for n in range(1, 8)),
+        (1, 3, 12),
+        (2, 0, 12),
+        (2, 2, 2, 12),
+    ]:
+        x = torch.randn(*shape, 2, generator=generator)[..., 0].to(dtype)
+        got = packing.product(x, held, bias.to(dtype))
+        want = torch.nn.functional.linear(
+            x.float(), weight.to(dtype).float(), bias.to(dtype).float()
+        )
+        torch.testing.assert_close(got.float(), want, atol=MUCH[dtype], rtol=0)
+        assert got.shape == want.shape
+
+
 def test_layers_that_do_more_or_stand_in_two_places_stay(tmp_path: Path) -> None:
     model = build("gemma2")
     layers = model.model.layers

@@ -12,6 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
+# Fewer rows take oneDNN as long as so many, or up to 1.5 times as long.
+_LEAST_ROWS = 4
 # Root-mean-square error of a packed product, relative to its spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -118,6 +120,15 @@ def packed(weight: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [..., in]; weight: packed. Returns [..., out]."""
+    width = x.shape[-1]
+    n_rows = x.numel() // width
+    if not 0 < n_rows < _LEAST_ROWS:
+        return _product(x, weight, bias)
+    filled = F.pad(x.reshape(n_rows, width), (0, 0, 0, _LEAST_ROWS - n_rows))
+    return _product(filled, weight, bias)[:n_rows].view(*x.shape[:-1], -1)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return made
 
