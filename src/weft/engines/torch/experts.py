@@ -154,13 +154,14 @@ def _is_right(module: Any) -> bool:
     up, down = (module._parameters[name] for name in (_up_of(module), "down_proj"))
     if not all(can_pack(_of_each(module, stack)[0]) for stack in (up, down)):
         return False
-    n_experts, width = len(down), _of_each(module, down).shape[1]
+    n_used, width = min(len(down), 2 * _N_ROWS), _of_each(module, down).shape[1]
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_N_ROWS, width, generator=generator).to(down.dtype)
-    chosen = torch.arange(2 * _N_ROWS).view(-1, 2) % n_experts
+    chosen = torch.arange(2 * _N_ROWS).view(-1, 2) % n_used
     shares = torch.rand(_N_ROWS, 2, generator=generator).to(down.dtype)
     few = copy.copy(module)
-    few.__dict__.update(_parameters=dict(module._parameters))
+    used = {_up_of(module): up[:n_used], "down_proj": down[:n_used]}
+    few.__dict__.update(_parameters=module._parameters | used)
     try:
         want = module(rows, chosen, shares).float()
         _mix_in(few, keep=False)
