@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import signal
@@ -134,6 +135,18 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def missing() -> str:
+    """Return what this Python lacks to run any part, and what to do; "" where nothing is."""
+    needed = ("torch", "transformers", "triton", "numpy")
+    lacks = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not lacks:
+        return ""
+    return (
+        f"{sys.executable} has no {', '.join(lacks)}; name a Python that has torch for CUDA (with"
+        " triton) and transformers: make gpu-check GPU_PYTHON=/path/to/python"
+    )
+
+
 def _card() -> dict[str, Any]:
     """What card there is; asked in a process of its own, so that this one holds none of it."""
     asked = (
@@ -160,7 +173,9 @@ def summary(report: dict[str, Any]) -> str:
         n = len(told["figures"])
         lines.append(f"{name}: {n} figures, {told['failed']} failed, {told['s']} s")
         wrong = [each for each in told["figures"] if "error" in each]
-        lines += [f"  {told['error']}"] if "error" in told else []
+        if "error" in told:
+            last = told.get("tail", "").strip().splitlines()[-1:]
+            lines.append("  " + ": ".join([told["error"], *last])[:300])
         for each in wrong:
             named = [str(v) for k, v in each.items() if k in ("what", "case", "tree", "engine")]
             lines.append(f"  {' '.join(named)}: {each['error'][:160]}")
@@ -182,6 +197,8 @@ def main() -> None:
         help="of the torch engine",
     )  # fmt: skip
     options = parser.parse_args()
+    if lacks := missing():
+        parser.error(lacks)
     chosen = [part for part in PARTS if options.parts is None or part.name in options.parts]
     until = time.monotonic() + options.seconds
     report: dict[str, Any] = {

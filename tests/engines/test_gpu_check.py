@@ -57,6 +57,18 @@ def test_a_part_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert len(report["parts"]["kernels"]["figures"]) > 10
 
 
+def test_a_python_without_what_it_needs_is_told_before_any_part(tmp_path: Path) -> None:
+    bare = ["-I", "-S", str(ROOT / "benchmarks" / "gpu_check.py")]  # no site-packages
+    done = subprocess.run(
+        [sys.executable, *bare, "--dry", "--out", str(tmp_path / "report.json")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "has no torch, transformers, triton, numpy" in done.stderr
+    assert "GPU_PYTHON=" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def program_of(name: str) -> Any:
     """A program of the benchmarks, as a module."""
     found = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
