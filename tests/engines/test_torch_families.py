@@ -183,6 +183,11 @@ def test_prefix_cache_is_accepted_by_the_model_itself(bench: Bench) -> None:
     _near(got, bench.oracle([*IDS[:13], 5])[-1])
 
 
+def test_the_engines_own_model_gives_plain_logits_too(bench: Bench) -> None:
+    """Sinks, caps and windows count where no step is running."""
+    _near(plain_logits(bench.engine.model, IDS[:30]), bench.oracle(IDS[:30]))
+
+
 def test_layers_that_meet_the_kv_of_another_have_none_of_their_own() -> None:
     """Gemma 3n and 4: in two layers of five and of four; every path agrees all the same."""
     for name, n_layers in (("gemma3n", 3), ("gemma4", 2)):

@@ -99,7 +99,6 @@ class EngineInfo:
     n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
     the tokenizer knows which there are. n_positions: tokens a path may have; UNTOLD where nobody
     says, and whoever runs it refuses what is too long.
-    n_layers: that have KV of their own, where there are fragments: some attend to another's.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
@@ -132,7 +131,7 @@ class EngineInfo:
 
     name: str
     model: str
-    n_layers: int
+    n_layers: int  # that have KV of their own, where there are fragments
     n_vocab: int
     n_positions: int
     kv_bytes_per_token: int
