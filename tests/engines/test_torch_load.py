@@ -318,6 +318,35 @@ def test_a_model_whose_attention_does_something_else_runs_whole_paths(
     assert float((torch.from_numpy(got) - plain_logits(model, ids)[-1]).abs().max()) < 1e-4
 
 
+class _Unsaid:
+    """A configuration without its sliding window, as an attention reads it that does not say it."""
+
+    sliding_window = None
+
+    def __init__(self, config: Any) -> None:
+        self.whole = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["whole"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Unsaid:
+        return _Unsaid(copy.deepcopy(self.whole, memo))
+
+
+def test_a_window_that_only_the_mask_knows_runs_whole_paths() -> None:
+    """It is wider than the check tree is deep, so that no logits of that tree show it."""
+    model = build("mistral")
+    model.config.sliding_window = 40
+    for layer in model.model.layers:
+        layer.self_attn.config = _Unsaid(model.config)
+    engine = TorchEngine.adopt(model)
+    assert engine.info.kv == "hidden"
+    assert "its mask hides earlier tokens" in engine.info.extra["no_prefix_caching"]
+    ids = [(i * i * 5 + 11 * i + 3) % N_VOCAB for i in range(60)]
+    got = engine.forward([Row((), ids, 0, None, (59,))]).logits(0)
+    assert float((torch.from_numpy(got) - plain_logits(model, ids)[-1]).abs().max()) < 1e-4
+
+
 def test_closing_twice_is_harmless(folder: Path) -> None:
     engine = TorchEngine.load(folder)
     engine.forward([Row((), [3, 4], 0, engine.fragments.new(None))])
