@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
-# Fewer rows take oneDNN as long as so many, or up to 1.5 times as long.
-_LEAST_ROWS = 4
+# One row and two take oneDNN as long as four, or up to 1.5 times as long; three do not.
+_FEW_ROWS, _FILLED_ROWS = 2, 4
 # Root-mean-square error of a packed product, relative to its spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -122,9 +122,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [..., in]; weight: packed. Returns [..., out]."""
     width = x.shape[-1]
     n_rows = x.numel() // width
-    if not 0 < n_rows < _LEAST_ROWS:
+    if not 0 < n_rows <= _FEW_ROWS:
         return _product(x, weight, bias)
-    filled = F.pad(x.reshape(n_rows, width), (0, 0, 0, _LEAST_ROWS - n_rows))
+    filled = F.pad(x.reshape(n_rows, width), (0, 0, 0, _FILLED_ROWS - n_rows))
     return _product(filled, weight, bias)[:n_rows].view(*x.shape[:-1], -1)
 
 
@@ -147,7 +147,7 @@ def can_pack(weight: Tensor) -> bool:
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     generator = torch.Generator().manual_seed(0)
-    made = (torch.randn(n, weight.shape[1], generator=generator) for n in (_LEAST_ROWS - 1, 6))
+    made = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
     return all(_is_right(rows.to(weight.dtype), weight.detach()) for rows in made)
 
 
