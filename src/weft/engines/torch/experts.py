@@ -1,4 +1,4 @@
-"""The experts of a mixture with their weights as oneDNN reads them."""
+"""The experts of a mixture with their weights as oneDNN reads them, or widened as they are met."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .packed import TOLERANCE, can_pack, mark_of, packed, product
+from .widened import is_widened
 
 # What Transformers tells every implementation of a mixture; later releases tell more.
 _TOLD = ("config", "has_gate", "has_bias", "is_transposed")
@@ -69,7 +70,9 @@ class PackedExperts(nn.Module):
                 self._marks[name] = mark_of(kept)
 
     def _pack(self, name: str, stack: Tensor) -> None:
-        self._packed[name] = [packed(weight) for weight in _of_each(self, stack)]
+        weights = _of_each(self, stack)
+        is_met_there = is_widened(stack.dtype)
+        self._packed[name] = [each if is_met_there else packed(each) for each in weights]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for name, weights in self._packed.items():
@@ -99,7 +102,7 @@ class PackedExperts(nn.Module):
 def pack_experts(model: nn.Module, *, keep: bool) -> int:
     """Pack the experts of every mixture that Transformers lets others run, where that is right.
 
-    keep: the stacks stay, too. Returns the bytes of the stacks.
+    keep: the stacks stay, too, as those do that are widened. Returns the bytes of the stacks.
     """
     found = [module for module in model.modules() if _can_be_packed(module)]
     if not found or not all(_is_right(module) for module in _one_of_each(found)):
@@ -115,7 +118,7 @@ def _mix_in(module: Any, *, keep: bool) -> int:
         stack = module._parameters[name]
         module._pack(name, stack.detach())
         n_bytes += stack.nbytes
-        if keep:
+        if keep or is_widened(stack.dtype):
             module._marks[name] = mark_of(stack)
         else:
             del module._parameters[name]

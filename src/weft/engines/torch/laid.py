@@ -18,8 +18,9 @@ from ...errors import ConfigError
 from .check import quantised
 from .experts import pack_experts
 from .fused import SIBLINGS, is_known, is_plain
-from .packed import can_pack, pack_layer
+from .packed import TOLERANCE, can_pack, pack_layer
 from .watched import only_called
+from .widened import is_widened
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -47,6 +48,14 @@ def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
         lay_by_column(model)
 
 
+def widen_weights(model: PreTrainedModel) -> None:
+    """Let the weights of a model that was handed over be widened as they are met, where this CPU
+    has no products with them. They stay where they are, and are there once.
+    """
+    if is_widened(model.dtype):
+        pack(model, keep=True, twice=False)
+
+
 def _is_small(model: PreTrainedModel) -> bool:
     if model.dtype != torch.float32:
         return False
@@ -61,36 +70,43 @@ def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
     if not pack(model, keep=keep):
         raise ConfigError(
             f"packed_weights has no effect on {type(model).__name__} in {model.dtype} on"
-            f" {model.device}; packed are linear layers of Transformers' own models, in float32 or"
-            " bfloat16, on a CPU that oneDNN knows; leave it out"
+            f" {model.device}; packed are linear layers of Transformers' own models on CPUs that"
+            " oneDNN knows, in float32, bfloat16 or float16; leave it out"
         )
 
 
 @torch.inference_mode(False)
-def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
+def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True) -> bool:
     """Pack the weights of linear layers and experts for oneDNN, where only their modules read them.
 
     keep: the weights stay where they are, too; else only that of an output layer that is the
-    embedding. few: see `PackedLinear`; experts, which are met by few rows each, stay then. The log
-    says what is held twice. Returns whether any are packed.
+    embedding, and those that are widened as they lie. few: see `PackedLinear`; experts, which are
+    met by few rows each, stay then. twice: False leaves out what would be in memory twice; the log
+    says what is. Returns whether any are packed.
     """
     n_of_experts = 0 if few else pack_experts(model, keep=keep)
     places = _linear_layers(model)
-    weights = {id(w): w for w in (getattr(*place).weight for place in places)}
+    if not twice:
+        places = [place for place in places if not _is_copied(getattr(*place), keep)]
     if not _can_pack([getattr(*place) for place in places]):
-        places, weights = [], {}
+        places = []
         if not n_of_experts:
             return False
     looked_up = model.get_input_embeddings().weight
-    weights.pop(id(looked_up), None)
-    if not keep:
-        _leave_the_file(model, set(weights))
-    weights.clear()  # each goes when its copy is there
-    n_twice = n_of_experts if keep else 0
+    copied = [layer for layer in (getattr(*place) for place in places) if _is_copied(layer, keep)]
+    copied_weights = {id(layer.weight): layer.weight for layer in copied}
+    copied_weights.pop(id(looked_up), None)
+    are_experts_copied = n_of_experts > 0 and not is_widened(model.dtype)
+    if not keep and (copied_weights or are_experts_copied):
+        _leave_the_file(model, set(copied_weights))
+    copied_weights.clear()  # each goes when its copy is there
+    copied.clear()
+    n_twice = n_of_experts if keep and are_experts_copied else 0
     for parent, name in places:
         layer = getattr(parent, name)
-        stays = keep or layer.weight is looked_up
-        n_twice += layer.weight.nbytes if stays else 0
+        is_copied = _is_copied(layer, keep)
+        stays = keep or not is_copied or layer.weight is looked_up
+        n_twice += layer.weight.nbytes if stays and is_copied else 0
         setattr(parent, name, pack_layer(layer, keep=stays, few=few))
     if n_twice:
         _log.info(
@@ -100,6 +116,14 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0) -> bool:
             type(model).__name__,
         )
     return True
+
+
+def _is_copied(layer: nn.Module, keep: bool) -> bool:
+    """Whether a layer is packed in memory of its own: one that is widened is met as it lies, but
+    for GPT-2's kind, whose weight is turned where it need not stay.
+    """
+    weight: Any = layer.weight
+    return not is_widened(weight.dtype) or (type(layer) is Conv1D and not keep)
 
 
 def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
@@ -131,7 +155,7 @@ def _is_bare(layer: nn.Module) -> bool:
     """Whether a layer is its weight and bias, and nothing more is done where it is called."""
     held = [each for each in layer._parameters.values() if each is not None]
     return (
-        all(is_plain(each, (torch.float32, torch.bfloat16)) for each in held)
+        all(is_plain(each, (*TOLERANCE,)) for each in held)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and "forward" not in layer.__dict__
     )

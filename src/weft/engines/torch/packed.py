@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie in memory as oneDNN reads them."""
+"""Linear layers whose weights lie as oneDNN reads them, or are widened as they are met."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from .widened import is_widened, widened_product
+
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
 # One row and two take oneDNN as long as four, or up to 1.5 times as long; three do not.
 _FEW_ROWS, _FILLED_ROWS = 2, 4
 # Root-mean-square error of a packed product, relative to its spread.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 class PackedLinear(nn.Linear):
     """A linear layer with a packed weight; beside it the weight as it lay, or not.
 
     Without it, `weight` is a copy made each time it is asked for, which refuses to be written to,
-    and what is loaded into the layer is packed anew. With it, what is written there counts.
+    and what is loaded into the layer is packed anew. With it, what is written there counts. A
+    weight that is widened is no copy of that.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D, *, keep: bool, few: int = 0) -> None:
@@ -70,7 +73,9 @@ class PackedLinear(nn.Linear):
         self._mark = (0, -1)
 
     def _pack(self, weight: Tensor) -> None:
-        self._packed = packed(self._turned(weight))
+        turned = self._turned(weight)
+        is_kept = "weight" in self._parameters
+        self._packed = turned if is_kept and is_widened(weight.dtype) else packed(turned)
 
     @staticmethod
     def _turned(weight: Tensor) -> Tensor:
@@ -111,7 +116,12 @@ def pack_layer(layer: nn.Linear | Conv1D, *, keep: bool, few: int) -> PackedLine
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Return a weight [out, in] as oneDNN reads it; what of PyTorch looks into it fails."""
+    """Return a weight [out, in] as oneDNN reads it; what of PyTorch looks into it fails.
+
+    One that is widened is by row.
+    """
+    if is_widened(weight.dtype):
+        return weight.contiguous()
     # NOTE: the operations that PyTorch's own compiler freezes linear layers with have private
     # names; `can_pack` asks whether they are there and right before any layer counts on them.
     made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
@@ -119,7 +129,9 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [..., in]; weight: packed. Returns [..., out]."""
+    """x: [..., in]; weight: packed, or one that is widened. Returns [..., out]."""
+    if not weight.is_mkldnn:
+        return widened_product(x, weight, bias)
     width = x.shape[-1]
     n_rows = x.numel() // width
     if not 0 < n_rows <= _FEW_ROWS:
@@ -142,13 +154,19 @@ def can_pack(weight: Tensor) -> bool:
     """Whether products with a weight are there when it is packed, and right."""
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return False
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
-        return False
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not is_widened(weight.dtype) and not _has_onednn(weight.dtype):
         return False
     generator = torch.Generator().manual_seed(0)
     made = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
     return all(_is_right(rows.to(weight.dtype), weight.detach()) for rows in made)
+
+
+def _has_onednn(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def _is_right(x: Tensor, weight: Tensor) -> bool:
