@@ -34,6 +34,10 @@ class PackedExperts(nn.Module):
     def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """hidden: [T, E]; chosen: the experts of each token, [T, k]; shares: of each, [T, k]."""
         me: Any = self
+        if self._marks and torch.is_grad_enabled():  # packed products have no gradient
+            own: Any = super().forward
+            found: Tensor = own(hidden, chosen, shares)
+            return found
         self._renew()
         up_name = _up_of(self)
         ids, order = chosen.reshape(-1).sort(stable=True)
@@ -99,30 +103,39 @@ class PackedExperts(nn.Module):
         return twin
 
 
-def pack_experts(model: nn.Module, *, keep: bool) -> int:
+def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[int, int]:
     """Pack the experts of every mixture that Transformers lets others run, where that is right.
 
-    keep: the stacks stay, too, as those do that are widened. Returns the bytes of the stacks.
+    keep: the stacks stay, too, as those do that are widened. twice: False leaves out what would be
+    in memory twice. Returns how many mixtures are packed, and the bytes of stacks with a copy.
     """
     found = [module for module in model.modules() if _can_be_packed(module)]
+    if not twice:
+        found = [module for module in found if not _bytes_copied(module)]
     if not found or not all(_is_right(module) for module in _one_of_each(found)):
-        return 0
-    return sum(_mix_in(module, keep=keep) for module in found)
+        return 0, 0
+    n_bytes = sum(map(_bytes_copied, found))
+    for module in found:
+        _mix_in(module, keep=keep)
+    return len(found), n_bytes
 
 
-def _mix_in(module: Any, *, keep: bool) -> int:
-    n_bytes = 0
+def _bytes_copied(module: nn.Module) -> int:
+    """Return the bytes of a mixture's stacks that are packed in memory of their own."""
+    stacks: list[Any] = [module._parameters[name] for name in (_up_of(module), "down_proj")]
+    return sum(stack.nbytes for stack in stacks if not is_widened(stack.dtype))
+
+
+def _mix_in(module: Any, *, keep: bool) -> None:
     module.__dict__.update(_packed={}, _marks={})
     module.__class__ = _mixed(type(module))
     for name in (_up_of(module), "down_proj"):
         stack = module._parameters[name]
         module._pack(name, stack.detach())
-        n_bytes += stack.nbytes
         if keep or is_widened(stack.dtype):
             module._marks[name] = mark_of(stack)
         else:
             del module._parameters[name]
-    return n_bytes
 
 
 def _mixed(kind: type[nn.Module]) -> type[nn.Module]:

@@ -84,30 +84,25 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
     met by few rows each, stay then. twice: False leaves out what would be in memory twice; the log
     says what is. Returns whether any are packed.
     """
-    n_of_experts = 0 if few else pack_experts(model, keep=keep)
+    n_experts, n_bytes = (0, 0) if few else pack_experts(model, keep=keep, twice=twice)
     places = _linear_layers(model)
     if not twice:
         places = [place for place in places if not _is_copied(getattr(*place), keep)]
     if not _can_pack([getattr(*place) for place in places]):
         places = []
-        if not n_of_experts:
+        if not n_experts:
             return False
     looked_up = model.get_input_embeddings().weight
-    copied = [layer for layer in (getattr(*place) for place in places) if _is_copied(layer, keep)]
-    copied_weights = {id(layer.weight): layer.weight for layer in copied}
-    copied_weights.pop(id(looked_up), None)
-    are_experts_copied = n_of_experts > 0 and not is_widened(model.dtype)
-    if not keep and (copied_weights or are_experts_copied):
-        _leave_the_file(model, set(copied_weights))
-    copied_weights.clear()  # each goes when its copy is there
-    copied.clear()
-    n_twice = n_of_experts if keep and are_experts_copied else 0
-    for parent, name in places:
-        layer = getattr(parent, name)
-        is_copied = _is_copied(layer, keep)
-        stays = keep or not is_copied or layer.weight is looked_up
-        n_twice += layer.weight.nbytes if stays and is_copied else 0
-        setattr(parent, name, pack_layer(layer, keep=stays, few=few))
+    copied = {place for place in places if _is_copied(getattr(*place), keep)}
+    leaving = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
+    if not keep and (leaving or n_bytes):
+        _leave_the_file(model, leaving)
+    n_twice = n_bytes if keep else 0
+    for place in places:  # each weight goes when its copy is there
+        layer = getattr(*place)
+        stays = keep or place not in copied or layer.weight is looked_up
+        n_twice += layer.weight.nbytes if stays and place in copied else 0
+        setattr(*place, pack_layer(layer, keep=stays, few=few))
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"

@@ -61,7 +61,7 @@ class PackedLinear(nn.Linear):
         """x: [..., in]. Returns [..., out]."""
         kept = self._parameters.get("weight")
         if kept is not None:
-            if self.is_few(x):
+            if self.is_few(x) or torch.is_grad_enabled():  # packed products have no gradient
                 return F.linear(x, self._turned(kept), self._parameters["bias"])
             if mark_of(kept) != self._mark:
                 self._pack(kept.detach())

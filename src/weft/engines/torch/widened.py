@@ -18,12 +18,12 @@ _FROM_ROWS = 4
 # Of a block in float32, for each thread; half of it and twice it are as good, or a tenth slower.
 _BLOCK_BYTES = 1 << 21
 _LEAST_LINES, _ALIGN = 64, 16
-_KNOWN = ("AVX2", "AVX512")  # what PyTorch calls processors that were measured
+_KNOWN = "AVX2"  # what PyTorch calls the processors that were measured
 
 
 def is_widened(dtype: torch.dtype) -> bool:
     """Whether products with weights of a dtype are faster so, on this CPU."""
-    if torch.backends.cpu.get_cpu_capability() not in _KNOWN:
+    if torch.backends.cpu.get_cpu_capability() != _KNOWN:
         return False
     has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     if dtype == torch.bfloat16:
@@ -38,7 +38,8 @@ def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     n_out, n_in = weight.shape
     is_by_row = weight.stride(1) == 1
     rows = x.reshape(-1, n_in)
-    if not len(rows) or (is_by_row and len(rows) < _FROM_ROWS):
+    is_few = is_by_row and len(rows) < _FROM_ROWS
+    if not len(rows) or is_few or (torch.is_grad_enabled() and x.requires_grad):
         return F.linear(x, weight, bias)
     wide = rows.float()
     out = _by_row(wide, weight) if is_by_row else _by_column(wide, weight)
