@@ -169,6 +169,13 @@ def test_what_is_loaded_lies_packed_where_that_is_faster(folder: Path, tmp_path:
     assert not any("proj" in name for name, _ in model.named_parameters())
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system lists no mapped files")
+def test_a_model_that_is_packed_holds_no_page_of_its_file(folder: Path) -> None:
+    engine = TorchEngine.load(folder, packed_weights=True)
+    assert packed(engine.model)
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
 @pytest.mark.parametrize("n", [1, 15, 16, 40])
 def test_a_small_model_computes_the_same_at_few_rows_and_at_many(n: int, folder: Path) -> None:
     engine = TorchEngine.load(folder)

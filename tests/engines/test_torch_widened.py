@@ -20,7 +20,7 @@ from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine, experts, laid, packed, widened  # noqa: E402
 from weft.engines.torch.experts import PackedExperts  # noqa: E402
-from weft.engines.torch.packed import PackedLinear  # noqa: E402
+from weft.engines.torch.packed import PackedConv1D, PackedLinear  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -129,6 +129,35 @@ def test_gradients_reach_an_owners_weights_through_the_engines_copy(
     assert any(weight.grad.any() for weight in want.values() if weight.grad is not None)
     for key, weight in want.items():
         torch.testing.assert_close(got[key].grad, weight.grad, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_loaded_model_is_run_with_gradients_too(name: str, tmp_path: Path, old_cpu: None) -> None:
+    model = build(name, torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    loaded = TorchEngine.load(tmp_path).model
+    with torch.enable_grad():
+        got = loaded(torch.tensor([IDS])).logits
+    assert got.requires_grad
+    want = plain_logits(model, IDS)
+    torch.testing.assert_close(got[0].detach().float(), want, atol=0.15, rtol=0)
+
+
+def test_a_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -> None:
+    build("gpt2", torch.bfloat16).save_pretrained(tmp_path)
+    turned = [m for m in held(TorchEngine.load(tmp_path).model) if isinstance(m, PackedConv1D)]
+    assert turned
+    for layer in turned:
+        assert layer._packed.stride(1) == 1
+        assert layer._parameters.get("weight") is None
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_what_would_be_held_twice_can_be_left_out(name: str, old_cpu: None) -> None:
+    model = build(name)  # in float32, which is multiplied
+    assert not laid.pack(model, keep=True, twice=False)
+    assert not held(model)
+    assert not [m for m in model.modules() if isinstance(m, PackedExperts)]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
