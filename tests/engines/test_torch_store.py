@@ -16,7 +16,7 @@ from weft.engines import banks  # noqa: E402
 from weft.engines.banks import Bank, SharedBlock  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.padded import step as spans  # noqa: E402
+from weft.engines.torch.padded import spans  # noqa: E402
 from weft.engines.torch.padded.step import PaddedStep, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
 

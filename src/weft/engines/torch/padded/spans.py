@@ -1,0 +1,202 @@
+"""The spans above a step's rows: met alone, or copied side by side and met at once.
+
+A span on its own costs one product a layer, however short. A tree search steps dozens of nodes of a
+dozen tokens, most with few queries: those are copied side by side once a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...lanes import FEW, SEVERAL, SHORT, Reach
+from ..memory import Spec
+from ..steady import Remembered
+from .kv import KV, Store
+from .products import Mask, attend, merge
+
+
+class Positions(NamedTuple):
+    """Where a step's packed tokens are: on the host, and on the device, int64 [T]."""
+
+    known: list[int]
+    there: Tensor
+
+
+class LaneSpan:
+    """One span and its queries. keys, values: views, a layer each, [1, K, S, D]."""
+
+    __slots__ = ("first", "keys", "length", "start", "stop", "values")
+
+    def __init__(self, reach: Reach[KV], store: Store) -> None:
+        fragment, self.length, self.first, self.start, self.stop = reach
+        self.keys, self.values = store.views(fragment, self.length)
+
+    def through(
+        self, window: int | None, group: int, positions: Positions, like: Tensor
+    ) -> PartView | None:
+        """What a window lets the queries see: a key less than `window` positions before them.
+
+        oldest query                     newest query
+        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
+        """
+        if window is None:
+            return PartView(self, 0, None)
+        queries = positions.known[self.start : self.stop]
+        oldest, newest = min(queries), max(queries)
+        last = self.first + self.length - 1
+        low = max(0, oldest - window + 1 - self.first)
+        if last <= oldest - window:
+            return None
+        if self.first + low > newest - window:
+            return PartView(self, low, None)
+        device = like.device
+        query = positions.there[self.start : self.stop].repeat_interleave(group)[:, None]
+        key = torch.arange(self.first + low, last + 1, device=device)[None]
+        hidden = key <= query - window
+        return PartView(self, low, Mask(bias_of(hidden, like), hidden.all(-1)))
+
+
+class PartView(NamedTuple):
+    """A part's keys from `low` on, masked or not."""
+
+    part: LaneSpan
+    low: int
+    mask: Mask | None
+
+    def meet(
+        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: Spec
+    ) -> None:
+        """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        start, stop = self.part.start * group, self.part.stop * group
+        keys, values = self.part.keys[layer], self.part.values[layer]
+        if self.low:
+            keys, values = keys[:, :, self.low :], values[:, :, self.low :]
+        other, other_lse = attend(folded[None, :, start:stop], keys, values, spec, self.mask)
+        merge(
+            out[start:stop], lse[start:stop], other[0].transpose(0, 1), other_lse[0].transpose(0, 1)
+        )
+
+
+class Bundle:
+    """Short spans with few queries each, none a query of two.
+
+    keys, values: padded copies, a layer each, [P, K, S, D].
+    padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
+    where: the packed queries in the order of `kept`.
+    """
+
+    __slots__ = (
+        "firsts",
+        "keys",
+        "kept",
+        "lengths",
+        "members",
+        "n_queries",
+        "padded",
+        "values",
+        "where",
+    )
+
+    def __init__(self, members: list[Reach[KV]], store: Store) -> None:
+        self.members = members
+        self.keys, self.values = store.padded([(m.fragment, m.length) for m in members])
+        self.n_queries = max(m.stop - m.start for m in members)
+        padded: list[int] = []
+        kept: list[int] = []
+        where: list[int] = []
+        for number, m in enumerate(members):
+            queries = range(m.start, m.stop)
+            padded += [queries[min(i, len(queries) - 1)] for i in range(self.n_queries)]
+            kept += [number * self.n_queries + i for i in range(len(queries))]
+            where += queries
+        device = store.layout.device
+        self.firsts, self.lengths = Remembered(device), Remembered(device)
+        self.padded = torch.tensor(padded, device=device)
+        self.kept = None if len(kept) == len(padded) else torch.tensor(kept, device=device)
+        self.where: slice | Tensor = torch.tensor(where, device=device)
+        if where == list(range(where[0], where[-1] + 1)):
+            self.where = slice(where[0], where[-1] + 1)
+
+    def through(
+        self, window: int | None, group: int, positions: Positions, like: Tensor
+    ) -> BundleView | None:
+        """What padding and a window let each query see."""
+        if window is not None and self._is_beyond(window, positions.known):
+            return None
+        lengths = [m.length for m in self.members]
+        if window is None and min(lengths) == max(lengths):
+            return BundleView(self, None)
+        device = like.device
+        slots = torch.arange(max(lengths), device=device)
+        hidden = (slots[None] >= self.lengths.of(lengths)[:, None])[:, None, None]
+        if window is None:
+            return BundleView(self, Mask(bias_of(hidden, like)))
+        query = positions.there[self.padded].unflatten(0, (len(self.members), -1))
+        key = self.firsts.of([m.first for m in self.members])[:, None] + slots
+        beyond = key[:, None] <= query[:, :, None] - window
+        hidden = hidden | beyond.repeat_interleave(group, 1)[:, None]
+        return BundleView(self, Mask(bias_of(hidden, like), hidden.all(-1)))
+
+    def _is_beyond(self, window: int, positions: list[int]) -> bool:
+        """Whether no query sees anything of its span."""
+        return all(
+            m.first + m.length - 1 <= min(positions[m.start : m.stop]) - window
+            for m in self.members
+        )
+
+
+class BundleView(NamedTuple):
+    """A bundle's keys, masked or not."""
+
+    bundle: Bundle
+    mask: Mask | None
+
+    def meet(
+        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: Spec
+    ) -> None:
+        """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        bundle = self.bundle
+        size = (len(bundle.members), bundle.n_queries)
+        queries = folded.unflatten(1, (-1, group))[:, bundle.padded].unflatten(1, size)
+        queries = queries.transpose(0, 1).flatten(2, 3)
+        other, other_lse = attend(
+            queries, bundle.keys[layer], bundle.values[layer], spec, self.mask
+        )
+        other = other.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        other_lse = other_lse.unflatten(2, (-1, group)).permute(0, 2, 3, 1).flatten(0, 1)
+        if bundle.kept is not None:
+            other, other_lse = other[bundle.kept], other_lse[bundle.kept]
+        out, lse = out.unflatten(0, (-1, group)), lse.unflatten(0, (-1, group))
+        some, some_lse = out[bundle.where], lse[bundle.where]
+        merge(some, some_lse, other, other_lse)
+        if not isinstance(bundle.where, slice):  # an index gave copies
+            out[bundle.where], lse[bundle.where] = some, some_lse
+
+
+def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundle]:
+    """Bundle what is short, a bundle a level of nesting; the rest become parts."""
+    levels: dict[int, list[Reach[KV]]] = {}
+    alone: list[Reach[KV]] = []
+    depth: dict[int, int] = {}
+    for reach in reaches:
+        queries = range(reach.start, reach.stop)
+        if reach.length > SHORT or len(queries) > FEW:
+            alone.append(reach)
+            continue
+        level = max(depth.get(q, 0) for q in queries)
+        depth.update(dict.fromkeys(queries, level + 1))
+        levels.setdefault(level, []).append(reach)
+    bundles = [Bundle(members, store) for members in levels.values() if len(members) >= SEVERAL]
+    alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
+    return [*(LaneSpan(reach, store) for reach in alone), *bundles]
+
+
+def bias_of(hidden: Tensor, like: Tensor) -> Tensor:
+    """0 where seen, -inf where hidden, in the dtype of `like`."""
+    bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill_(hidden, -math.inf)
