@@ -13,6 +13,7 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
 from mlx_families import CONFIGS, FAMILIES, N_VOCAB, build, plain_logits  # noqa: E402
+from weft.engines import lanes  # noqa: E402
 from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
 from weft.sampling import metrics  # noqa: E402
@@ -103,6 +104,38 @@ def test_a_tree_of_many_short_nodes_decodes_as_its_paths(bench: Bench) -> None:
         for number, row in enumerate(extra if step % 3 else []):
             known = [*IDS[:11], *row.tokens]
             bench.near(output.logits(len(rows) + number), plain_logits(bench.model, known)[-1])
+
+
+@pytest.mark.parametrize("most", [9, 4096])
+def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Nodes one below the other, with rows below them all, some and one; one is longer."""
+    monkeypatch.setattr(lanes, "SHORT", 4)
+    monkeypatch.setattr(lanes, "MOST_COPIED", most)
+    paths: list[tuple[Path, list[int]]] = [((), [])]
+    at = 0
+    for size in (2, 1, 3, 7, 1, 4, 2):
+        paths.append((bench.node(paths[-1][0], IDS[at : at + size]), IDS[: at + size]))
+        at += size
+    for number in range(3):
+        path, ids = paths[7]
+        for size in (1, 2, 2):
+            more = IDS[at + number : at + number + size]
+            path, ids = bench.node(path, more), [*ids, *more]
+            at += size
+        paths.append((path, ids))
+    below = [paths[i] for i in (3, 7, 7, 8, 9, 10, 0)]
+    tails = [bench.store.new(None) for _ in below]
+    for step in range(3):
+        rows = [
+            Row(path, [IDS[number + step]], len(ids) + step, tail, (0,))
+            for number, ((path, ids), tail) in enumerate(zip(below, tails, strict=True))
+        ]
+        output = bench.engine.forward(rows)
+        for number, (_, ids) in enumerate(below):
+            known = [*ids, *IDS[number : number + step + 1]]
+            bench.near(output.logits(number), plain_logits(bench.model, known)[-1])
 
 
 def test_cut_joined_and_reloaded_fragments_give_the_same(bench: Bench) -> None:

@@ -174,6 +174,32 @@ def test_rows_that_decode_together_agree_with_the_twin_at_every_step(rig: Rig) -
             rig.check((*path, *full(row.dest)), text)
 
 
+@pytest.mark.parametrize("most", [9, 4096])
+def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Nodes one below the other, with rows below them all and below some; one is longer."""
+    monkeypatch.setattr(plan, "SHORT", 4)
+    monkeypatch.setattr(plan, "MOST_COPIED", most)
+    paths: list[tuple[Span, ...]] = [()]
+    for size in (2, 1, 3, 7, 1, 4, 2):
+        at = sum(span.length for span in paths[-1])
+        fragment, _ = rig.whole(paths[-1], IDS[at : at + size])
+        paths.append((*paths[-1], *full(fragment)))
+    below = [paths[i] for i in (3, 7, 7, 7, 0)]
+    tails = [rig.engine.fragments.new(None) for _ in below]
+    for step in range(3):
+        starts = [sum(span.length for span in path) for path in below]
+        rows = [
+            Row(path, [IDS[30 + number + step]], start + step, tail, (0,))
+            for number, (path, start, tail) in enumerate(zip(below, starts, tails, strict=True))
+        ]
+        output = rig.engine.forward(rows)
+        for number, start in enumerate(starts):
+            known = [*IDS[:start], *IDS[30 + number : 31 + number + step]]
+            assert_close(output.logits(number), rig.plain(known)[-1])
+
+
 @pytest.mark.parametrize("at", [1, 5, 11])
 def test_split_anywhere_changes_nothing(rig: Rig, at: int) -> None:
     store = rig.engine.fragments

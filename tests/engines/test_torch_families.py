@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import FAMILIES, N_CTX, N_VOCAB, build, cases, plain_logits  # noqa: E402
+from weft.engines import lanes  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.errors import Unsupported  # noqa: E402
@@ -128,6 +129,40 @@ def test_a_mixed_step_continues_as_decodes_of_uneven_length(bench: Bench) -> Non
         output = bench.engine.forward([row for row, _ in kept])
     for index, (_, ids) in enumerate(kept):
         _near(_logits(output, index), bench.oracle(ids)[-1])
+
+
+@pytest.mark.parametrize("most", [0, 9, 4096])
+def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Nodes one below the other, with rows below them all, some and one; one is longer."""
+    monkeypatch.setattr(lanes, "SHORT", 4)
+    monkeypatch.setattr(lanes, "MOST_COPIED", most)
+    paths: list[tuple[tuple[Span, ...], list[int]]] = [((), [])]
+    at = 0
+    for size in (2, 1, 3, 7, 1, 4, 2):
+        paths.append((bench.node(paths[-1][0], IDS[at : at + size]), IDS[: at + size]))
+        at += size
+    for number in range(3):
+        path, ids = paths[7]
+        for size in (1, 2, 2):
+            more = IDS[at + number : at + number + size]
+            path, ids = bench.node(path, more), [*ids, *more]
+            at += size
+        paths.append((path, ids))
+    below = [paths[i] for i in (3, 7, 7, 8, 9, 10, 0)]
+    tails = [bench.store.new(None) for _ in below]
+    for step in range(3):
+        rows = [
+            Row(path, [IDS[number + step]], len(ids) + step, tail, (0,))
+            for number, ((path, ids), tail) in enumerate(zip(below, tails, strict=True))
+        ]
+        rows.append(Row(paths[5][0], IDS[40:44], len(paths[5][1]), None, (3,)))
+        output = bench.engine.forward(rows)
+        for number, (_, ids) in enumerate(below):
+            known = [*ids, *IDS[number : number + step + 1]]
+            _near(_logits(output, number), bench.oracle(known)[-1])
+        _near(_logits(output, len(below)), bench.oracle([*paths[5][1], *IDS[40:44]])[-1])
 
 
 def test_splitting_anywhere_changes_nothing(bench: Bench) -> None:

@@ -22,6 +22,8 @@ from .base import Row, Span
 SHORT = 64
 FEW = 16
 SEVERAL = 3
+# Slots that a plan copies at most, of spans one below the other: they are no part of the KV budget.
+MOST_COPIED = 4096
 
 
 class BankLane(NamedTuple, Generic[F, B]):
@@ -50,6 +52,59 @@ class Reach(NamedTuple, Generic[F]):
     first: int
     start: int
     stop: int
+
+
+class Stretch(NamedTuple, Generic[F]):
+    """Spans one below the other, and the packed queries start..stop below all of them.
+
+    length: slots of them all. first: absolute position of the first slot.
+    """
+
+    spans: tuple[tuple[F, int], ...]
+    length: int
+    first: int
+    start: int
+    stop: int
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is copied in any case, so that it may as well join a bundle."""
+        return len(self.spans) > 1 or self.length <= SHORT
+
+    @property
+    def size(self) -> int:
+        """Those of one size waste little where they are filled up to the longest."""
+        return max(self.length, SHORT).bit_length()
+
+
+def stretches_of(reaches: Sequence[Reach[F]]) -> list[Stretch[F]]:
+    """Put short spans together that follow each other and have the same queries.
+
+    A search that goes on from the best of each round has many of them; on its own, each would cost
+    a product a layer.
+    """
+    found: list[Stretch[F]] = []
+    n_copied = 0
+    for reach in reaches:
+        fragment, length, first, start, stop = reach
+        last = found[-1] if found else None
+        if last is not None and _follows(last, reach):
+            n_more = length + (last.length if len(last.spans) == 1 else 0)
+            if n_copied + n_more <= MOST_COPIED:
+                n_copied += n_more
+                spans = (*last.spans, (fragment, length))
+                found[-1] = Stretch(spans, last.length + length, last.first, start, stop)
+                continue
+        found.append(Stretch(((fragment, length),), length, first, start, stop))
+    return found
+
+
+def _follows(last: Stretch[Any], reach: Reach[Any]) -> bool:
+    return (
+        (last.start, last.stop, last.first + last.length) == (reach.start, reach.stop, reach.first)
+        and last.spans[-1][1] <= SHORT
+        and reach.length <= SHORT
+    )
 
 
 @dataclass(slots=True)

@@ -157,12 +157,19 @@ class MlxMemory(BankedMemory[MlxFragment, RowBank]):
             return arrays
         return [array[:, kv.start : kv.start + length] for array in arrays]
 
-    def padded(self, spans: Sequence[tuple[MlxFragment, int]]) -> Arrays:
-        """Return copies of spans side by side, [P, K, S, D] each, zero past a span's end."""
-        together = self.slot.zeros(max(length for _, length in spans), len(spans))
-        for number, (kv, length) in enumerate(spans):
-            for array, part in zip(together, self.views(kv, length), strict=True):
-                array[number, :, :length] = part
+    def padded(self, stretches: Sequence[Sequence[tuple[MlxFragment, int]]]) -> Arrays:
+        """Return copies of stretches side by side, [P, K, S, D] each, zero past a stretch's end.
+
+        A stretch is spans, one after the other.
+        """
+        longest = max(sum(length for _, length in spans) for spans in stretches)
+        together = self.slot.zeros(longest, len(stretches))
+        for number, spans in enumerate(stretches):
+            at = 0
+            for kv, length in spans:
+                for array, part in zip(together, self.views(kv, length), strict=True):
+                    array[number, :, at : at + length] = part
+                at += length
         mx.eval(together)
         return together
 

@@ -17,7 +17,18 @@ import mlx.core as mx
 
 from ..banks import own
 from ..base import Row
-from ..lanes import FEW, SEVERAL, SHORT, BankLane, ChunkLane, Packing, Reach, lanes_of, seen
+from ..lanes import (
+    FEW,
+    SEVERAL,
+    BankLane,
+    ChunkLane,
+    Packing,
+    Reach,
+    Stretch,
+    lanes_of,
+    seen,
+    stretches_of,
+)
 from .kv import Arrays, MlxFragment, MlxMemory, RowBank
 from .products import HIDDEN, Attending, Partial, bias_of, join, meet, meet_span
 
@@ -86,12 +97,15 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
 
 
 class LoneSpan:
-    """One span and its queries start..stop."""
+    """One stretch and its queries start..stop; a span of its own is not copied."""
 
-    def __init__(self, reach: Reach[MlxFragment], memory: MlxMemory) -> None:
-        self.where = list(range(reach.start, reach.stop))
-        self.first, self.length = reach.first, reach.length
-        self.arrays = memory.views(reach.fragment, reach.length)
+    def __init__(self, stretch: Stretch[MlxFragment], memory: MlxMemory) -> None:
+        self.where = list(range(stretch.start, stretch.stop))
+        self.first, self.length = stretch.first, stretch.length
+        if len(stretch.spans) == 1:
+            self.arrays = memory.views(*stretch.spans[0])
+        else:
+            self.arrays = [array[0] for array in memory.padded([stretch.spans])]
 
     def meet(self, layer: int, queries: mx.array, how: Attending, mask: PieceMask) -> Partial:
         """Return what the queries of the step see here, those of `where` in order."""
@@ -123,14 +137,14 @@ class LoneSpan:
 
 
 class SpanBundle:
-    """Short spans with few queries each, copied side by side: [P, K, S, D].
+    """Short stretches with few queries each, copied side by side: [P, K, S, D].
 
     padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
     """
 
-    def __init__(self, members: list[Reach[MlxFragment]], memory: MlxMemory) -> None:
+    def __init__(self, members: list[Stretch[MlxFragment]], memory: MlxMemory) -> None:
         self.members = members
-        self.arrays: Arrays = memory.padded([(m.fragment, m.length) for m in members])
+        self.arrays: Arrays = memory.padded([m.spans for m in members])
         self.lengths = [m.length for m in members]
         self.n_queries = max(m.stop - m.start for m in members)
         self.where: list[int] = []
@@ -233,23 +247,24 @@ class SpanLevel:
 def arrange(
     reaches: Sequence[Reach[MlxFragment]], memory: MlxMemory, n_queries: int
 ) -> list[SpanLevel]:
-    """Put spans on levels, below each other where they share a query; bundle what is short."""
-    levels: list[list[Reach[MlxFragment]]] = []
+    """Put stretches on levels, below each other where they share a query; bundle what is short."""
+    levels: list[list[Stretch[MlxFragment]]] = []
     depth = [0] * n_queries
-    for reach in reaches:
-        level = max(depth[reach.start : reach.stop])
-        depth[reach.start : reach.stop] = [level + 1] * (reach.stop - reach.start)
+    for stretch in stretches_of(reaches):
+        level = max(depth[stretch.start : stretch.stop])
+        depth[stretch.start : stretch.stop] = [level + 1] * (stretch.stop - stretch.start)
         while len(levels) <= level:
             levels.append([])
-        levels[level].append(reach)
+        levels[level].append(stretch)
     return [_level(members, memory, n_queries) for members in levels]
 
 
-def _level(members: list[Reach[MlxFragment]], memory: MlxMemory, n_queries: int) -> SpanLevel:
-    kinds: dict[bool, list[Reach[MlxFragment]]] = {True: [], False: []}
+def _level(members: list[Stretch[MlxFragment]], memory: MlxMemory, n_queries: int) -> SpanLevel:
+    alone: list[Stretch[MlxFragment]] = []
+    sizes: dict[int, list[Stretch[MlxFragment]]] = {}
     for m in members:
-        kinds[m.length <= SHORT and m.stop - m.start <= FEW].append(m)
-    if len(kinds[True]) < SEVERAL:
-        kinds = {True: [], False: members}
-    lone: list[LoneSpan | SpanBundle] = [LoneSpan(m, memory) for m in kinds[False]]
-    return SpanLevel([*lone, SpanBundle(kinds[True], memory)] if kinds[True] else lone, n_queries)
+        is_bundled = m.is_short and m.stop - m.start <= FEW
+        (sizes.setdefault(m.size, []) if is_bundled else alone).append(m)
+    bundles = [SpanBundle(some, memory) for some in sizes.values() if len(some) >= SEVERAL]
+    alone += [m for some in sizes.values() if len(some) < SEVERAL for m in some]
+    return SpanLevel([*(LoneSpan(m, memory) for m in alone), *bundles], n_queries)

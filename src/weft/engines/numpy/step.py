@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...errors import ForwardError, Unsupported
 from ..base import LateTokens, Row, Span, check_rows
+from ..lanes import MOST_COPIED, SHORT
 from .config import LlamaConfig
 from .kv import NumpyFragment, NumpyFragments, TailBank
 
@@ -203,8 +204,27 @@ class Plan:
         for (fragment, length), ranges in spans.items():
             views = self._fragments.views(cast(NumpyFragment, fragment), length)
             groups.setdefault(_merged(ranges), []).extend(views)
+        n_left = MOST_COPIED
         for merged, views in groups.items():
-            yield SpanPart(views, _where(merged))
+            short, others = _short(views, n_left)
+            n_left -= sum(view.shape[3] for view in short)
+            if short:
+                others.append(np.concatenate(short, axis=3))
+            yield SpanPart(others, _where(merged))
+
+
+def _short(views: list[Floats], most: int) -> tuple[list[Floats], list[Floats]]:
+    """Return the views that are better copied into one, of `most` slots, and the others.
+
+    On its own each is a product a layer and head, however short.
+    """
+    short, others = list[Floats](), list[Floats]()
+    for view in views:
+        n = view.shape[3]
+        is_copied = n <= min(SHORT, most)
+        most -= n if is_copied else 0
+        (short if is_copied else others).append(view)
+    return (short, others) if len(short) > 1 else ([], views)
 
 
 def token_ids(row: Row) -> Sequence[int]:

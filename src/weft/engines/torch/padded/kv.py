@@ -235,12 +235,21 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
             per_layer([t[index].transpose(1, 2).unsqueeze(1) for t in slots.values]),
         )
 
-    def padded(self, spans: list[tuple[Fragment, int]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of spans side by side, a layer each: [P, K, S, D], zero past a span's end."""
-        slots = self.layout.zeros(len(spans), max(length for _, length in spans))
-        for number, (fragment, length) in enumerate(spans):
-            kv = own(fragment, KV)
-            slots.copy_from(_slots_of(kv), (number, slice(0, length)), _where(kv, length))
+    def padded(
+        self, stretches: Sequence[Sequence[tuple[Fragment, int]]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of stretches side by side, a layer each: [P, K, S, D], zero past a stretch's end.
+
+        A stretch is spans, one after the other.
+        """
+        longest = max(sum(length for _, length in spans) for spans in stretches)
+        slots = self.layout.zeros(len(stretches), longest)
+        for number, spans in enumerate(stretches):
+            at = 0
+            for fragment, length in spans:
+                kv = own(fragment, KV)
+                slots.copy_from(_slots_of(kv), (number, slice(at, at + length)), _where(kv, length))
+                at += length
         per_layer = self.layout.per_layer
         return (
             per_layer([t.transpose(2, 3) for t in slots.keys]),

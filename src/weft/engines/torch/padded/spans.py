@@ -1,7 +1,10 @@
 """The spans above a step's rows: met alone, or copied side by side and met at once.
 
 A span on its own costs one product a layer, however short. A tree search steps dozens of nodes of a
-dozen tokens, most with few queries: those are copied side by side once a plan.
+dozen tokens, most with few queries: those are copied once a plan, and met at once.
+
+    stretch   short spans one below the other, with the same queries: they follow each other
+    bundle    short stretches of few queries, none a query of two: they lie side by side
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...lanes import FEW, SEVERAL, SHORT, Reach
+from ...lanes import FEW, SEVERAL, Reach, Stretch, stretches_of
 from ..memory import Spec
 from ..steady import Remembered
 from .kv import KV, Store
@@ -28,13 +31,18 @@ class Positions(NamedTuple):
 
 
 class LaneSpan:
-    """One span and its queries. keys, values: views, a layer each, [1, K, S, D]."""
+    """One stretch and its queries. keys, values: a layer each, [1, K, S, D]; views if it is a span
+    of its own, else copies.
+    """
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
-    def __init__(self, reach: Reach[KV], store: Store) -> None:
-        fragment, self.length, self.first, self.start, self.stop = reach
-        self.keys, self.values = store.views(fragment, self.length)
+    def __init__(self, stretch: Stretch[KV], store: Store) -> None:
+        spans, self.length, self.first, self.start, self.stop = stretch
+        if len(spans) == 1:
+            self.keys, self.values = store.views(*spans[0])
+        else:
+            self.keys, self.values = store.padded([spans])
 
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
@@ -83,7 +91,7 @@ class PartView(NamedTuple):
 
 
 class Bundle:
-    """Short spans with few queries each, none a query of two.
+    """Short stretches with few queries each, none a query of two.
 
     keys, values: padded copies, a layer each, [P, K, S, D].
     padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
@@ -102,9 +110,9 @@ class Bundle:
         "where",
     )
 
-    def __init__(self, members: list[Reach[KV]], store: Store) -> None:
+    def __init__(self, members: list[Stretch[KV]], store: Store) -> None:
         self.members = members
-        self.keys, self.values = store.padded([(m.fragment, m.length) for m in members])
+        self.keys, self.values = store.padded([m.spans for m in members])
         self.n_queries = max(m.stop - m.start for m in members)
         padded: list[int] = []
         kept: list[int] = []
@@ -180,20 +188,20 @@ class BundleView(NamedTuple):
 
 def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundle]:
     """Bundle what is short, a bundle a level of nesting; the rest become parts."""
-    levels: dict[int, list[Reach[KV]]] = {}
-    alone: list[Reach[KV]] = []
+    levels: dict[tuple[int, int], list[Stretch[KV]]] = {}
+    alone: list[Stretch[KV]] = []
     depth: dict[int, int] = {}
-    for reach in reaches:
-        queries = range(reach.start, reach.stop)
-        if reach.length > SHORT or len(queries) > FEW:
-            alone.append(reach)
+    for stretch in stretches_of(reaches):
+        queries = range(stretch.start, stretch.stop)
+        if not stretch.is_short or len(queries) > FEW:
+            alone.append(stretch)
             continue
         level = max(depth.get(q, 0) for q in queries)
         depth.update(dict.fromkeys(queries, level + 1))
-        levels.setdefault(level, []).append(reach)
+        levels.setdefault((level, stretch.size), []).append(stretch)
     bundles = [Bundle(members, store) for members in levels.values() if len(members) >= SEVERAL]
     alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
-    return [*(LaneSpan(reach, store) for reach in alone), *bundles]
+    return [*(LaneSpan(stretch, store) for stretch in alone), *bundles]
 
 
 def bias_of(hidden: Tensor, like: Tensor) -> Tensor:
