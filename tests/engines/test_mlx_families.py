@@ -16,6 +16,7 @@ from mlx_families import CONFIGS, FAMILIES, N_VOCAB, build, plain_logits  # noqa
 from weft.engines import lanes  # noqa: E402
 from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
+from weft.engines.mlx.plan import plan_step  # noqa: E402
 from weft.sampling import metrics  # noqa: E402
 
 pytestmark = pytest.mark.mlx
@@ -136,6 +137,17 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
         for number, (_, ids) in enumerate(below):
             known = [*ids, *IDS[number : number + step + 1]]
             bench.near(output.logits(number), plain_logits(bench.model, known)[-1])
+
+
+def test_short_nodes_one_below_the_other_are_one_level() -> None:
+    bench = Bench(build("llama_windows"))
+    path: Path = ()
+    for at in range(0, 20, 4):
+        path = bench.node(path, IDS[at : at + 4])
+    rows = [Row(path, [5], 20, bench.store.new(None), (0,)) for _ in range(3)]
+    (level,) = plan_step(rows, bench.store).levels
+    (piece,) = level.pieces
+    assert (piece.first, piece.length) == (0, 20)
 
 
 def test_cut_joined_and_reloaded_fragments_give_the_same(bench: Bench) -> None:

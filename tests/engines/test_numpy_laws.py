@@ -200,6 +200,18 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
             assert_close(output.logits(number), rig.plain(known)[-1])
 
 
+def test_short_nodes_one_below_the_other_are_one_product(rig: Rig) -> None:
+    path: tuple[Span, ...] = ()
+    for at in range(0, 20, 4):
+        fragment, _ = rig.whole(path, IDS[at : at + 4])
+        path = (*path, *full(fragment))
+    rows = [Row(path, [3], 20, rig.engine.fragments.new(None), (0,)) for _ in range(2)]
+    made = plan.Plan(rows, rig.engine._config, rig.engine.fragments)
+    for block in made._blocks:
+        (part,) = block.shared
+        assert [keys.shape[1] for keys in part._keys[0]] == [20]
+
+
 @pytest.mark.parametrize("at", [1, 5, 11])
 def test_split_anywhere_changes_nothing(rig: Rig, at: int) -> None:
     store = rig.engine.fragments

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import build, plain_logits  # noqa: E402
-from weft.engines import banks  # noqa: E402
+from weft.engines import banks, lanes  # noqa: E402
 from weft.engines.banks import Bank, SharedBlock  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
@@ -309,14 +309,26 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         for i, path in enumerate(paths)
     ]
     logits = []
-    for short in (0, spans.SHORT):
-        monkeypatch.setattr(spans, "SHORT", short)
+    for short in (0, lanes.SHORT):
+        monkeypatch.setattr(lanes, "SHORT", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
         assert kinds == ({spans.LaneSpan} if short == 0 else {spans.LaneSpan, spans.Bundle})
         output = engine.forward(rows)
         logits.append([torch.from_numpy(output.logits(i)) for i in range(2 * len(rows))])
     for alone, bundled in zip(*logits, strict=True):
         torch.testing.assert_close(bundled, alone, atol=1e-5, rtol=0)
+
+
+def test_short_spans_one_below_the_other_are_one_part(engine: TorchEngine) -> None:
+    memory, path = engine.fragments, ()
+    for at in range(0, 20, 4):
+        fragment = memory.new(None)
+        engine.forward([Row(path, IDS[at : at + 4], at, fragment)])
+        path = (*path, Span(fragment, 4))
+    rows = [Row(path, [5], 20, memory.new(None), (0,)) for _ in range(3)]
+    (part,) = plan_step(rows, memory).spans
+    assert isinstance(part, spans.LaneSpan)
+    assert (part.first, part.length) == (0, 20)
 
 
 def test_a_tail_stays_in_its_bank_beside_rows_of_several_tokens(
