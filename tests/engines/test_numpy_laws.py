@@ -200,6 +200,16 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
             assert_close(output.logits(number), rig.plain(known)[-1])
 
 
+@pytest.mark.parametrize("most", [0, 5, 12, 4096])
+def test_no_more_is_copied_than_is_said(most: int) -> None:
+    views = [np.zeros((1, 2, 1, n, 4), np.float32) for n in (4, 5, plan.SHORT + 1, 3, plan.SHORT)]
+    short, others = plan._short(views, most)
+    assert sum(view.shape[3] for view in short) <= most
+    assert len(short) == {0: 0, 5: 0, 12: 3, 4096: 4}[most]
+    assert {id(view) for view in [*short, *others]} == {id(view) for view in views}
+    assert len(short) + len(others) == len(views)
+
+
 def test_short_nodes_one_below_the_other_are_one_product(rig: Rig) -> None:
     path: tuple[Span, ...] = ()
     for at in range(0, 20, 4):
