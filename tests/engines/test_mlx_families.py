@@ -16,6 +16,7 @@ from mlx_families import CONFIGS, FAMILIES, N_VOCAB, build, plain_logits  # noqa
 from weft.engines import lanes  # noqa: E402
 from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
+from weft.engines.mlx.kv import KVShape, MlxFragment, MlxMemory, SlotShape  # noqa: E402
 from weft.engines.mlx.plan import plan_step  # noqa: E402
 from weft.sampling import metrics  # noqa: E402
 
@@ -140,12 +141,13 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
 
 
 def test_short_nodes_one_below_the_other_are_one_level() -> None:
-    bench = Bench(build("llama_windows"))
-    path: Path = ()
-    for at in range(0, 20, 4):
-        path = bench.node(path, IDS[at : at + 4])
-    rows = [Row(path, [5], 20, bench.store.new(None), (0,)) for _ in range(3)]
-    (level,) = plan_step(rows, bench.store).levels
+    shape = KVShape(2, 8, mx.float32)
+    memory = MlxMemory(SlotShape([shape, shape]))
+    data = {"k.0": np.ones((2, 4, 8), np.float32), "v.0": np.ones((2, 4, 8), np.float32)}
+    data["dtype"] = np.array("float32")
+    path = tuple(Span(memory.load(data), 4) for _ in range(5))
+    rows = [Row(path, [5], 20, MlxFragment(), (0,)) for _ in range(3)]
+    (level,) = plan_step(rows, memory).levels
     (piece,) = level.pieces
     assert (piece.first, piece.length) == (0, 20)
 
