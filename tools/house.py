@@ -46,6 +46,7 @@ ALLOWED = {
     "_reorder_linear_weight": "packs for oneDNN, of private name only (engines/torch/packed.py)",
     "_linear_pointwise": "the product with what it packs (engines/torch/packed.py)",
     "_is_mkldnn_bf16_supported": "whether oneDNN knows bfloat16 here (engines/torch/packed.py)",
+    "_is_mkldnn_fp16_supported": "the same of float16 (engines/torch/widened.py)",
     "_cuda_endAllocateToPool": "as _C",
     "_cuda_releasePool": "as _C",
     "_C": "ends the allocations of a failed capture (engines/torch/paged/graph.py)",

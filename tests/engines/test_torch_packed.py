@@ -311,7 +311,7 @@ def test_an_adapter_is_added_to_packed_layers(folder: Path, tmp_path: Path) -> N
 def test_asked_for_where_it_has_no_effect_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_has_onednn", lambda dtype: False)
+    monkeypatch.setattr(packing, "multiplies", lambda dtype: False)
     with pytest.raises(ConfigError, match="packed_weights has no effect on"):
         TorchEngine.adopt(build("llama"), packed_weights=True)
     with pytest.raises(ConfigError, match="packed_weights has no effect on"):

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .widened import is_widened, widened_product
+from .widened import is_widened, multiplies, widened_product
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
 # One row and two take oneDNN as long as four, or up to 1.5 times as long; three do not.
 _FEW_ROWS, _FILLED_ROWS = 2, 4
+_PACKED = torch.float32, torch.bfloat16  # oneDNN's float16 has not been measured
 # Root-mean-square error of a packed product, relative to its spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -154,19 +155,12 @@ def can_pack(weight: Tensor) -> bool:
     """Whether products with a weight are there when it is packed, and right."""
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return False
-    if not is_widened(weight.dtype) and not _has_onednn(weight.dtype):
+    is_packed = weight.dtype in _PACKED and multiplies(weight.dtype)
+    if not is_packed and not is_widened(weight.dtype):
         return False
     generator = torch.Generator().manual_seed(0)
     made = (torch.randn(n, weight.shape[1], generator=generator) for n in (_FEW_ROWS, 6))
     return all(_is_right(rows.to(weight.dtype), weight.detach()) for rows in made)
-
-
-def _has_onednn(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
 
 
 def _is_right(x: Tensor, weight: Tensor) -> bool:

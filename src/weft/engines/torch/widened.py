@@ -23,14 +23,19 @@ _KNOWN = "AVX2"  # what PyTorch calls the processors that were measured
 
 def is_widened(dtype: torch.dtype) -> bool:
     """Whether products with weights of a dtype are faster so, on this CPU."""
-    if torch.backends.cpu.get_cpu_capability() != _KNOWN:
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return is_half and torch.backends.cpu.get_cpu_capability() == _KNOWN and not multiplies(dtype)
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products of a dtype on this CPU."""
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
-    has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     if dtype == torch.bfloat16:
-        return not (has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype == torch.float16:
-        return not (has_onednn and torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return False
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
 
 
 def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
