@@ -40,7 +40,7 @@ from weft.engines.base import Row
 from weft.engines.torch.draws import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Spec
-from weft.engines.torch.paged import kernel, plan
+from weft.engines.torch.paged import kernel, lines, plan
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
 from weft.sampling.params import SamplingParams
@@ -218,7 +218,7 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
 @torch.inference_mode()
 def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, Any]:
     """Run one layer of n more tokens of a prompt, and look at some of them."""
-    was, plan.BROAD_FROM = plan.BROAD_FROM, plan.BROAD_FROM if has_broad else 1 << 30
+    was, lines.BROAD_FROM = lines.BROAD_FROM, lines.BROAD_FROM if has_broad else 1 << 30
     try:
         tree = Tree(case, Shape((1, 1), (before, 0)), n_layers=COLD)
         (row,) = tree.rows
@@ -226,7 +226,7 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
         step = tree.memory.begin(tree.rows)
         n_broad = len(step.work(case.heads[0] // case.heads[1]).broad)  # tiles are chosen here
     finally:
-        plan.BROAD_FROM = was
+        lines.BROAD_FROM = was
     fresh = tree.fresh(n)
     out = step.attend(0, *fresh, tree.spec)[0].float()
     assert row.dest is not None

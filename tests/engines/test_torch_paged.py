@@ -26,7 +26,7 @@ from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, hosted, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec, Turn  # noqa: E402
-from weft.engines.torch.paged import elementwise, kernel, plan, pool  # noqa: E402
+from weft.engines.torch.paged import elementwise, kernel, lines, plan, pool  # noqa: E402
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
@@ -294,7 +294,7 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
 ) -> None:
     """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them."""
     monkeypatch.setattr(plan, "_CHUNK", 64)
-    monkeypatch.setattr(plan, "BROAD_FROM", 200)
+    monkeypatch.setattr(lines, "BROAD_FROM", 200)
     twin = Twin(4, 2, dtype=dtype)
     trunk = twin.node(None, 100)
     parts: list[Part] = [(trunk, twin.node(trunk, 0), 101), (trunk, twin.node(trunk, 3), 1)]

@@ -8,8 +8,8 @@ Rows are packed depth first, so the queries below a fragment are a slice:
                a1 … each row's own list: its tail and its new tokens
     items      a stretch's slots in chunks, times its query rows in tiles
 
-What is known of a row's list or a stretch is a line of eight numbers, nearly an item. Where rows
-end and others join, lines are taken over and few are made; the rest is arithmetic on arrays.
+What is known of a row's list or a stretch is a line (`lines.py`). Where rows end and others join,
+lines are taken over and few are made; the rest is arithmetic on arrays.
 """
 
 from __future__ import annotations
@@ -17,16 +17,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress, count, islice, repeat
 from operator import is_not
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ...base import Fragment, Row, Span
+from ...base import Fragment, Row
 from ..seats import overwrite, upload
-from .kernel import BROAD, ITEM_FIELDS, NARROW, TILES, WIDE, Work, has_broad
+from .kernel import ITEM_FIELDS, NARROW, Work, has_broad
+from .lines import (
+    AT,
+    BEFORE,
+    CHUNKS,
+    FIRST,
+    LIMIT,
+    M0,
+    N_ROWS,
+    SIZE,
+    START,
+    Cut,
+    Ints,
+    N,
+    chunks_of,
+    cut_lines,
+    tiles_of,
+)
 from .pool import SlotList, SlotPool, own
+from .stretches import Path, Stretches
 
 # Programs that keep a card busy, all KV heads together: twice the 132 processors of sm_90, twice.
 _PROGRAMS = 528
@@ -35,17 +52,6 @@ _CHUNK = 256  # slots of an item at least
 _TOKENS, _MANY_TOKENS = 16, 128
 _ALIGN = 64
 _SPARE_STRETCHES = 64  # that a plan may have more than twice those it was made with
-
-# A line: N entries of the table from AT on, the first of position FIRST, met by the packed query
-# tokens START … START + SIZE, in so many CHUNKS, after BEFORE others on the path. A row's own list
-# is good for tokens up to position LIMIT.
-_AT, _N, _FIRST, _START, _SIZE, _CHUNKS, _BEFORE, _LIMIT = range(ITEM_FIELDS)
-# An item is the line of its chunk, with query rows for tokens, and here the first of its tile.
-_N_ROWS, _M0 = _SIZE, _CHUNKS
-BROAD_FROM = 512  # query rows from which a line is met by tiles of 128
-
-Ints = NDArray[np.signedinteger]
-Path = tuple[Span, ...]
 
 
 class TreePlan:
@@ -73,11 +79,11 @@ class TreePlan:
         self.lists, self._paths = list(lists), [row.path for row in rows]
         self._held = set[Fragment | None](lists)
         self._n_planned, self._now = len(rows), _positions(rows)
-        self._above = _Above(pool)
+        self._above = Stretches(pool)
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
         self._has_broad = has_broad(pool.layout)
         self._groups: list[int] = []
-        self._cuts: dict[int, _Cut] = {}  # by group, of what lies above rows alone
+        self._cuts: dict[int, Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
         self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
         self._lines, room = _begun(self.lists, sizes, self._now, pool)
@@ -173,15 +179,15 @@ class TreePlan:
 
     def _reserve(self, lines: Ints, was: Ints, now: Ints) -> None:
         """Let known rows' lists have room; what outgrows its line is to be made anew."""
-        full = np.flatnonzero((now >= lines[:, _LIMIT]) & (was >= 0))
+        full = np.flatnonzero((now >= lines[:, LIMIT]) & (was >= 0))
         if not len(full):
             return
         lost, limits = self._pool.table.lost, list[int]()
         for number, line in zip(was[full].tolist(), lines[full].tolist(), strict=True):
             kv = self.lists[number]
             self._pool.reserve(kv, 1)
-            limits.append(0 if kv in lost else line[_FIRST] + min(len(kv.slots), line[_N]))
-        lines[full, _LIMIT] = limits
+            limits.append(0 if kv in lost else line[FIRST] + min(len(kv.slots), line[N]))
+        lines[full, LIMIT] = limits
         was[full[now[full] >= limits]] = -1
 
     def _change(
@@ -223,39 +229,39 @@ class TreePlan:
         self._order = order = ranks.argsort(kind="stable")
         self._starts = np.arange(len(order) + 1)
         if not self.is_steady:
-            self._lines[:, _SIZE].take(order).cumsum(out=self._starts[1:])
+            self._lines[:, SIZE].take(order).cumsum(out=self._starts[1:])
         first, end = self._starts.take(ranks.take(order).searchsorted(above.bounds))
-        above.lines[:, _START] = first
-        above.lines[:, _SIZE] = end - first
+        above.lines[:, START] = first
+        above.lines[:, SIZE] = end - first
 
     def _cut(self, lines: Ints, room: Ints, bottoms: Ints, lists: Sequence[SlotList]) -> None:
         """Cut rows' own lists into chunks."""
         chunk, above = self._above.chunk, self._above.lines.take(bottoms, 0)
-        lines[:, _CHUNKS] = chunks = _chunks(lines[:, _N], chunk)
-        lines[:, _BEFORE] = above[:, _BEFORE] + above[:, _CHUNKS]
+        lines[:, CHUNKS] = chunks = chunks_of(lines[:, N], chunk)
+        lines[:, BEFORE] = above[:, BEFORE] + above[:, CHUNKS]
         # The last one takes one more, as far as there is room.
-        lines[:, _N] = np.minimum(room, (chunks + 1) * chunk)
+        lines[:, N] = np.minimum(room, (chunks + 1) * chunk)
         n_slots = np.array([len(kv.slots) for kv in lists], np.int64)
-        lines[:, _LIMIT] = lines[:, _FIRST] + np.minimum(n_slots, lines[:, _N])
+        lines[:, LIMIT] = lines[:, FIRST] + np.minimum(n_slots, lines[:, N])
 
     def _lay(self) -> None:
         """Lay the packed tokens out on the device."""
         order, first, n = self._order, self._starts[:-1], int(self._starts[-1])
         self._packed = packed = self._lines.take(order, 0)
-        packed[:, _START] = first
+        packed[:, START] = first
         starts = np.empty_like(order)
         starts[order] = first
         self.order, self.starts = order.tolist(), starts.tolist()
         now = self._now.take(order)
         if not self.is_steady:
-            sizes = packed[:, _SIZE]
+            sizes = packed[:, SIZE]
             packed = packed.repeat(sizes, 0)
-            now = now.repeat(sizes) + np.arange(n) - packed[:, _START]
+            now = now.repeat(sizes) + np.arange(n) - packed[:, START]
         width = -(-(n + 1) // _ALIGN) * _ALIGN
         head = np.zeros((3, width), np.int32)
-        np.subtract(packed[:, _AT], packed[:, _FIRST], out=head[0, :n])
+        np.subtract(packed[:, AT], packed[:, FIRST], out=head[0, :n])
         head[1, :n] = now
-        np.add(packed[:, _BEFORE], packed[:, _CHUNKS]).cumsum(out=head[2, 1 : n + 1])
+        np.add(packed[:, BEFORE], packed[:, CHUNKS]).cumsum(out=head[2, 1 : n + 1])
         self._n_parts = int(head[2, n])
         made = [(group, *self._items(group)) for group in self._groups]
         lists = [head.reshape(-1, ITEM_FIELDS), *[items for _, items, _ in made]]
@@ -299,24 +305,24 @@ class TreePlan:
         """Return the items for heads in groups of this size, and how many each of TILES has."""
         lines, packed = self._above.lines, self._packed
         # Rows of one tile and one chunk are nearly items.
-        is_short = (packed[:, _CHUNKS] == 1) & (packed[:, _SIZE] <= NARROW // group)
+        is_short = (packed[:, CHUNKS] == 1) & (packed[:, SIZE] <= NARROW // group)
         is_all = bool(is_short.all())
         if not is_all:
             lines, packed = np.concatenate([lines, packed[~is_short]]), packed[is_short]
-        n_rows = lines[:, _SIZE] * group
-        n_tiles = _tiles(n_rows, has_broad=self._has_broad)
+        n_rows = lines[:, SIZE] * group
+        n_tiles = tiles_of(n_rows, has_broad=self._has_broad)
         cut = self._cuts.get(group) if is_all else None
         if cut is None or not np.array_equal(cut.n_tiles, n_tiles):
-            cut = _cut_items(lines, n_tiles, self._above.chunk)
+            cut = cut_lines(lines, n_tiles, self._above.chunk)
         if is_all:
             self._cuts[group] = cut
         n_cut = len(cut.items)
         items = np.concatenate([cut.items, packed])
-        items[:n_cut, _START] = lines[:, _START].take(cut.of)
-        items[:n_cut, _N_ROWS] = n_rows.take(cut.of)
-        items[n_cut:, _N_ROWS] *= group
-        items[n_cut:, _M0] = 0
-        items[:, _LIMIT] = 0
+        items[:n_cut, START] = lines[:, START].take(cut.of)
+        items[:n_cut, N_ROWS] = n_rows.take(cut.of)
+        items[n_cut:, N_ROWS] *= group
+        items[n_cut:, M0] = 0
+        items[:, LIMIT] = 0
         *before, last = cut.n_each
         return items, [*before, last + len(packed)]
 
@@ -324,95 +330,11 @@ class TreePlan:
         """Return how many slots a chunk has, so that there are programs enough."""
         n = 0
         for each in lines:
-            size = each[:, _SIZE]
+            size = each[:, SIZE]
             tiles = np.where(size < _MANY_TOKENS, -(-size // _TOKENS), -(-size // (2 * _TOKENS)))
-            n += int((each[:, _N] * tiles).sum())
+            n += int((each[:, N] * tiles).sum())
         n_programs = n * self._pool.layout.groups[0][0].n_heads
         return max(_CHUNK, -(-n_programs // _PROGRAMS // _ALIGN) * _ALIGN)
-
-
-class _Above:
-    """The stretches of paths, by number. 0 is above all, and has no slots.
-
-    lines: one each. ranks: depth first. bounds: [2, n], the ranks of what lies below a stretch.
-    """
-
-    def __init__(self, pool: SlotPool) -> None:
-        self._pool = pool
-        self.chunk = 0  # until they are cut
-        self.lines: Ints = np.zeros((0, ITEM_FIELDS), np.int32)
-        self._numbers: dict[tuple[int, Span], int] = {}  # by the parent's, and the stretch
-        self._parents = [0]
-        self._found = [[0] * ITEM_FIELDS]
-        self._lists: list[SlotList | None] = [None]
-        self._held: set[SlotList] = set()
-        self._lost: list[int] = []
-
-    def bottoms(self, paths: Sequence[Path]) -> Ints:
-        """Return the number of the lowest stretch of each path; what is not there is added."""
-        ids = list(map(id, paths))
-        distinct = dict(zip(ids, paths, strict=True))
-        found = {number: self._bottom(path) for number, path in distinct.items()}
-        if len(self._found) > len(self.lines):
-            self._rank()
-        return np.fromiter(map(found.__getitem__, ids), np.int64, len(ids))
-
-    def cut(self, chunk: int) -> None:
-        """Cut them into chunks."""
-        self.chunk = chunk
-        lines = self.lines
-        lines[1:, _CHUNKS] = _chunks(lines[1:, _N], chunk)
-        chunks, before = lines[:, _CHUNKS].tolist(), [0]
-        for parent in self._parents[1:]:
-            before.append(before[parent] + chunks[parent])
-        lines[:, _BEFORE] = before
-
-    def lose(self, lost: set[SlotList]) -> None:
-        """Know stretches no more that lie elsewhere now."""
-        if self._held.isdisjoint(lost):
-            return
-        for number, kv in enumerate(self._lists):
-            if kv in lost and not (self._pool.table.has(kv) and kv.at == self._found[number][_AT]):
-                self._lost.append(number)
-        gone = set(self._lost)
-        self._numbers = {key: n for key, n in self._numbers.items() if n not in gone}
-
-    def is_whole(self) -> bool:
-        """Whether no row lies below one that was lost."""
-        return not self._lost or not self.lines[self._lost, _SIZE].any()
-
-    def _bottom(self, path: Path) -> int:
-        number = 0
-        for span in path:
-            if span.length:
-                number = self._numbers.get((number, span)) or self._add(number, span)
-        return number
-
-    def _add(self, parent: int, span: Span) -> int:
-        kv, above, number = own(span.fragment), self._found[parent], len(self._found)
-        self._numbers[parent, span] = number
-        self._parents.append(parent)
-        self._lists.append(kv)
-        self._held.add(kv)
-        first = above[_FIRST] + above[_N]
-        self._found.append([self._pool.place(kv), span.length, first, 0, 0, 0, 0, 0])
-        return number
-
-    def _rank(self) -> None:
-        """Parents come before their children: once up and once down will do."""
-        self.lines = np.array(self._found, np.int32)
-        n = [1] * len(self._parents)
-        for number in range(len(n) - 1, 0, -1):
-            n[self._parents[number]] += n[number]
-        ranks, free = [0], [1]
-        for parent, n_below in zip(self._parents[1:], n[1:], strict=True):
-            ranks.append(free[parent])
-            free.append(free[parent] + 1)
-            free[parent] += n_below
-        self.ranks = np.array(ranks, np.int64)
-        self.bounds = np.stack([self.ranks, self.ranks + np.array(n, np.int64)])
-        if self.chunk:
-            self.cut(self.chunk)
 
 
 def _positions(rows: Sequence[Row]) -> Ints:
@@ -425,58 +347,6 @@ def _begun(
     """Return lines of rows' own lists that are not cut yet, and the room of each."""
     at, room, lengths = pool.places(lists)
     lines = np.zeros((len(lists), ITEM_FIELDS), np.int32)
-    lines[:, _AT], lines[:, _FIRST], lines[:, _SIZE] = at, now - lengths, sizes
-    lines[:, _N] = lengths + lines[:, _SIZE]
+    lines[:, AT], lines[:, FIRST], lines[:, SIZE] = at, now - lengths, sizes
+    lines[:, N] = lengths + lines[:, SIZE]
     return lines, room
-
-
-def _chunks(n: Ints, chunk: int) -> Ints:
-    """Return how many chunks lines of n slots have. A rest of a quarter goes with the last one."""
-    return np.maximum(1, -(-(n - chunk // 4) // chunk))
-
-
-def _tiles(n_rows: Ints, *, has_broad: bool) -> Ints:
-    """Return how many tiles of each class lines have, one after the other: [len(TILES), n]."""
-    n_broad = np.where(n_rows >= BROAD_FROM, n_rows // BROAD, 0) if has_broad else 0 * n_rows
-    n_wide, rest = np.divmod(n_rows - n_broad * BROAD, WIDE)
-    is_narrow = (rest > 0) & (rest <= NARROW)
-    return np.array([n_broad, n_wide + ((rest > 0) & ~is_narrow), is_narrow])
-
-
-class _Cut(NamedTuple):
-    """Items of lines, class by class: all but their query tokens holds while `n_tiles` does.
-
-    of: whose line each is. n_each: how many items each of TILES has.
-    """
-
-    n_tiles: Ints
-    items: Ints
-    of: Ints
-    n_each: list[int]
-
-
-def _cut_items(lines: Ints, n_tiles: Ints, chunk: int) -> _Cut:
-    """Cut lines: every chunk of a line with every tile of it."""
-    rows = np.array(TILES)[:, None]
-    m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
-    size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()
-    tile_of = np.arange(len(m0)).repeat(n_tiles.ravel())
-    m0 = m0[tile_of] + size[tile_of] * _numbers_within(n_tiles.ravel())
-    whose = whose[tile_of]
-    chunks = lines[whose, _CHUNKS]
-    of, number = whose.repeat(chunks), _numbers_within(chunks)
-    items, skipped = lines.take(of, 0), number * chunk
-    is_last = number == items[:, _CHUNKS] - 1
-    items[:, _AT] += skipped
-    items[:, _N] = np.where(is_last, items[:, _N] - skipped, chunk)
-    items[:, _FIRST] += skipped
-    items[:, _BEFORE] += number
-    items[:, _M0] = m0.repeat(chunks)
-    ends = np.concatenate([[0], chunks.cumsum()])[n_tiles.sum(1).cumsum()]
-    return _Cut(n_tiles, items, of, np.diff(ends, prepend=0).tolist())
-
-
-def _numbers_within(counts: Ints) -> Ints:
-    """Return 0 … count - 1 for each count, one after the other."""
-    ends = counts.cumsum()
-    return np.arange(int(ends[-1])) - (ends - counts).repeat(counts)
