@@ -446,6 +446,120 @@ def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPa
     assert_met_once(twin, twin.rows(parts), 3)
 
 
+def chain(twin: Twin, sizes: Sequence[int], parent: int | None = None) -> list[int]:
+    """Nodes one below the other; return their numbers."""
+    numbers: list[int] = []
+    for size in sizes:
+        parent = twin.node(parent, size)
+        numbers.append(parent)
+    return numbers
+
+
+def test_short_nodes_one_below_the_other_are_one_part() -> None:
+    """For leaves and for prompts, below a long node, too, and where rows leave in between."""
+    twin = Twin(2, 1)
+    trunk = twin.node(None, 700)
+    nodes = chain(twin, [3, 20, 7] * 8, trunk)
+    leaves: list[Part] = [(nodes[-1], twin.node(nodes[-1], 2), 1) for _ in range(5)]
+    n_trunk = 3  # 256 slots each
+    step = assert_met_once(twin, twin.rows(leaves), 2)
+    assert step.work(2).n_parts == 5 * (n_trunk + 1 + 1)
+    step = assert_met_once(twin, twin.rows([*leaves, (nodes[9], None, 40)]), 2)
+    assert step.work(2).n_parts == 45 * (n_trunk + 1 + 1)
+    assert twin.step([*leaves, (nodes[9], None, 40)], Spec(0.3, window=100)) < NEAR
+
+
+def test_short_nodes_that_fork_are_read_again_where_that_saves_parts() -> None:
+    """Each of a chain's nodes has a leaf, too: parts as deep as it are dearer than some slots."""
+    twin = Twin(2, 1)
+    nodes = chain(twin, [4] * 12)
+    deep: list[Part] = [(nodes[-1], twin.node(nodes[-1], 0), 1) for _ in range(20)]
+    sides: list[Part] = [(node, twin.node(node, 0), 1) for node in nodes[:-1]]
+    step = assert_met_once(twin, twin.rows([*deep, *sides]), 2)
+    assert step.work(2).n_parts == 2 * 31
+    twin, trunk = Twin(2, 1), 0
+    trunk = twin.node(None, 200)
+    others = [twin.node(trunk, 3) for _ in range(2)]
+    few: list[Part] = [(node, twin.node(node, 0), 1) for node in others]
+    assert assert_met_once(twin, twin.rows(few), 2).work(2).n_parts == 2 * 3
+    crowd: list[Part] = [(node, twin.node(node, 0), 1) for node in others for _ in range(30)]
+    assert assert_met_once(twin, twin.rows(crowd), 2).work(2).n_parts == 60 * 2
+
+
+def test_no_more_than_a_chunk_is_handed_down() -> None:
+    """So a row that joins in between reads little twice; short ones count with those above."""
+    twin = Twin(2, 1)
+    nodes = chain(twin, [100] * 9)
+    leaves: list[Part] = [(nodes[-1], twin.node(nodes[-1], 0), 1) for _ in range(4)]
+
+    def n_met(parts: list[Part]) -> int:
+        work = assert_met_once(twin, twin.rows(parts), 2).work(2)
+        return sum(int(items[:, lines.N].sum()) for items in work.by_tile)
+
+    before = n_met(leaves)
+    joined = [*leaves, (nodes[7], twin.node(nodes[7], 0), 1)]
+    assert n_met(joined) <= before + plan._CHUNK + pool._REGION
+    twin = Twin(2, 1)
+    low = chain(twin, [30, 30])[-1]
+    ends = [twin.node(low, 3) for _ in range(2)]
+    crowd: list[Part] = [(ends[i % 2], twin.node(ends[i % 2], 0), 1) for i in range(10)]
+    assert assert_met_once(twin, twin.rows(crowd), 2).work(2).n_parts == 10 * 3
+
+
+def test_a_search_goes_on_from_its_best_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves become nodes that others go on from, now and then from far above: plans are few, and
+    leave nothing behind in the table.
+    """
+    twin = Twin(2, 1)
+    trunk = twin.node(None, 30)
+    runs, made = Runs(twin, [twin.node(trunk, 0) for _ in range(8)]), Planned(monkeypatch)
+    most = 0
+    for number in range(120):
+        most = max(most, runs.step(2).work(2).n_parts)
+        if number % 3 == 0:
+            best = runs.live.pop(twin.random.randrange(8))
+            twin.memory.settle(twin.nodes[best].fragment)
+            runs.end()
+            back = twin.random.choice(list(twin.nodes)) if number % 12 == 0 else best
+            while back in runs.live:
+                back = twin.nodes[back].parent
+            runs.live += [twin.node(best, 0), twin.node(back, 0)]
+    assert made.n < 10
+    assert most <= 8 * 7
+
+
+def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that change all the time, and those of single steps, leave the table as it is."""
+    monkeypatch.setattr(pool, "_TABLE", 64)
+    monkeypatch.setattr(pool, "_REGION", 8)
+    twin = Twin(2, 1)
+    low = chain(twin, [10] * 12)[-1]
+    leaves: list[Part] = [(low, twin.node(low, 0), 1) for _ in range(9)]
+    for _ in range(40):
+        for some in (leaves[:1], leaves, [(low, None, 3)]):
+            step = twin.memory.begin(twin.rows(some))
+            assert step.work(2).n_parts == 2 * sum(n for _, _, n in some)
+        assert twin.memory.table._end < 4000
+    twin.memory.clear()
+    assert len(twin.memory.table.lost) == 0
+
+
+def test_slots_that_a_node_gave_up_are_met_no_more() -> None:
+    """A node that was handed down is cut short and grows again, from other slots."""
+    twin = Twin(2, 1)
+    top, middle, low = chain(twin, [4, 64, 4])
+    leaf = twin.node(low, 0)
+    assert_met_once(twin, twin.rows([(low, leaf, 1)]), 2).commit()
+    assert twin.memory.table.lost == set()
+    twin.nodes[leaf].held = [torch.zeros(1, *h.shape[1:]) for h in twin.nodes[leaf].held]
+    kv, other = twin.nodes[middle].fragment, twin.memory.new(None)
+    twin.memory.trim(kv, 1)
+    twin.memory.reserve(other, 32)
+    twin.memory.reserve(kv, 63)  # in its own region
+    twin.memory.grew(kv, 63)
+    assert_met_once(twin, twin.rows([(low, leaf, 1)]), 2)
+
+
 class Planned:
     """Counts the plans that are made, and keeps the last one."""
 
@@ -463,10 +577,12 @@ class Planned:
 class Runs:
     """Leaves of a tree that take a token a step; any of them may end, and others join."""
 
-    def __init__(self, twin: Twin) -> None:
+    def __init__(self, twin: Twin, live: list[int] | None = None) -> None:
+        """live: those of a random tree, if none are given."""
         self.twin = twin
-        bushy(twin)
-        self.live = twin.leaves()
+        if live is None:
+            bushy(twin)
+        self.live = live or twin.leaves()
 
     def step(self, group: int, others: Sequence[Part] = ()) -> paged_step.PagedStep:
         """Step once, look at all that is met, and go on."""

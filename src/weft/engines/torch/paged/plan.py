@@ -85,12 +85,16 @@ class TreePlan:
         self._groups: list[int] = []
         self._cuts: dict[int, Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
-        self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
         self._lines, room = _begun(self.lists, sizes, self._now, pool)
         self._pack()
-        self._above.cut(self._chunk_of(self._above.lines, self._lines))
+        chunk = self._chunk_of(self._above.lines, self._lines)
+        self._bottoms = self._above.hand_down(self._bottoms, chunk)
+        self._above.cut(chunk)
+        self._pack()
+        self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
         self._cut(self._lines, room, self._bottoms, self.lists)
         self._lay()
+        self._most_parts = 2 * self._n_parts / max(1, len(rows)) + 1
 
     def follow(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
         """Be the plan of these rows of one token each, most of which it has had.
@@ -115,6 +119,10 @@ class TreePlan:
             self._advance(now)
         table.lost.clear()
         return self._above.is_whole()
+
+    def drop(self) -> None:
+        """Leave nothing behind: no step goes by this plan any more."""
+        self._above.drop()
 
     def work(self, group: int) -> Work:
         """Return what heads in groups of this size do."""
@@ -218,7 +226,8 @@ class TreePlan:
         if len(self._above.lines) > self._most_above:
             return False
         self._lay()
-        return True
+        # Short stretches that came one below the other are handed down by another plan.
+        return self._n_parts <= self._most_parts * len(dests)
 
     # Making it
 

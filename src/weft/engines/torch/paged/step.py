@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ConfigError
-from ...base import LateTokens, Row, Usage
+from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
 from .elementwise import gated, turn_heads
@@ -36,18 +36,31 @@ class PagedMemory(SlotPool):
         self.forget_passing()
         dests, sizes = [row.dest for row in rows], _sizes(rows)
         if max(sizes, default=0) != 1 or None in dests:
-            step = PagedStep(rows, self._planned(rows, sizes), self)
-            if self._plan is None or len(self.table.lost) > _MOST_LOST:
-                self._plan = None
-                self.table.lost.clear()
-            return step
-        # One that is half changed by what fails is of no use.
-        plan, self._plan = self._plan, None
-        if plan is None or not plan.follow(rows, dests):
             plan = self._planned(rows, sizes)
+            plan.drop()
+            if self._plan is None or len(self.table.lost) > _MOST_LOST:
+                self._drop_plan()
+            return PagedStep(rows, plan, self)
+        if not self._is_followed(rows, dests):
+            self._drop_plan()
+            self._plan = self._planned(rows, sizes)
             self.table.lost.clear()
-        self._plan = plan
-        return PagedStep(rows, plan, self)
+        assert self._plan is not None
+        return PagedStep(rows, self._plan, self)
+
+    def _is_followed(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
+        """Whether the plan is one of these rows now."""
+        try:
+            return self._plan is not None and self._plan.follow(rows, dests)
+        except BaseException:
+            self._drop_plan()  # one that is half changed is of no use
+            raise
+
+    def _drop_plan(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.drop()
+        self.table.lost.clear()
 
     def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreePlan:
         lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
@@ -69,7 +82,8 @@ class PagedMemory(SlotPool):
         return Usage(n_slots, n_bytes - n_passing * self.layout.slot_bytes)
 
     def clear(self) -> None:
-        self._plan, self._passing = None, []
+        self._drop_plan()
+        self._passing = []
         super().clear()
 
 
