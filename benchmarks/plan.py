@@ -11,6 +11,9 @@ what the change costs.
   replaced      both at once: one run ends, another begins
   16 replaced   the same of sixteen
   whole new     the plan is made from nothing
+
+`--below N` puts the tree below a path of N short nodes, as a search leaves one. Items a KV head and
+parts of its query heads (64 rows of 128 numbers in float32 are 32 kB) are those of the last step.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 from common import median, report
-from gpu_model import shape_of, tree_rows
+from gpu_model import Shape, shape_of, tree_rows
 
 from weft.engines.base import Row
 from weft.engines.torch.layout import LayerShape, Layout
@@ -35,17 +38,20 @@ from weft.engines.torch.paged.pool import GROW_BY, own
 from weft.engines.torch.paged.step import PagedMemory
 
 TREE = "1,4,16,512;1024,256,128,32"
+SHORT = 20  # tokens
 GROUP = 4
 
 
 class Leaves:
     """The rows of a tree's leaves, that take a token a step."""
 
-    def __init__(self, tree: str) -> None:
+    def __init__(self, tree: str, below: int) -> None:
         half = torch.float16
         layout = Layout.of([LayerShape(8, 16, 16, half, half)], torch.device("cpu"))
         self.memory, self.random = PagedMemory(layout), random.Random(1)
-        self.rows, _ = tree_rows(shape_of(tree), self.memory)
+        counts, lengths = shape_of(tree)
+        shape = Shape((1,) * below + counts, (SHORT,) * below + lengths)
+        self.rows, _ = tree_rows(shape, self.memory)
         for number, row in enumerate(self.rows):  # they need slots at different steps
             kv, n = own(row.dest), number % GROW_BY
             self.memory.reserve(kv, n)
@@ -56,7 +62,7 @@ class Leaves:
         """Run a step without its model; return the CPU ms of what is timed."""
         began = time.process_time()
         step = self.memory.begin(self.rows)
-        step.work(GROUP)
+        self.work = step.work(GROUP)
         took = time.process_time() - began
         step.commit()
         for row in self.rows:
@@ -85,9 +91,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--tree", default=TREE, help="counts;lengths of its levels")
+    parser.add_argument("--below", type=int, default=0, help="short nodes above the tree")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    leaves = Leaves(options.tree)
+    leaves = Leaves(options.tree, options.below)
     gone: list[Row] = []
     changes: dict[str, Callable[[], object]] = {
         "steady": lambda: None,
@@ -109,7 +116,8 @@ def main() -> None:
     figures = [
         {"step": name, "ms": each, "over steady": each - ms["steady"]} for name, each in ms.items()
     ]
-    report("plan", figures, tree=options.tree, group=GROUP, rounds=options.rounds)
+    print(f"{sum(map(len, leaves.work.by_tile))} items, {leaves.work.n_parts} parts")
+    report("plan", figures, **vars(options), group=GROUP, n_parts=leaves.work.n_parts)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,11 @@ class TreePlan:
         self._lines, room = _begun(self.lists, sizes, self._now, pool)
         self._pack()
         chunk = self._chunk_of(self._above.lines, self._lines)
-        self._bottoms = self._above.hand_down(self._bottoms, chunk)
+        bottoms = self._above.hand_down(self._bottoms, chunk)
+        if bottoms is not self._bottoms:
+            self._bottoms = bottoms
+            self._pack()
         self._above.cut(chunk)
-        self._pack()
         self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
         self._cut(self._lines, room, self._bottoms, self.lists)
         self._lay()
