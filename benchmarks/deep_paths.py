@@ -3,7 +3,7 @@
 The path: `generations` rounds of two texts of `each` tokens, the first of which is gone on from;
 the others stay. Then n branches grow below its end. Sides, in turn in one process:
 
-  one by one  every node of the path is met on its own (`lanes.SHORT` of 0)
+  one by one  every node of the path is met on its own (`lanes.JOINED` of 0)
   together    short nodes one below the other are met as one
   one node    the same tokens in one node: what is left to gain
 
@@ -36,12 +36,12 @@ PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(32)]
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Let spans be met as they were before they were put together."""
-    before = lanes.SHORT, step.SHORT
-    lanes.SHORT = step.SHORT = 0
+    before = lanes.JOINED, step.SHORT
+    lanes.JOINED = step.SHORT = 0
     try:
         yield
     finally:
-        lanes.SHORT, step.SHORT = before
+        lanes.JOINED, step.SHORT = before
 
 
 def grown(node: Any, generations: int, each: int, no_end: dict[int, float]) -> Any:

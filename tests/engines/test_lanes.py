@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from weft.engines import lanes
-from weft.engines.lanes import SHORT, Reach, stretches_of
+from weft.engines.lanes import JOINED, Reach, stretches_of
 
 
 def chain(*lengths: int, start: int = 0, stop: int = 8) -> list[Reach[str]]:
@@ -24,15 +24,15 @@ def lengths_of(reaches: list[Reach[str]]) -> list[list[int]]:
 
 
 def test_short_spans_with_the_same_queries_are_one_stretch() -> None:
-    reaches = chain(3, SHORT, 5)
+    reaches = chain(3, JOINED, 5)
     (stretch,) = stretches_of(reaches)
     assert [fragment for fragment, _ in stretch.spans] == ["0.0", "0.1", "0.2"]
-    assert stretch[1:] == (SHORT + 8, 0, 0, 8)
+    assert stretch[1:] == (JOINED + 8, 0, 0, 8)
     assert stretch.is_short
 
 
 def test_long_spans_and_what_is_below_other_queries_stay_apart() -> None:
-    assert lengths_of(chain(3, SHORT + 1, 5, 6)) == [[3], [SHORT + 1], [5, 6]]
+    assert lengths_of(chain(3, JOINED + 1, 5, 6)) == [[3], [JOINED + 1], [5, 6]]
     assert lengths_of([*chain(3, 4), *chain(3, 4, stop=7)]) == [[3, 4], [3, 4]]
     trunk = chain(20)
     left = [r._replace(first=r.first + 20) for r in chain(2, 2, stop=4)]

@@ -137,6 +137,7 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
     monkeypatch.setattr(lanes, "SHORT", 4)
+    monkeypatch.setattr(lanes, "JOINED", 4)
     monkeypatch.setattr(lanes, "MOST_COPIED", most)
     paths: list[tuple[tuple[Span, ...], list[int]]] = [((), [])]
     at = 0

@@ -311,6 +311,7 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
     logits = []
     for short in (0, lanes.SHORT):
         monkeypatch.setattr(lanes, "SHORT", short)
+        monkeypatch.setattr(lanes, "JOINED", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
         assert kinds == ({spans.LaneSpan} if short == 0 else {spans.LaneSpan, spans.Bundle})
         output = engine.forward(rows)

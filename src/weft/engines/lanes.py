@@ -22,7 +22,10 @@ from .base import Row, Span
 SHORT = 64
 FEW = 16
 SEVERAL = 3
-# Slots that a plan copies at most, of spans one below the other: they are no part of the KV budget.
+# A span up to this many slots is put together with such a one below it, if both have the same
+# queries: a product more costs as much as some hundred slots.
+JOINED = 512
+# Slots that a plan copies at most for that: they are no part of the KV budget.
 MOST_COPIED = 4096
 
 
@@ -102,8 +105,8 @@ def stretches_of(reaches: Sequence[Reach[F]]) -> list[Stretch[F]]:
 def _follows(last: Stretch[Any], reach: Reach[Any]) -> bool:
     return (
         (last.start, last.stop, last.first + last.length) == (reach.start, reach.stop, reach.first)
-        and last.spans[-1][1] <= SHORT
-        and reach.length <= SHORT
+        and last.spans[-1][1] <= JOINED
+        and reach.length <= JOINED
     )
 
 

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from ...errors import ForwardError, Unsupported
 from ..base import LateTokens, Row, Span, check_rows
-from ..lanes import MOST_COPIED, SHORT
+from ..lanes import MOST_COPIED
 from .config import LlamaConfig
 from .kv import NumpyFragment, NumpyFragments, TailBank
 
 _MAX_SCORES = 1 << 21  # scores of one block: 8 MB
 _MIN_BLOCK, _MAX_BLOCK = 16, 256  # queries
+SHORT = 256  # slots of a span that is copied where others have the same queries, step by step
 
 _Range = tuple[int, int]
 
