@@ -4,6 +4,7 @@
           measured copy rate the reads of the unique KV are
   prompt  2,048 tokens more of a long prompt, one layer, with tiles of 128 rows and without
   cut     the same trees, cut for fewer programs and for more; and with other stages of tiles
+  deep    trees below short nodes, which are handed down to what lies below them, and are not
   host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
   draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
@@ -18,7 +19,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ from weft.engines.base import Row
 from weft.engines.torch.draws import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Spec
-from weft.engines.torch.paged import kernel, lines, plan
+from weft.engines.torch.paged import kernel, lines, plan, stretches
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
 from weft.sampling.params import SamplingParams
@@ -164,7 +165,8 @@ def check(
     is_right = worst < NEAR[case.dtype]
     if not is_right:
         raise AssertionError(f"an output is {worst:.3g} off")
-    return {"worst": worst, **took}
+    n_parts = step.work(case.heads[0] // case.heads[1]).n_parts
+    return {"worst": worst, **took, "parts": n_parts}
 
 
 def _show_again(tree: Tree, step: PagedStep, fresh: Sequence[Tensor], out: Tensor) -> None:
@@ -259,6 +261,17 @@ def cut(case: Case, shape: Shape, n_programs: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
+def handed_down(case: Case, shape: Shape, worth: int) -> dict[str, Any]:
+    """Time one layer of a step over a tree whose parts are worth so many slots."""
+    was, stretches._PART = stretches._PART, worth
+    try:
+        found = check(case, shape, most=2, n_layers=COLD)
+    finally:
+        stretches._PART = was
+    return found
+
+
+@torch.inference_mode()
 def staged(case: Case, shape: Shape, n_rows: int, n_stages: int) -> dict[str, Any]:
     """Time one layer of a step over a tree, one class of tiles compiled with other stages."""
     chosen = kernel.tile_of
@@ -324,6 +337,12 @@ def run_attention(record: Record, *, dry: bool) -> None:
         for n_programs in (264, 396, 528, 1056):
             job = partial(cut, llama, shape, n_programs)
             record.attempt("cut", job, tree=name, programs=n_programs)
+    n_deep, n_leaves = (6, 4) if dry else (100, 32)
+    chain = Shape((1,) * n_deep + (n_leaves,), (20,) * n_deep + (32,))
+    forked = Shape((1, n_leaves // 4, 2 * n_leaves), (60, 40, 32))
+    for shape, worth in product((chain, forked), (-1, stretches._PART, 16)):  # each alone at first
+        job = partial(handed_down, llama, shape, worth)
+        record.attempt("deep", job, leaves=shape.n_leaves, depth=len(shape.counts), worth=worth)
     for name, shape in wide[-3:-1]:
         for n_rows, n_stages in ((kernel.NARROW, 5), (kernel.WIDE, 2), (kernel.WIDE, 3)):
             job = partial(staged, llama, shape, n_rows, n_stages)
