@@ -108,14 +108,13 @@ def test_a_tree_of_many_short_nodes_decodes_as_its_paths(bench: Bench) -> None:
             bench.near(output.logits(len(rows) + number), plain_logits(bench.model, known)[-1])
 
 
-@pytest.mark.parametrize("most", [9, 4096])
+@pytest.mark.parametrize("joined", [0, 4, 1024])
 def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
     monkeypatch.setattr(lanes, "SHORT", 4)
-    monkeypatch.setattr(lanes, "JOINED", 4)
-    monkeypatch.setattr(lanes, "MOST_COPIED", most)
+    monkeypatch.setattr(lanes, "JOINED", joined)
     paths: list[tuple[Path, list[int]]] = [((), [])]
     at = 0
     for size in (2, 1, 3, 7, 1, 4, 2):
@@ -151,6 +150,28 @@ def test_short_nodes_one_below_the_other_are_one_level() -> None:
     (level,) = plan_step(rows, memory).levels
     (piece,) = level.pieces
     assert (piece.first, piece.length) == (0, 20)
+    assert memory.is_in_line([span.fragment for span in path])
+
+
+def test_stretches_that_share_spans_otherwise_are_met_as_well(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one token leave the path after its first node, rows of several after the second."""
+    monkeypatch.setattr(lanes, "SHORT", 0)  # no bundles
+    monkeypatch.setattr(lanes, "COPIED", 0)
+    path: Path = ()
+    for at in range(0, 12, 4):
+        path = bench.node(path, IDS[at : at + 4])
+    other, new = bench.node((), IDS[20:30]), bench.store.new
+    rows = [
+        Row(path[:1], [5], 4, new(None), (0,)),
+        Row(path, [5], 12, new(None), (0,)),
+        Row(other, [5], 10, new(None), (0,)),
+        Row(path[:2], IDS[8:11], 8, None, (2,)),
+    ]
+    output = bench.engine.forward(rows)
+    for number, ids in enumerate(([*IDS[:4], 5], [*IDS[:12], 5], [*IDS[20:30], 5], IDS[:11])):
+        bench.near(output.logits(number), plain_logits(bench.model, ids)[-1])
 
 
 def test_cut_joined_and_reloaded_fragments_give_the_same(bench: Bench) -> None:

@@ -131,14 +131,13 @@ def test_a_mixed_step_continues_as_decodes_of_uneven_length(bench: Bench) -> Non
         _near(_logits(output, index), bench.oracle(ids)[-1])
 
 
-@pytest.mark.parametrize("most", [0, 9, 4096])
+@pytest.mark.parametrize("joined", [0, 4, 1024])
 def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
     monkeypatch.setattr(lanes, "SHORT", 4)
-    monkeypatch.setattr(lanes, "JOINED", 4)
-    monkeypatch.setattr(lanes, "MOST_COPIED", most)
+    monkeypatch.setattr(lanes, "JOINED", joined)
     paths: list[tuple[tuple[Span, ...], list[int]]] = [((), [])]
     at = 0
     for size in (2, 1, 3, 7, 1, 4, 2):

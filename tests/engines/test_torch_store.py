@@ -17,6 +17,7 @@ from weft.engines.banks import Bank, SharedBlock  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.padded import spans  # noqa: E402
+from weft.engines.torch.padded.kv import KV  # noqa: E402
 from weft.engines.torch.padded.step import PaddedStep, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
 
@@ -320,16 +321,116 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         torch.testing.assert_close(bundled, alone, atol=1e-5, rtol=0)
 
 
+def _chain(engine: TorchEngine, n: int, size: int = 4) -> tuple[Span, ...]:
+    path: tuple[Span, ...] = ()
+    for at in range(0, n * size, size):
+        fragment = engine.fragments.new(None)
+        engine.forward([Row(path, IDS[at : at + size], at, fragment)])
+        engine.fragments.settle(fragment)
+        path = (*path, Span(fragment, size))
+    return path
+
+
 def test_short_spans_one_below_the_other_are_one_part(engine: TorchEngine) -> None:
-    memory, path = engine.fragments, ()
-    for at in range(0, 20, 4):
-        fragment = memory.new(None)
-        engine.forward([Row(path, IDS[at : at + 4], at, fragment)])
-        path = (*path, Span(fragment, 4))
+    """They are moved, not copied; and not again."""
+    memory, path = engine.fragments, _chain(engine, 5)
     rows = [Row(path, [5], 20, memory.new(None), (0,)) for _ in range(3)]
-    (part,) = plan_step(rows, memory).spans
+    plan, before = plan_step(rows, memory), memory.usage()
+    (part,) = plan.spans
     assert isinstance(part, spans.LaneSpan)
     assert (part.first, part.length) == (0, 20)
+    assert memory.usage() == before
+    (home,) = {id(span.fragment.home): span.fragment.home for span in path}.values()
+    assert (
+        part.keys[0].untyped_storage().data_ptr() == home.slots.keys[0].untyped_storage().data_ptr()
+    )
+    assert plan_step(rows, memory) is plan
+    others = plan_step([Row(path, [5, 6], 20, None, (0,))], memory)
+    assert len(others.spans) == 1
+    assert path[0].fragment.home is home
+
+
+def test_what_is_moved_together_is_cut_and_freed_as_before(engine: TorchEngine, model: Any) -> None:
+    memory, path = engine.fragments, _chain(engine, 6)
+    other = _grow(engine, IDS[24:29])
+    slot = memory.layout.slot_bytes
+
+    def read(path: tuple[Span, ...], ids: list[int]) -> float:
+        return _error(engine.forward([Row(path, [5], len(ids), None, (0,))]), 0, model, [*ids, 5])
+
+    assert read(path, IDS[:24]) < 1e-4
+    upper = memory.split(path[2].fragment, 1)
+    halves = (*path[:2], Span(upper, 1), Span(path[2].fragment, 3), *path[3:])
+    assert read(halves, IDS[:24]) < 1e-4
+    memory.join(path[3].fragment, path[4].fragment)
+    joined = (*halves[:4], Span(path[4].fragment, 8), path[5])
+    assert read(joined, IDS[:24]) < 1e-4
+    memory.trim(path[5].fragment, 2)
+    assert read((*joined[:5], Span(path[5].fragment, 2)), IDS[:22]) < 1e-4
+    for end, n in ((5, 20), (4, 12), (3, 9)):  # from the lowest on
+        memory.free(joined[end].fragment)
+        assert memory.is_in_line([span.fragment for span in joined[:end]])
+        assert read(joined[:end], IDS[:n]) < 1e-4
+        n_spare = (n + 5) // banks.SPARE
+        assert (n + 5) * slot <= memory.usage().bytes <= (n + 5 + n_spare) * slot
+    for span in joined[:3]:
+        memory.free(span.fragment)
+    memory.free(other)
+    assert memory.usage() == (0, 0)
+
+
+def test_stretches_that_share_spans_otherwise_are_met_as_well(
+    engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one token leave the path after its first node, rows of several after the second."""
+    monkeypatch.setattr(lanes, "SHORT", 0)  # no bundles
+    monkeypatch.setattr(lanes, "COPIED", 0)
+    memory, path = engine.fragments, _chain(engine, 3)
+    other = _grow(engine, IDS[20:30])
+    rows = [
+        Row(path[:1], [5], 4, memory.new(None), (0,)),
+        Row(path, [5], 12, memory.new(None), (0,)),
+        Row((Span(other, 10),), [5], 10, memory.new(None), (0,)),
+        Row(path[:2], IDS[8:11], 8, None, (2,)),
+    ]
+    stretches = lanes.stretches_of(plan_step(rows, memory).reaches(rows, KV, 6), memory)
+    assert [len(stretch.spans) for stretch in stretches] == [1, 2, 1, 2]
+    output = engine.forward(rows)
+    for number, ids in enumerate(([*IDS[:4], 5], [*IDS[:12], 5], [*IDS[20:30], 5], IDS[:11])):
+        assert _error(output, number, model, ids) < 1e-4
+
+
+def test_what_lies_in_line_lies_side_by_side_and_in_order(engine: TorchEngine) -> None:
+    memory = engine.fragments
+    one, two, three, four = (_grow(engine, IDS[at : at + 4]) for at in range(0, 16, 4))
+    assert not memory.is_in_line([one, two])
+    memory.line_up([one, two, three])
+    assert memory.is_in_line([one, two, three])
+    assert not memory.is_in_line([one, three])
+    assert not memory.is_in_line([two, one])
+    assert not memory.is_in_line([three, four])
+    before = memory.usage()
+    memory.line_up([four, two])  # what stays in the old block has no hole beside it
+    assert memory.usage() == before
+    assert memory.is_in_line([one, three])
+
+
+def test_a_long_tail_is_not_moved_to_its_path(
+    engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows in its block, and beside its path there would be no room."""
+    monkeypatch.setattr(banks, "LONG", 16)
+    memory, path = engine.fragments, _chain(engine, 2, 2)
+    tail = memory.new(None)
+    engine.forward([Row(path, IDS[4:44], 4, tail)])
+    homes = set()
+    for at in range(44, 50):
+        rows = [Row(path, [IDS[at]], at, tail, (0,)), Row((), [5], 0, None, (0,))]
+        output = engine.forward(rows)
+        homes.add(id(tail.home))
+        assert isinstance(tail.home, SharedBlock)
+    assert len(homes) == 1
+    assert _error(output, 0, model, IDS[:50]) < 1e-4
 
 
 def test_a_tail_stays_in_its_bank_beside_rows_of_several_tokens(

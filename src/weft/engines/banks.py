@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..errors import ConfigError
@@ -108,8 +109,8 @@ class BankedMemory(ABC, Generic[F, B]):
         """Return arrays of `capacity` slots, at least one, that begin with the fragment's."""
 
     @abstractmethod
-    def both(self, first: F, second: F) -> Any:
-        """Return arrays of the slots of one fragment and those of another behind them."""
+    def together(self, parts: Sequence[F]) -> Any:
+        """Return arrays of the slots of fragments, one behind the other; none is empty."""
 
     @abstractmethod
     def moved(self) -> None:
@@ -207,11 +208,33 @@ class BankedMemory(ABC, Generic[F, B]):
         self._banks.clear()
         self._slots = self._block_bytes = 0
 
+    def is_next(self, upper: F, lower: F) -> bool:
+        """Whether the slots of one begin where those of the other end."""
+        is_there = isinstance(upper.home, SharedBlock) and upper.home is lower.home
+        return is_there and upper.start + upper.length == lower.start
+
+    def is_in_line(self, fragments: Sequence[F]) -> bool:
+        """Whether they all lie one behind the other."""
+        return all(self.is_next(one, other) for one, other in pairwise(fragments))
+
+    def line_up(self, fragments: Sequence[F]) -> None:
+        """Let settled fragments lie one behind the other, so that they are met as one.
+
+        Tails stay where they are, and so do banks.
+        """
+        if self.is_in_line(fragments):
+            return
+        homes = {id(kv.home): kv.home for kv in fragments}.values()
+        self._put_in_line(fragments)
+        for home in homes:
+            if isinstance(home, SharedBlock) and home.users:
+                self._compact(home)
+
     # Moving slots
 
     def _join_by_copy(self, first: F, second: F) -> None:
         total = first.length + second.length
-        slots = self.both(first, second)
+        slots = self.together([kv for kv in (first, second) if kv.length])
         homes = [first.home, second.home]
         self._leave(first)
         self._leave(second)
@@ -238,6 +261,9 @@ class BankedMemory(ABC, Generic[F, B]):
     def _leave(self, kv: BankedFragment) -> None:
         """Take the fragment from its home; a home without fragments gives its memory back."""
         self.moved()
+        self._take_out(kv)
+
+    def _take_out(self, kv: BankedFragment) -> None:
         home, kv.home = kv.home, None
         if isinstance(home, SharedBlock):
             home.users.remove(kv)
@@ -250,6 +276,17 @@ class BankedMemory(ABC, Generic[F, B]):
                 self._banks.pop(home.width, None)
         kv.start = 0
 
+    def _put_in_line(self, fragments: Sequence[F]) -> None:
+        """Give fragments, none of which is empty, a block of their own, in their order."""
+        slots, total = self.together(fragments), sum(kv.length for kv in fragments)
+        block, at = SharedBlock(slots, total), 0
+        for kv in fragments:
+            self._take_out(kv)
+            block.users.append(kv)
+            kv.home, kv.start = block, at
+            at += kv.length
+        self._block_bytes += total * self.slot_bytes
+
     def _has_room(self, kv: F, n: int) -> bool:
         block = kv.home
         if not isinstance(block, SharedBlock):
@@ -259,11 +296,17 @@ class BankedMemory(ABC, Generic[F, B]):
         return last and end + n <= block.capacity
 
     def _compact(self, block: SharedBlock) -> None:
-        """Give every fragment of the block arrays of its own size, if much of it is empty."""
+        """Give its fragments a block of their size, if much of this one is empty."""
         live = sum(user.length for user in block.users)
         if block.capacity - live > live // SPARE:
-            for kv in list(block.users):
-                self._move(own(kv, self.kind), kv.length)
+            self.moved()
+            users = [own(user, self.kind) for user in block.users]
+            for kv in users:
+                if not kv.length:
+                    self._take_out(kv)
+            if live:
+                kept = sorted((kv for kv in users if kv.length), key=lambda kv: kv.start)
+                self._put_in_line(kept)
 
 
 def own(fragment: Fragment, kind: type[F]) -> F:

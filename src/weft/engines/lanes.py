@@ -22,11 +22,11 @@ from .base import Row, Span
 SHORT = 64
 FEW = 16
 SEVERAL = 3
-# A span up to this many slots is put together with such a one below it, if both have the same
-# queries: a product more costs as much as some hundred slots.
-JOINED = 512
-# Slots that a plan copies at most for that: they are no part of the KV budget.
-MOST_COPIED = 4096
+# Spans one below the other, with the same queries, that are no longer than this are moved together:
+# a product more costs as much as some hundred slots, and what is moved once stays.
+JOINED = 1024
+# As long as this they are copied instead, where that puts several into a bundle.
+COPIED = 256
 
 
 class BankLane(NamedTuple, Generic[F, B]):
@@ -48,13 +48,17 @@ class ChunkLane(NamedTuple):
 
 
 class Reach(NamedTuple, Generic[F]):
-    """The packed queries start..stop below one span. first: absolute position of its first slot."""
+    """The packed queries start..stop below one span. first: absolute position of its first slot.
+
+    is_tail: whether it is a row's own, that grows.
+    """
 
     fragment: F
     length: int
     first: int
     start: int
     stop: int
+    is_tail: bool = False
 
 
 class Stretch(NamedTuple, Generic[F]):
@@ -71,8 +75,8 @@ class Stretch(NamedTuple, Generic[F]):
 
     @property
     def is_short(self) -> bool:
-        """Whether it is copied in any case, so that it may as well join a bundle."""
-        return len(self.spans) > 1 or self.length <= SHORT
+        """Whether it joins a bundle, where there are several."""
+        return self.length <= (SHORT if len(self.spans) == 1 else COPIED)
 
     @property
     def size(self) -> int:
@@ -80,34 +84,45 @@ class Stretch(NamedTuple, Generic[F]):
         return max(self.length, SHORT).bit_length()
 
 
-def stretches_of(reaches: Sequence[Reach[F]]) -> list[Stretch[F]]:
-    """Put short spans together that follow each other and have the same queries.
+def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> list[Stretch[F]]:
+    """Put spans together that follow each other and have the same queries.
 
     A search that goes on from the best of each round has many of them; on its own, each would cost
-    a product a layer.
+    a product a layer. Those that lie one behind the other already cost nothing; others are only put
+    together up to JOINED, so that a path that grows is not moved again and again.
     """
-    found: list[Stretch[F]] = []
-    n_copied = 0
+    pieces: list[Stretch[F]] = []
     for reach in reaches:
-        fragment, length, first, start, stop = reach
+        fragment, length, first, start, stop, is_tail = reach
+        piece = Stretch(((fragment, length),), length, first, start, stop)
+        last = pieces[-1] if pieces else None
+        can_follow = last is not None and not is_tail and _follows(last, piece)
+        if last is not None and can_follow and memory.is_next(last.spans[-1][0], fragment):
+            pieces[-1] = _both(last, piece)
+        else:
+            pieces.append(piece)
+    tails = {id(reach.fragment) for reach in reaches if reach.is_tail}
+    found: list[Stretch[F]] = []
+    for piece in pieces:
         last = found[-1] if found else None
-        if last is not None and _follows(last, reach):
-            n_more = length + (last.length if len(last.spans) == 1 else 0)
-            if n_copied + n_more <= MOST_COPIED:
-                n_copied += n_more
-                spans = (*last.spans, (fragment, length))
-                found[-1] = Stretch(spans, last.length + length, last.first, start, stop)
+        if last is not None and _follows(last, piece) and max(last.length, piece.length) <= JOINED:
+            both = _both(last, piece)
+            if tails.isdisjoint(id(fragment) for fragment, _ in both.spans):
+                found[-1] = both
                 continue
-        found.append(Stretch(((fragment, length),), length, first, start, stop))
+        found.append(piece)
     return found
 
 
-def _follows(last: Stretch[Any], reach: Reach[Any]) -> bool:
-    return (
-        (last.start, last.stop, last.first + last.length) == (reach.start, reach.stop, reach.first)
-        and last.spans[-1][1] <= JOINED
-        and reach.length <= JOINED
-    )
+def _follows(last: Stretch[F], piece: Stretch[F]) -> bool:
+    fragment, length = last.spans[-1]
+    is_below = last.first + last.length == piece.first and fragment.length == length
+    return is_below and (last.start, last.stop) == (piece.start, piece.stop)
+
+
+def _both(last: Stretch[F], piece: Stretch[F]) -> Stretch[F]:
+    spans, length = (*last.spans, *piece.spans), last.length + piece.length
+    return Stretch(spans, length, last.first, last.start, last.stop)
 
 
 @dataclass(slots=True)
@@ -161,7 +176,8 @@ class Packing(Generic[F, B]):
                     found[at] = found[at]._replace(stop=stop)
                 else:
                     latest[key] = len(found)
-                    found.append(Reach(own(fragment, kind), length, first, start, stop))
+                    kv, is_tail = own(fragment, kind), fragment is rows[i].dest
+                    found.append(Reach(kv, length, first, start, stop, is_tail))
                 first += length
         return found
 

@@ -109,12 +109,10 @@ class MlxMemory(BankedMemory[MlxFragment, RowBank]):
             return self.slot.zeros(capacity)
         return self.slot.hold(self.views(kv, kv.length), capacity)
 
-    def both(self, first: MlxFragment, second: MlxFragment) -> Arrays:
-        parts = self.views(first, first.length)
-        if second.length:
-            tail = self.views(second, second.length)
-            parts = [mx.concatenate(list(each), axis=1) for each in zip(parts, tail, strict=True)]
-        return self.slot.hold(parts, first.length + second.length)
+    def together(self, parts: Sequence[MlxFragment]) -> Arrays:
+        found = zip(*(self.views(kv, kv.length) for kv in parts), strict=True)
+        whole = (mx.concatenate(list(each), axis=1) for each in found)
+        return self.slot.hold(whole, sum(kv.length for kv in parts))
 
     # The protocol
 

@@ -97,14 +97,14 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
 
 
 class LoneSpan:
-    """One stretch and its queries start..stop; a span of its own is not copied."""
+    """One stretch and its queries start..stop; its spans are copied if they do not lie in line."""
 
     def __init__(self, stretch: Stretch[MlxFragment], memory: MlxMemory) -> None:
         self.where = list(range(stretch.start, stretch.stop))
         self.first, self.length = stretch.first, stretch.length
-        if len(stretch.spans) == 1:
-            self.arrays = memory.views(*stretch.spans[0])
-        else:
+        if memory.is_in_line([fragment for fragment, _ in stretch.spans]):
+            self.arrays = memory.views(stretch.spans[0][0], self.length)
+        else:  # another stretch of this step has some of them
             self.arrays = [array[0] for array in memory.padded([stretch.spans])]
 
     def meet(self, layer: int, queries: mx.array, how: Attending, mask: PieceMask) -> Partial:
@@ -250,21 +250,32 @@ def arrange(
     """Put stretches on levels, below each other where they share a query; bundle what is short."""
     levels: list[list[Stretch[MlxFragment]]] = []
     depth = [0] * n_queries
-    for stretch in stretches_of(reaches):
+    for stretch in stretches_of(reaches, memory):
         level = max(depth[stretch.start : stretch.stop])
         depth[stretch.start : stretch.stop] = [level + 1] * (stretch.stop - stretch.start)
         while len(levels) <= level:
             levels.append([])
         levels[level].append(stretch)
-    return [_level(members, memory, n_queries) for members in levels]
+    pieces = [_pieces(members) for members in levels]
+    for alone, _ in pieces:
+        for stretch in alone:  # all of them before any view is taken
+            memory.line_up([fragment for fragment, _ in stretch.spans])
+    found: list[SpanLevel] = []
+    for alone, bundles in pieces:
+        lone = [LoneSpan(m, memory) for m in alone]
+        found.append(SpanLevel([*lone, *(SpanBundle(some, memory) for some in bundles)], n_queries))
+    return found
 
 
-def _level(members: list[Stretch[MlxFragment]], memory: MlxMemory, n_queries: int) -> SpanLevel:
-    alone: list[Stretch[MlxFragment]] = []
-    sizes: dict[int, list[Stretch[MlxFragment]]] = {}
+Stretches = list[Stretch[MlxFragment]]
+
+
+def _pieces(members: Stretches) -> tuple[Stretches, list[Stretches]]:
+    """Return the stretches of a level that are met alone, and the bundles of the others."""
+    alone: Stretches = []
+    sizes: dict[int, Stretches] = {}
     for m in members:
         is_bundled = m.is_short and m.stop - m.start <= FEW
         (sizes.setdefault(m.size, []) if is_bundled else alone).append(m)
-    bundles = [SpanBundle(some, memory) for some in sizes.values() if len(some) >= SEVERAL]
     alone += [m for some in sizes.values() if len(some) < SEVERAL for m in some]
-    return SpanLevel([*(LoneSpan(m, memory) for m in alone), *bundles], n_queries)
+    return alone, [some for some in sizes.values() if len(some) >= SEVERAL]

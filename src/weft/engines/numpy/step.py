@@ -25,13 +25,15 @@ from numpy.typing import NDArray
 
 from ...errors import ForwardError, Unsupported
 from ..base import LateTokens, Row, Span, check_rows
-from ..lanes import MOST_COPIED
 from .config import LlamaConfig
 from .kv import NumpyFragment, NumpyFragments, TailBank
 
 _MAX_SCORES = 1 << 21  # scores of one block: 8 MB
 _MIN_BLOCK, _MAX_BLOCK = 16, 256  # queries
-SHORT = 256  # slots of a span that is copied where others have the same queries, step by step
+# A span up to so many slots is copied where others have the same queries, step by step; all of them
+# have no more than MOST_COPIED.
+SHORT = 256
+MOST_COPIED = 4096
 
 _Range = tuple[int, int]
 

@@ -133,12 +133,11 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
         return slots
 
     @torch.inference_mode()
-    def both(self, first: KV, second: KV) -> Slots:
-        total = first.length + second.length
-        slots = self.layout.empty(total)
-        slots.copy_from(_slots_of(first), (slice(0, first.length),), _where(first))
-        if second.length:
-            slots.copy_from(_slots_of(second), (slice(first.length, total),), _where(second))
+    def together(self, parts: Sequence[KV]) -> Slots:
+        slots, at = self.layout.empty(sum(kv.length for kv in parts)), 0
+        for kv in parts:
+            slots.copy_from(_slots_of(kv), (slice(at, at + kv.length),), _where(kv))
+            at += kv.length
         return slots
 
     # The protocol

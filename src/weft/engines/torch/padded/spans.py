@@ -3,7 +3,7 @@
 A span on its own costs one product a layer, however short. A tree search steps dozens of nodes of a
 dozen tokens, most with few queries: those are copied once a plan, and met at once.
 
-    stretch   short spans one below the other, with the same queries: they follow each other
+    stretch   spans one below the other, with the same queries, moved one behind the other
     bundle    short stretches of few queries, none a query of two: they lie side by side
 """
 
@@ -31,17 +31,18 @@ class Positions(NamedTuple):
 
 
 class LaneSpan:
-    """One stretch and its queries. keys, values: a layer each, [1, K, S, D]; views if it is a span
-    of its own, else copies.
+    """One stretch and its queries.
+
+    keys, values: a layer each, [1, K, S, D]: views, or copies of spans that do not lie in line.
     """
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
     def __init__(self, stretch: Stretch[KV], store: Store) -> None:
         spans, self.length, self.first, self.start, self.stop = stretch
-        if len(spans) == 1:
-            self.keys, self.values = store.views(*spans[0])
-        else:
+        if store.is_in_line([fragment for fragment, _ in spans]):
+            self.keys, self.values = store.views(spans[0][0], self.length)
+        else:  # another stretch of this step has some of them
             self.keys, self.values = store.padded([spans])
 
     def through(
@@ -191,7 +192,7 @@ def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundl
     levels: dict[tuple[int, int], list[Stretch[KV]]] = {}
     alone: list[Stretch[KV]] = []
     depth: dict[int, int] = {}
-    for stretch in stretches_of(reaches):
+    for stretch in stretches_of(reaches, store):
         queries = range(stretch.start, stretch.stop)
         if not stretch.is_short or len(queries) > FEW:
             alone.append(stretch)
@@ -201,6 +202,8 @@ def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundl
         levels.setdefault((level, stretch.size), []).append(stretch)
     bundles = [Bundle(members, store) for members in levels.values() if len(members) >= SEVERAL]
     alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
+    for stretch in alone:  # all of them before any view is taken
+        store.line_up([fragment for fragment, _ in stretch.spans])
     return [*(LaneSpan(stretch, store) for stretch in alone), *bundles]
 
 
