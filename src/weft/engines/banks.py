@@ -218,9 +218,9 @@ class BankedMemory(ABC, Generic[F, B]):
         return all(self.is_next(one, other) for one, other in pairwise(fragments))
 
     def line_up(self, fragments: Sequence[F]) -> None:
-        """Let settled fragments lie one behind the other, so that they are met as one.
+        """Let fragments that do not grow lie one behind the other, so that they are met as one.
 
-        Tails stay where they are, and so do banks.
+        No row of a bank changes its place. What has views of these takes them anew.
         """
         if self.is_in_line(fragments):
             return

@@ -91,26 +91,27 @@ def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> l
     a product a layer. Those that lie one behind the other already cost nothing; others are only put
     together up to JOINED, so that a path that grows is not moved again and again.
     """
+    tails = {id(reach.fragment) for reach in reaches if reach.is_tail}
+
+    def goes_on(last: Stretch[F], piece: Stretch[F]) -> bool:
+        ends = id(last.spans[-1][0]), id(piece.spans[-1][0])
+        return _follows(last, piece) and tails.isdisjoint(ends)
+
     pieces: list[Stretch[F]] = []
-    for reach in reaches:
-        fragment, length, first, start, stop, is_tail = reach
+    for fragment, length, first, start, stop, _ in reaches:
         piece = Stretch(((fragment, length),), length, first, start, stop)
         last = pieces[-1] if pieces else None
-        can_follow = last is not None and not is_tail and _follows(last, piece)
-        if last is not None and can_follow and memory.is_next(last.spans[-1][0], fragment):
+        if last and goes_on(last, piece) and memory.is_next(last.spans[-1][0], fragment):
             pieces[-1] = _both(last, piece)
         else:
             pieces.append(piece)
-    tails = {id(reach.fragment) for reach in reaches if reach.is_tail}
     found: list[Stretch[F]] = []
     for piece in pieces:
         last = found[-1] if found else None
-        if last is not None and _follows(last, piece) and max(last.length, piece.length) <= JOINED:
-            both = _both(last, piece)
-            if tails.isdisjoint(id(fragment) for fragment, _ in both.spans):
-                found[-1] = both
-                continue
-        found.append(piece)
+        if last and max(last.length, piece.length) <= JOINED and goes_on(last, piece):
+            found[-1] = _both(last, piece)
+        else:
+            found.append(piece)
     return found
 
 
