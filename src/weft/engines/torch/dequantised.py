@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ...errors import EngineError, EngineUnavailable, ModelLoadError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..gguf import read_gguf
-from .check import refuse_config
 from .model import DTYPES, check_dtype, quiet
+from .refusals import refuse_config
 
 _HINT = 'pip install "gguf>=0.17"'
 

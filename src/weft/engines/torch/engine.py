@@ -15,16 +15,7 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Span, check_rows
-from .check import (
-    NoTree,
-    check_paths,
-    check_tree,
-    plain_logits,
-    refuse_handed_over,
-    refuse_model,
-    refuse_probe,
-    why_no_tree,
-)
+from .check import check_paths, check_tree, plain_logits
 from .dequantised import load_gguf
 from .experts import PackedExperts
 from .fused import FusedDecoder
@@ -46,6 +37,7 @@ from .model import (
 )
 from .output import TorchOutput
 from .packed import PackedLinear
+from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
 from .steady import Remembered, StepIds
 from .whole import WholePathEngine
 

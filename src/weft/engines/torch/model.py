@@ -19,8 +19,8 @@ from transformers.utils import logging as transformers_logging
 from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
-from .check import auto_class_of, refuse_config
 from .laid import lay_weights
+from .refusals import auto_class_of, refuse_config
 
 if TYPE_CHECKING:
     import numpy as np
