@@ -2,7 +2,7 @@
 
 truth     a random model, and a tree that `Loom.grow` makes: the row after every leaf is as near
           to the model in float64 as Transformers' own forward in that dtype is; how many texts
-          are the same a second time is noted
+          are the same a second time is noted, and which memory a load takes that is not told
 contract  tests/contract over the same models in processes of their own, where pytest is
           installed: in float32 all of it, in half precision what needs no equal last bits
 """
@@ -73,7 +73,24 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
     is_near = off <= allowed
     if not is_near:
         raise AssertionError(f"a row is {off:.3g} off; Transformers' is {max(theirs):.3g} off")
-    return {"off": off, "transformers_off": max(theirs), "texts_again": same, "engine": told}
+    return {
+        "off": off,
+        "transformers_off": max(theirs),
+        "texts_again": same,
+        "engine": told,
+        "auto": _chosen(family, dtype),
+    }
+
+
+def _chosen(family: str, dtype: str) -> str:
+    """Return the memory of an engine that was not told which; on a card its kernels are to pass."""
+    model = build_for_laws(family, DTYPES[dtype], _N_VOCAB, _N_CTX).to(device())
+    engine = TorchEngine.adopt(model)
+    chosen = type(engine.fragments).__name__
+    engine.close()
+    if model.device.type == "cuda" and chosen != "PagedMemory":
+        raise AssertionError(f"kv='auto' gave {chosen}; the log says why")
+    return chosen
 
 
 def _logprobs(model: Any, ids: list[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from families import FAMILIES, FUSED, IDS, N_VOCAB, build, plain_logits, stepped  # noqa: E402
+from families import FAMILIES, FUSED, IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.base import Row, ScoreSpan  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.check import check_paths  # noqa: E402
@@ -106,7 +106,7 @@ class Packed(torch.nn.Module):
 
 
 def test_modules_of_other_classes_run(calls) -> None:
-    assert IDS[-1] not in check_paths(N_VOCAB)
+    assert IDS[-1] not in check_paths(build("llama"))
     stretched, packed = build("llama"), build("qwen3")
     was = stretched.get_input_embeddings().weight
     stretched.set_input_embeddings(Stretched(*was.shape, _weight=was))

@@ -853,19 +853,27 @@ def test_kv_goes_to_pinned_memory_and_back() -> None:
 
 
 def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in (CPU, torch.device("cuda")):
-        assert memories.memory_maker("auto", device) is memories.PaddedMemory
-        assert memories.memory_maker("padded", device) is memories.PaddedMemory
-    assert memories.memory_maker("paged", torch.device("cuda")).__name__ == "PagedMemory"
+    makers, card, padded = memories.memory_makers, torch.device("cuda"), memories.PaddedMemory
+    for device in (CPU, card):
+        assert makers("padded", device) == [padded]
+    assert makers("auto", CPU) == [padded]
+    assert makers("paged", card) == [PagedMemory]
     with pytest.raises(ConfigError, match="'auto', 'padded' and 'paged'"):
-        memories.memory_maker("pages", CPU)
+        makers("pages", CPU)
     with monkeypatch.context() as patch:
+        patch.setattr(kernel, "is_interpreted", lambda: True)
+        assert makers("auto", card) == [padded]
         patch.setattr(kernel, "is_interpreted", lambda: False)
+        assert makers("auto", card) == [PagedMemory, padded]
+        assert memories.has_kernels(makers("auto", card), card)
+        assert not memories.has_kernels(makers("padded", card), card)
+        assert not memories.has_kernels(makers("auto", CPU), CPU)
         with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
-            memories.memory_maker("paged", CPU)
+            makers("paged", CPU)
     monkeypatch.setitem(sys.modules, "weft.engines.torch.paged.kernel", None)
+    assert makers("auto", card) == [padded]
     with pytest.raises(EngineUnavailable, match="triton"):
-        memories.memory_maker("paged", CPU)
+        makers("paged", CPU)
 
 
 @pytest.mark.parametrize(

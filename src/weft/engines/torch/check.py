@@ -1,8 +1,13 @@
-"""The load check: a small tree, held against the model's own plain forward."""
+"""The load check: what an engine says of a few paths, held against the model's own plain forward.
+
+Every load runs a small tree. Where kernels are tried that only a card runs, so is a long path in
+one step, whose queries fill tiles of every size, and the tree grows until a step is played from
+what was captured.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +25,9 @@ if TYPE_CHECKING:
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.08, torch.bfloat16: 0.15}
 _QUANTISED_TOLERANCE = 0.15
 
-_TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6 + 3 single tokens = 24
+_TRUNK, _CHUNKS, _PATHS, _WIDTH = 8, (7, 6), 3, 20  # 8 + 7 + 6, and single tokens at three tips
+_STEPS = 4  # of the tips: two alike are run, one is captured, one is played anew
+_FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
 
 
 def quantised(model: PreTrainedModel) -> str:
@@ -33,21 +40,47 @@ def quantised(model: PreTrainedModel) -> str:
     return type(model.hf_quantizer).__name__ if getattr(model, "hf_quantizer", None) else ""
 
 
-def check_paths(n_vocab: int) -> Tensor:
-    """Token ids of the three paths of the check tree, [3, 16]; the shorter ones are filled up."""
-    ids = torch.tensor([(i * i * 7 + 13 * i + 5) % n_vocab for i in range(_PATHS * 16)])
-    paths = ids.reshape(_PATHS, 16)
+class Own(NamedTuple):
+    """What a model says by itself, before anything in it is changed: float32, on the host.
+
+    paths: [3, 20], of the check tree; tree: their logits, [3, 20, V]. far: a path of 640 tokens, or
+    as many as there may be, [n]; far_logits: of every 16th. None where no kernels are tried.
+    """
+
+    paths: Tensor
+    tree: Tensor
+    far: Tensor | None = None
+    far_logits: Tensor | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, n_positions: int, *, has_kernels: bool = False) -> Own:
+        """Run the model. Raises: ModelLoadError where it fails, or its logits are not finite."""
+        paths = check_paths(model)
+        tree = _plain_logits(model, paths)
+        if not has_kernels:
+            return cls(paths, tree)
+        far = _some_ids(min(_FAR, n_positions), model)
+        return cls(paths, tree, far, _plain_logits(model, far[None], every=_EVERY)[0])
+
+
+def check_paths(model: PreTrainedModel) -> Tensor:
+    """Token ids of the three paths of the check tree, [3, 20]; the shorter ones are filled up."""
+    paths = _some_ids(_PATHS * _WIDTH, model).reshape(_PATHS, _WIDTH)
     paths[:, :_TRUNK] = paths[0, :_TRUNK]
     return paths
 
 
-def plain_logits(model: PreTrainedModel, paths: Tensor) -> Tensor:
-    """Return the model's own logits of the check paths, float32 [3, 16, V] on the host.
+def _some_ids(n: int, model: PreTrainedModel) -> Tensor:
+    n_known = model.get_input_embeddings().num_embeddings
+    n_vocab = min(n_known, getattr(model.config.get_text_config(), "vocab_size", n_known))
+    return torch.tensor([(i * i * 7 + 13 * i + 5) % n_vocab for i in range(n)])
 
-    Raises: ModelLoadError where it fails, or they are not finite.
-    """
+
+def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tensor:
+    """Return the logits of paths [B, T], of every so many tokens: float32 [B, n, V] on the host."""
     try:
-        own = model(input_ids=paths.to(model.device), use_cache=False).logits.float().cpu()
+        found = model(input_ids=paths.to(model.device), use_cache=False).logits
+        own = found[:, ::every].float().cpu()
     except Exception as error:
         raise ModelLoadError(
             f"{type(model).__name__} failed on a first forward: {type(error).__name__}: {error}"
@@ -62,16 +95,25 @@ def plain_logits(model: PreTrainedModel, paths: Tensor) -> Tensor:
     return own
 
 
-def check_tree(engine: TorchEngine, own: Tensor) -> None:
-    """Run the check tree and compare with `own`, the model's plain logits: float32 [3, 16, V].
+def check_tree(engine: TorchEngine, own: Own) -> None:
+    """Run the check tree, and the long path where there is one, and compare with the model's own.
 
-    Raises: NoTree where they differ, so the model does something the hook does not know.
+    Raises: NoTree where they differ, so the model does something the hook does not know, or a
+    kernel is wrong here.
     """
+    n_steps = 1 if own.far is None else _STEPS
     try:
-        got, want = _run_tree(engine, check_paths(engine.info.n_vocab).tolist(), own)
-    except ForwardError as error:
+        got, want = _run_tree(engine, own, n_steps)
+        far = None if own.far is None else _run_far(engine, own.far.tolist())
+    except (ForwardError, RuntimeError) as error:  # a card may tell later than it fails
         raise NoTree(f"it fails in a tree: {error}") from error
-    off, tolerance = difference(got, want, engine.model)
+    _compare(got, want, engine.model)
+    if far is not None and own.far_logits is not None:
+        _compare(far, own.far_logits, engine.model)
+
+
+def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
+    off, tolerance = difference(got, want, model)
     if not off <= tolerance:
         raise NoTree(
             f"its logits in a tree differ from its own plain forward by {off:.2g} of their spread"
@@ -94,8 +136,9 @@ def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float
     return float(error), _TOLERANCE.get(model.dtype, 0.15)
 
 
-def _run_tree(engine: TorchEngine, paths: list[list[int]], own: Tensor) -> tuple[Tensor, Tensor]:
-    """Trunk, two chunks below it, then one token after each of the three tips."""
+def _run_tree(engine: TorchEngine, own: Own, n_steps: int) -> tuple[Tensor, Tensor]:
+    """Trunk, two chunks below it, then so many tokens at each of three tips: logits, and own."""
+    paths: list[list[int]] = own.paths.tolist()
     store = engine.fragments
     trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
     tips = [store.new(None) for _ in range(_PATHS)]
@@ -110,19 +153,27 @@ def _run_tree(engine: TorchEngine, paths: list[list[int]], own: Tensor) -> tuple
             ]
         )
         routes = [(*above, Span(chunk, chunk.length)) for chunk in chunks] + [above]
-        second = engine.forward(
-            [
-                Row(routes[i], paths[i][end : end + 1], end, tips[i], (0,))
-                for i, end in enumerate(ends)
-            ]
-        )
-        got = [first.logits(i) for i in range(len(_CHUNKS))] + [
-            second.logits(i) for i in range(_PATHS)
-        ]
-        where = [(i, ends[i] - 1) for i in range(len(_CHUNKS))] + list(enumerate(ends))
-        return torch.stack([torch.from_numpy(g) for g in got]), torch.stack(
-            [own[i, at] for i, at in where]
-        )
+        got = [first.logits(i) for i in range(len(_CHUNKS))]
+        want = [own.tree[i, ends[i] - 1] for i in range(len(_CHUNKS))]
+        for step in range(n_steps):
+            places = list(enumerate(end + step for end in ends))
+            output = engine.forward(
+                [Row(routes[i], paths[i][at : at + 1], at, tips[i], (0,)) for i, at in places]
+            )
+            got += [output.logits(i) for i in range(_PATHS)]
+            want += [own.tree[i, at] for i, at in places]
+        return torch.stack([torch.from_numpy(g) for g in got]), torch.stack(want)
     finally:
         for fragment in (trunk, *chunks, *tips):
             store.free(fragment)
+
+
+def _run_far(engine: TorchEngine, path: list[int]) -> Tensor:
+    """The long path in one step."""
+    fragment = engine.fragments.new(None)
+    wanted = tuple(range(0, len(path), _EVERY))
+    try:
+        output = engine.forward([Row((), path, 0, fragment, wanted)])
+        return torch.stack([torch.from_numpy(output.logits(i)) for i in range(len(wanted))])
+    finally:
+        engine.fragments.free(fragment)

@@ -15,7 +15,7 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Span, check_rows
-from .check import check_paths, check_tree, plain_logits
+from .check import Own, check_tree
 from .dequantised import load_gguf
 from .experts import PackedExperts
 from .fused import FusedDecoder
@@ -24,7 +24,15 @@ from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_module
 from .laid import lay_weights, pack_or_raise, widen_weights
 from .lane import in_lane
 from .layout import Layout
-from .memories import KVChoice, check_graphs, memory_maker, step_graphs
+from .memories import (
+    KVChoice,
+    NewMemory,
+    check_graphs,
+    has_kernels,
+    memory_makers,
+    refuse_broken,
+    step_graphs,
+)
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
@@ -122,7 +130,8 @@ class TorchEngine(ModelEngine):
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
-                PyTorch's own operations; "auto" for "padded", until a card has run the kernels.
+                PyTorch's own operations; "auto": on CUDA "paged" if the model passes its check
+                there, and "padded" elsewhere.
             graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
                 where there is CUDA. True runs the same without one on a CPU, for tests.
             packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
@@ -135,7 +144,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model is of a kind this engine cannot run; the message says why.
         """
         place = resolve_device(device)
-        memory_maker(kv, place)  # refuses before the weights are read
+        memory_makers(kv, place)  # refuses before the weights are read
         check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
@@ -202,7 +211,7 @@ class TorchEngine(ModelEngine):
                 " a PreTrainedModel (what is in a compiled model is its _orig_mod, in DataParallel"
                 " its module, of a PEFT model merge_and_unload())"
             )
-        memory_maker(kv, model.device)
+        memory_makers(kv, model.device)
         check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         refuse_model(model)
@@ -308,14 +317,14 @@ class TorchEngine(ModelEngine):
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
-        paths = check_paths(model.get_input_embeddings().num_embeddings)
-        own = plain_logits(model, paths)
+        makers = memory_makers(kv, self._device)
+        own = Own.of(model, n_positions, has_kernels=has_kernels(makers, self._device))
         try:
             model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
-                hidden = self._head.hidden(paths[:1, :8].to(self._device), positions)
+                hidden = self._head.hidden(own.paths[:1, :8].to(self._device), positions)
                 n_vocab, n_embd = self._head.logits(hidden).shape[-1], hidden.shape[-1]
             model.set_attn_implementation(NAME)
         except EngineError:
@@ -347,18 +356,45 @@ class TorchEngine(ModelEngine):
         )
         self._ids = StepIds(self.info, self._device)
         self._wanted = Remembered(self._device)
-        self._fused = FusedDecoder.of(model, probe.specs, self._call)
-        self.fragments = memory_maker(kv, self._device)(layout)
+        fused = FusedDecoder.of(model, probe.specs, self._call)
+        *preferred, last = makers
+        for make in preferred:
+            try:
+                self._hold_in(make, layout, graphs, fused, own)
+            except (ConfigError, NoTree) as error:
+                refuse_broken(self._device, str(error))
+                failed = str(error)
+            else:
+                return
+        self._hold_in(last, layout, graphs, fused, own)
+        if preferred:
+            _log.warning("KV of %s lies in padded rows: %s", type(model).__name__, failed)
+
+    def _hold_in(
+        self,
+        make: NewMemory,
+        layout: Layout,
+        graphs: bool | None,
+        fused: FusedDecoder | None,
+        own: Own,
+    ) -> None:
+        """Have a memory, and check the model over it. Raises: NoTree, ConfigError."""
+        self.fragments = make(layout)
         self._graphs = step_graphs(
             graphs, self.fragments, self._call, self._device, self._weights_lie
         )
+        self._fused = fused
         try:
             check_tree(self, own)
         except NoTree:
-            if self._fused is None:
+            if fused is None:
                 raise
             self._fused = None  # its own code does something else by now
+            if self._graphs is not None:
+                self._graphs.forget()
             check_tree(self, own)
+        if self._graphs is not None:
+            self._graphs.begin()
 
     # One forward
 

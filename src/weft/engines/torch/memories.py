@@ -1,14 +1,15 @@
-"""Which memory a torch engine has: padded, unless it was asked for the paged one."""
+"""Which memory a torch engine has: on a card the paged one, if it passes there; else the padded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ...checks import one_of
-from ...errors import ConfigError, EngineUnavailable
+from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 from .hook import RunningForward
 from .layout import Layout
 from .memory import KVMemory
@@ -17,34 +18,59 @@ from .padded.step import PaddedMemory
 if TYPE_CHECKING:
     from .paged.graph import StepGraphs
 
+_log = logging.getLogger("weft.engines.torch")
+
 KVChoice = Literal["auto", "padded", "paged"]
 
 NewMemory = Callable[[Layout], KVMemory]
 
 
-def memory_maker(kv: KVChoice, device: torch.device) -> NewMemory:
-    """Return what makes the memory. "auto" is "padded" until a card has run the paged kernels.
+def memory_makers(kv: KVChoice, device: torch.device) -> list[NewMemory]:
+    """Return what makes the memory; of several the first over which the model passes its check.
 
     Raises: ConfigError for what is no choice, and for "paged" where its kernels cannot run;
     EngineUnavailable where there is no Triton.
     """
     one_of("kv", kv, ("auto", "padded", "paged"))
-    if kv != "paged":
-        return PaddedMemory
+    if kv == "padded" or (kv == "auto" and device.type == "cpu"):
+        return [PaddedMemory]
     try:
         from .paged.kernel import is_interpreted
         from .paged.step import PagedMemory
     except ImportError as error:
+        if kv == "auto":
+            _log.warning("%s; KV lies in padded rows, which is slower on a GPU", error)
+            return [PaddedMemory]
         raise EngineUnavailable(
             f"kv is 'paged', and its kernels need triton, which comes with torch for CUDA: {error}",
             hint="pip install triton, or leave kv out",
         ) from error
+    if kv == "auto":
+        return [PaddedMemory] if is_interpreted() else [PagedMemory, PaddedMemory]
     if device.type == "cpu" and not is_interpreted():
         raise ConfigError(
             "kv is 'paged', whose kernels run on CUDA; on a CPU they run, slowly, in Triton's"
             " interpreter alone: set TRITON_INTERPRET=1 before Python starts, or leave kv out"
         )
-    return PagedMemory
+    return [PagedMemory]
+
+
+def has_kernels(makers: Sequence[NewMemory], device: torch.device) -> bool:
+    """Whether kernels will be tried that are compiled for this very device."""
+    return device.type == "cuda" and makers[0] is not PaddedMemory
+
+
+def refuse_broken(device: torch.device, why: str) -> None:
+    """Raise ModelLoadError where a card does nothing any more, after a kernel has failed on it."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise ModelLoadError(
+            f"the kernels of kv='paged' broke CUDA for this process ({why}); start it anew with"
+            " engine_options={'kv': 'padded'}, and tell us of it"
+        ) from error
 
 
 def check_graphs(graphs: bool | None, kv: KVChoice) -> None:

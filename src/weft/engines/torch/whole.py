@@ -16,7 +16,7 @@ from ...checks import whole_number
 from ...errors import ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, Row, Score, check_rows, row_tokens
-from .check import check_paths, difference, plain_logits
+from .check import Own, difference
 from .ends import Ends
 from .held import ModelEngine
 from .lane import in_lane
@@ -145,11 +145,8 @@ class WholePathEngine(ModelEngine):
     def _start(self, fingerprint: str, why: str, state_bytes: int) -> None:
         """Hold rows of uneven length beside each other against the model's own plain forward."""
         model = self.model
-        n_known = model.get_input_embeddings().num_embeddings
-        n_named = getattr(model.config.get_text_config(), "vocab_size", n_known)
-        paths = check_paths(min(n_known, n_named))
         with quiet():  # Transformers tells which faster kernels are not installed
-            own = plain_logits(model, paths)
+            paths, own, *_ = Own.of(model, self._n_positions)
         self._head, n_embd = _head_of(model, paths[0], own[0])
         self._runner = PathRunner(self._head, self._device)
         if state_bytes and self._runner.may_keep_ends and self._can_go_on(paths, own):

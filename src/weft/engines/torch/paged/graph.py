@@ -176,8 +176,7 @@ class StepGraphs:
         self._places: tuple[int, ...] | None = None
         self._n_failed = 0
         self.why_eager = ""
-        self.n_played = self.n_eager = self.n_captured = 0
-        self.capture_s = 0.0
+        self._begin_count()
 
     def hidden(self, body: Body, ids: Tensor, positions: Tensor, step: KVStep) -> Tensor:
         """Return hidden states [T, E] of packed tokens; ids, positions: [1, T].
@@ -199,6 +198,16 @@ class StepGraphs:
         self._frames.clear()
         self._seen.clear()
         self._places = None
+
+    def begin(self) -> None:
+        """Be as new after a trial; but what could not be captured is known."""
+        self.forget()
+        self._n_failed = 0
+        self._begin_count()
+
+    def _begin_count(self) -> None:
+        self.n_played = self.n_eager = self.n_captured = 0
+        self.capture_s = 0.0
 
     def told(self) -> dict[str, object]:
         """Return how steps were run so far, for whoever measures."""

@@ -1,0 +1,113 @@
+"""The load check as on a card: the paged memory is tried with its kernels, then the padded one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from families import build, plain_logits  # noqa: E402
+from weft.engines.base import Row  # noqa: E402
+from weft.engines.torch import TorchEngine, memories  # noqa: E402
+from weft.engines.torch import engine as torch_engine  # noqa: E402
+from weft.engines.torch.output import TorchOutput  # noqa: E402
+from weft.engines.torch.paged import graph, kernel, step  # noqa: E402
+from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
+from weft.errors import ModelLoadError  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+CPU = torch.device("cpu")
+DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
+IDS = [(7 * i + 3) % 60 for i in range(40)]
+
+
+class Trial:
+    """Loads of a model as on a card: both memories are tried, and what is captured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch = monkeypatch
+        self.patch.setattr(
+            torch_engine, "memory_makers", lambda *_: [PagedMemory, memories.PaddedMemory]
+        )
+        self.patch.setattr(torch_engine, "has_kernels", lambda *_: True)
+        made = memories.step_graphs
+        self.patch.setattr(torch_engine, "step_graphs", lambda graphs, *rest: made(True, *rest))
+
+    def load(self, dtype: torch.dtype = torch.float32) -> TorchEngine:
+        engine = TorchEngine.adopt(build("llama", dtype).to(DEVICE))
+        assert isinstance(engine, TorchEngine)
+        self.patch.undo()
+        got = engine.forward([Row((), IDS, 0, None, (39,))]).logits(0)
+        np.testing.assert_allclose(got, plain_logits(build("llama"), IDS)[-1], atol=2e-2)
+        return engine
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> Trial:
+    return Trial(monkeypatch)
+
+
+def test_a_card_has_paged_kv_where_the_model_passes(
+    trial: Trial, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = trial.load()
+    assert isinstance(engine.fragments, PagedMemory)
+    assert engine.told()["captured"] == engine.told()["played"] == 0  # its check is not counted
+    assert engine.fragments.usage() == (0, 0)
+    assert "padded" not in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["kernel", "wide", "broad", "frame", "launch", "late"])
+def test_a_card_whose_kernels_fail_has_padded_kv(
+    trial: Trial, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    """Wrong everywhere, in tiles of one class, in what is played; or they raise, then or later."""
+    attend, fill, logits = step.attend_tree, graph.Frame.fill, TorchOutput.logits
+    n_met = 0
+
+    def attend_wrongly(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+        nonlocal n_met
+        n_met += 1
+        if broken == "launch":
+            raise RuntimeError("CUDA error: no kernel image is available")
+        is_met = broken == "kernel" or len(getattr(work, broken, ()))
+        return attend(query, keys, values, work, spec) * (0.5 if is_met else 1)
+
+    def fill_wrongly(self: Any, ids: Any, met: Any) -> None:
+        fill(self, 0 * ids, met)
+
+    def tell_late(self: Any, number: int) -> Any:
+        nonlocal n_met
+        was, n_met = n_met, 0
+        if was:  # a kernel of ours has run since
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return logits(self, number)
+
+    trial.patch.setattr(step, "attend_tree", attend_wrongly)
+    if broken == "frame":
+        trial.patch.setattr(graph.Frame, "fill", fill_wrongly)
+    if broken == "late":
+        trial.patch.setattr(TorchOutput, "logits", tell_late)
+    # Tiles of 128 rows are for half precision alone.
+    engine = trial.load(torch.float16 if broken == "broad" else torch.float32)
+    assert isinstance(engine.fragments, memories.PaddedMemory)
+    assert engine.told() == {}
+    assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
+
+
+def test_a_card_that_a_kernel_broke_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    memories.refuse_broken(CPU, "it failed")
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(ModelLoadError, match="it failed.*'kv': 'padded'"):
+        memories.refuse_broken(torch.device("cuda"), "it failed")
