@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,9 +18,7 @@ import pytest
 import weft
 from durable import wait_durable
 from serving import serving
-from weft.errors import ConfigError
 from weft.server import ServerConfig
-from weft.server.run import bound
 from weft.store.library import Library
 
 pytestmark = [
@@ -210,16 +207,6 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - began < 30  # of its grace of 60
         # Commands look at the usual port only: how they are told of another one is said.
         assert f"WEFT_HOST={server.url.removeprefix('http://')}" in said
-
-
-def test_a_port_that_is_taken_is_told() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken") as told:
-            bound("127.0.0.1", port)
-    assert "--port 0" in told.value.hint
-    with pytest.raises(ConfigError, match="no address"):
-        bound("no.such.name.invalid", 0)
 
 
 def killed(home: Path, n: int) -> None:
