@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,6 +77,7 @@ def compare(args: argparse.Namespace) -> None:
         print(f"CPU seconds a thousand tokens: library {library:.3f}, server {serving:.3f},"
               f" clients {asking:.3f}")  # fmt: skip
         four_levels(server.url)
+        short_answers(server.url)
 
 
 def by_library(
@@ -206,6 +208,20 @@ def four_levels(url: str) -> None:
         n = client.get(f"/api/v1/looms/{loom}/nodes/0").json()["n_tokens"]
         read, reused = (after[name] - before[name] for name in ("prefilled", "reused"))
         print(f"4 x 4 x 4 from {n} tokens: prefilled {read}, reused {reused}")
+
+
+def short_answers(url: str, n: int = 100) -> None:
+    """Say how long short answers take, one after the other on a connection that is kept."""
+    connection, took = HTTPConnection(urlsplit(url).netloc, timeout=60), []
+    for _ in range(n):
+        began = time.perf_counter()
+        connection.request("GET", "/v1/models")
+        connection.getresponse().read()
+        took.append(time.perf_counter() - began)
+    connection.close()
+    took.sort()
+    print(f"a short answer: {1000 * took[n // 2]:.1f} ms (median of {n}),"
+          f" {1000 * took[n * 95 // 100]:.1f} ms (95th of a hundred)")  # fmt: skip
 
 
 class Server:
