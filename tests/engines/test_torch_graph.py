@@ -20,8 +20,9 @@ from weft.engines.base import Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, laid  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.fused import FusedDecoder  # noqa: E402
-from weft.engines.torch.paged import graph, kernel, pool  # noqa: E402
-from weft.engines.torch.paged.graph import bucket_of, replay_eagerly  # noqa: E402
+from weft.engines.torch.paged import capture, graph, kernel, pool  # noqa: E402
+from weft.engines.torch.paged.capture import replay_eagerly  # noqa: E402
+from weft.engines.torch.paged.graph import bucket_of  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -190,9 +191,7 @@ def test_weights_that_are_put_elsewhere_are_read_there() -> None:
     assert played.told()["captured"] == captured + 1
 
 
-@pytest.mark.parametrize(
-    ("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, graph.Disturbed)]
-)
+@pytest.mark.parametrize(("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])
 def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
     n_short: int,
     failure: type[Exception],
@@ -217,6 +216,7 @@ def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
         assert (len(tries), told["why_eager"]) == (2, "")
         assert int(str(told["played"])) > 4
         assert not caplog.records
+        assert engine._graphs._n_failed == 0  # of captures that fail in turn
     else:
         assert (len(tries), told["played"]) == (3, 0)
         assert "CUDA was busy" in str(told["why_eager"])
@@ -232,7 +232,7 @@ def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
     monkeypatch.setattr(engine._graphs, "_record", refuses)
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
     with caplog.at_level(logging.WARNING, logger="weft.engines.torch"):
-        for _ in range(6):
+        for _ in range(12):
             torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert len(caplog.records) == 1
     assert "not permitted when stream is capturing" in caplog.text
@@ -250,11 +250,40 @@ def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.Monke
         raise RuntimeError("the card fell off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(graph._Eager, "play", breaks)
+        patch.setattr(capture._Eager, "play", breaks)
+        patch.setattr(FusedDecoder, "hidden", lambda *_: breaks(None))
         with pytest.raises(weft.errors.ForwardError, match="fell off"):
             engine.forward(ours.rows)
     assert [row.dest.length for row in ours.rows] == [4] * 3
     torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_that_cannot_be_played_is_run_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch 2.11 plays no graph while another thread captures one; then it does again."""
+    engine, plain = engine_of(), engine_of(graphs=False)
+    ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
+    play, n_asked = capture._Eager.play, 0
+
+    def plays_at_times(self: Any) -> None:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked % 3 == 1 or n_asked > 9:
+            raise RuntimeError("Offset increment outside graph capture")
+        play(self)
+
+    monkeypatch.setattr(capture._Eager, "play", plays_at_times)
+    for _ in range(16):
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    told = engine.told()
+    assert told["played"] == 5
+    assert not caplog.records
+    for _ in range(12):  # for good, now: it is not tried for ever
+        torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
+    assert "Offset increment" in str(engine.told()["why_eager"])
+    assert n_asked == 12
+    assert len(caplog.records) == 1
 
 
 def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

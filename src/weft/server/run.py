@@ -112,8 +112,8 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
-        # asyncio lets small writes go at once (TCP_NODELAY) on sockets that say they are TCP; a body
-        # would wait 40 ms for the client to acknowledge its headers.
+        # asyncio lets small writes go at once (TCP_NODELAY) on sockets that say they are TCP. Else
+        # a body would wait, 40 ms, for the client to acknowledge its headers.
         made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             if os.name == "posix":  # elsewhere it would let two servers share a port

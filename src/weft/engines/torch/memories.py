@@ -94,7 +94,8 @@ def step_graphs(
     """
     if isinstance(memory, PaddedMemory) or graphs is False:
         return None
-    from .paged.graph import GraphRecorder, StepGraphs, replay_eagerly
+    from .paged.capture import GraphRecorder, replay_eagerly
+    from .paged.graph import StepGraphs
     from .paged.step import PagedMemory
 
     assert isinstance(memory, PagedMemory)

@@ -6,25 +6,22 @@ frame has room for more than the step that made it, so one serves as plans chang
     tokens   ├── of the step ──┤── fill: token 0, at position 0, into nobody's slot ──┤
     items    ├── of the plan ──┤── fill: no rows, so nothing is read or written ──┤
 
-All but the capture itself is the same on every device: `replay_eagerly` runs over a frame what a
-card plays from its graph.
+All but the capture itself (`capture.py`) is the same on every device.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple, Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from ..hook import RunningForward
 from ..memory import KVStep
+from .capture import Record, Replay
 from .kernel import ITEM_FIELDS, Work
 from .step import PagedMemory, PagedStep
 
@@ -35,7 +32,7 @@ MOST_TOKENS = 1024  # beyond it a step is bound by its products, and launches hi
 _MANY_TOKENS, _FINE = 128, 64
 _OFTEN = 2  # steps alike that are run before one is captured
 _MOST_FRAMES = 32
-_TRIES = 3  # captures that fail by what goes on beside them, before steps are launched for good
+_TRIES = 3  # captures in turn that fail, perhaps by what goes on beside them, before that is all
 
 
 class Body(Protocol):
@@ -44,27 +41,6 @@ class Body(Protocol):
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run packed tokens, both [1, T]; return hidden states [T, E]."""
         ...
-
-
-class Replay(ABC):
-    """A captured step. hidden: what it made last, [B, E]; valid until the next step is run."""
-
-    hidden: Tensor
-
-    @abstractmethod
-    def play(self) -> None:
-        """Run it over what its frame holds now."""
-
-
-class Disturbed(Exception):
-    """A capture was ended from outside: somebody waited for the device meanwhile."""
-
-
-# PyTorch's own failed captures, as it has them from then on.
-_KNOWS_OF_FAILED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
-
-Run = Callable[[], Tensor]
-Record = Callable[[Run], Replay]
 
 
 class FrameSize(NamedTuple):
@@ -189,8 +165,14 @@ class StepGraphs:
             self.n_eager += 1
             return self._run(body, ids, positions, step)
         frame, replay = held
+        try:
+            replay.play()
+        except RuntimeError as error:
+            self._has_failed(f"a captured step of {frame.key.n_tokens} tokens", "played", error)
+            self.n_eager += 1
+            return self._run(body, ids, positions, step)
         self.n_played += 1
-        replay.play()
+        self._n_failed = 0
         return replay.hidden[: ids.shape[1]]
 
     def forget(self) -> None:
@@ -270,10 +252,7 @@ class StepGraphs:
     def _captured(
         self, key: Key, body: Body, ids: Tensor, step: PagedStep
     ) -> tuple[Frame, Replay] | None:
-        """Capture a step over a frame that holds this one. What fails is logged once.
-
-        Where there was no memory for it, or somebody came between, it is tried again later.
-        """
+        """Capture a step over a frame that holds this one; None where that fails."""
         while len(self._frames) >= _MOST_FRAMES:
             self._frames.pop(next(iter(self._frames)))
         frame = Frame(key, self._memory)
@@ -282,24 +261,30 @@ class StepGraphs:
         try:
             replay = self._record(lambda: self._run(body, frame.ids, frame.positions[None], frame))
         except Exception as error:
-            self.forget()
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._n_failed += 1
-            is_passing = isinstance(error, (torch.OutOfMemoryError, Disturbed))
-            if is_passing and self._n_failed < _TRIES:
-                _log.info("a step of %s tokens is not captured now: %s", key.n_tokens, said)
-                return None
-            self.why_eager = said
-            _log.warning(
-                "steps of this model cannot be captured as CUDA graphs, and are launched operation"
-                " by operation, which is slower: %s",
-                self.why_eager,
-            )
+            self._has_failed(f"a step of {key.n_tokens} tokens", "captured", error)
             return None
         self.n_captured += 1
         self.capture_s += time.perf_counter() - began
         self._frames[key] = frame, replay
         return frame, replay
+
+    def _has_failed(self, what: str, done: str, error: Exception) -> None:
+        """Forget all, and try again a few times: there may have been no memory, or another thread
+        may have waited for the device, which ends a capture.
+        """
+        self.forget()
+        self._n_failed += 1
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if self._n_failed < _TRIES:
+            _log.info("%s is not %s now: %s", what, done, said)
+            return
+        self.why_eager = said
+        _log.warning(
+            "steps of this model cannot be %s as CUDA graphs, and are launched operation by"
+            " operation, which is slower: %s",
+            done,
+            said,
+        )
 
 
 def bucket_of(n: int) -> int:
@@ -328,93 +313,3 @@ def _up(n: int, least: int) -> int:
             return 3 * size // 2
         size *= 2
     return size
-
-
-class _Eager(Replay):
-    """Runs again what was to be captured, over the same tensors."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.hidden = run().clone()
-
-    def play(self) -> None:
-        self.hidden.copy_(self._run())
-
-
-def replay_eagerly(run: Run) -> Replay:
-    """Record without a card."""
-    return _Eager(run)
-
-
-class _Captured(Replay):
-    def __init__(self, graph: torch.cuda.CUDAGraph, hidden: Tensor) -> None:
-        self._graph, self.hidden = graph, hidden
-
-    def play(self) -> None:
-        self._graph.replay()
-
-
-class GraphRecorder:
-    """Captures CUDA graphs that share one memory for what they make on the way.
-
-    They may: each is played to its end before the next, and what it made is read before that.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._aside = torch.cuda.Stream(device)  # one: libraries hold room for each
-        self._held: WeakSet[_Captured] = WeakSet()
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Run) -> Replay:
-        if not self._held:  # PyTorch takes a memory that has lost all its graphs for gone
-            self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.device(self._device):
-            now = torch.cuda.current_stream()
-            try:
-                replay = self._recorded(run, now)
-            except BaseException:
-                # A capture that fails leaves its own stream current; and what ran there before may
-                # still read tensors that are given back now.
-                torch.cuda.set_stream(now)
-                with suppress(RuntimeError):
-                    self._aside.synchronize()
-                self._end_allocations()
-                raise
-        self._held.add(replay)
-        return replay
-
-    def _recorded(self, run: Run, now: torch.cuda.Stream) -> _Captured:
-        aside = self._aside
-        aside.wait_stream(now)
-        with torch.cuda.stream(aside):  # kernels are compiled, and libraries make their rooms
-            for _ in range(2):
-                run()
-        now.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        hidden: Tensor | None = None
-        try:
-            # Other threads may go on with the device while this one captures.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"
-            ):
-                hidden = run()
-        except RuntimeError as error:
-            if hidden is None or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise Disturbed(f"{type(error).__name__}: {error}") from error
-        return _Captured(graph, hidden)
-
-    def _end_allocations(self) -> None:
-        """Let the allocator know that a capture has failed. Until 2.12 PyTorch forgets to: it then
-        releases no memory any more, and `empty_cache` fails, for the whole process.
-        """
-        pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
-        if _KNOWS_OF_FAILED:
-            return
-        index = torch.cuda.current_device()
-        # Of a capture that had not begun, or has ended well, the first says so: other graphs count
-        # on what the second gives up.
-        with suppress(Exception):
-            torch._C._cuda_endAllocateToPool(index, pool)
-            torch._C._cuda_releasePool(index, pool)
